@@ -1,0 +1,274 @@
+"""Alignment: at each node, does the objective's update point where success lies?
+
+Makes the NodeTable: one row per question, path, depth, teacher and objective, for every node with at least two
+children whose success is known well enough. Each row carries its own uncertainty, from joint posterior draws of
+`Q`. With two such children both updates sum to zero, so the cosine is exactly ±1 and only its sign is estimated:
+read `p_positive` and `verdict` beside it.
+
+This room reads estimates and scores; it samples nothing and knows no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from opd_align.estimate import PathEstimate, laid_out
+from opd_align.objectives import LOG_FLOOR, Nodes, Objective, unified_update
+from opd_align.tree import PathCounts
+from opd_align.types import DIVERGENCES, REWARD, Floats, Ints, PathScores
+
+Restrict = Literal["renormalise", "full"]
+NO_PUSH = 1e-7
+"""Updates shorter than this are no push at all: student and teacher agree up to rounding, and alignment is 0."""
+
+_TEXT = pa.dictionary(pa.int32(), pa.string())
+SCHEMA = pa.schema(
+    [
+        ("question", _TEXT), ("path", pa.int16()), ("path_correct", pa.bool_()), ("path_length", pa.int32()),
+        ("depth", pa.int32()), ("depth_normalised", pa.float64()), ("token", pa.uint32()),
+        ("teacher", _TEXT), ("objective", _TEXT),
+        ("alignment", pa.float64()), ("alignment_mean", pa.float64()),
+        ("alignment_low", pa.float64()), ("alignment_high", pa.float64()),
+        ("p_positive", pa.float64()), ("verdict", _TEXT),
+        ("alignment_a", pa.float64()), ("alignment_b", pa.float64()),
+        ("advantage", pa.float64()), ("sr_range", pa.float64()), ("children", pa.int16()),
+        ("visits", pa.int64()), ("effective_visits", pa.float64()), ("tail_mass", pa.float64()),
+        ("value", pa.float64()), ("update_norm", pa.float64()),
+        *[(name, pa.float64()) for name in DIVERGENCES],
+        ("student_entropy", pa.float64()), ("teacher_entropy", pa.float64()),
+    ]
+)  # fmt: skip
+"""Columns of a NodeTable."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What counts as a node, and how sure a verdict must be."""
+
+    n_sig: float = 20.0
+    tau: float = 0.02
+    restrict: Restrict = "renormalise"
+    draws: int = 200
+    confidence: float = 0.95
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class EstimatedPath:
+    """One path with everything that its rows are made of; `halves` are estimates from disjoint halves of the rollouts."""
+
+    question: str
+    index: int
+    correct: bool
+    scores: PathScores
+    estimate: PathEstimate
+    counts: PathCounts
+    pass_rate: float
+    halves: tuple[PathEstimate, PathEstimate] | None = None
+    to_go: Mapping[str, Floats] | None = None
+
+
+def node_table(paths: Sequence[EstimatedPath], objectives: Sequence[Objective], rules: Rules) -> pa.Table:
+    """Rows of all paths; an empty table when nothing qualifies."""
+    parts = [part for path in paths for part in _path_rows(path, objectives, rules)]
+    return pa.concat_tables(parts).unify_dictionaries() if parts else SCHEMA.empty_table()
+
+
+def significant(path: PathScores, estimate: PathEstimate, rules: Rules) -> NDArray[np.bool_]:
+    """The children that make up `S_u`: they matter to student or teachers, and their `Q` is known well enough."""
+    floor = np.log(rules.tau)
+    matters_C = path.log_p_C > floor
+    for teacher in path.teachers.values():
+        matters_C |= teacher.log_t_C > floor
+    matters_C |= path.token_C == np.repeat(path.completion_T, np.diff(path.offsets))
+    return matters_C & (estimate.visits_C > 0) & (estimate.effective_C >= rules.n_sig)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """All nodes of a path with the same number of children in `S_u`: `child_NK` indexes the path's children."""
+
+    depth_N: Ints
+    child_NK: Ints
+
+
+def _groups(chosen_C: NDArray[np.bool_], offsets: Ints, least: int) -> Iterator[_Group]:
+    nodes = len(offsets) - 1
+    depth_C = np.repeat(np.arange(nodes), np.diff(offsets))
+    child = np.flatnonzero(chosen_C)
+    size_T = np.bincount(depth_C[child], minlength=nodes)
+    begin_T = np.concatenate([[0], np.cumsum(size_T)[:-1]]) if nodes else np.empty(0, np.int64)
+    for size in np.unique(size_T[size_T >= least]):
+        depth_N = np.flatnonzero(size_T == size)
+        yield _Group(depth_N, child[begin_T[depth_N][:, None] + np.arange(size)])
+
+
+def _path_rows(path: EstimatedPath, objectives: Sequence[Objective], rules: Rules) -> Iterator[pa.Table]:
+    chosen_C = significant(path.scores, path.estimate, rules)
+    pairs = _pairs(path.scores, objectives)
+    updates = {pair: _update_C(path, objective, teacher, chosen_C, rules) for pair, (objective, teacher) in pairs.items()}
+    # Seeded by content: the draws do not depend on which other questions were analysed, or in what order.
+    seed = blake2b(f"{rules.seed}\0{path.question}\0{path.index}".encode(), digest_size=8).digest()
+    rng = np.random.default_rng(int.from_bytes(seed, "little"))
+    for group in _groups(chosen_C, path.scores.offsets, least=2):
+        for block in range(0, len(group.depth_N), 2000):
+            part = _Group(group.depth_N[block : block + 2000], group.child_NK[block : block + 2000])
+            yield from _group_rows(path, part, updates, rules, rng)
+
+
+def _pairs(scores: PathScores, objectives: Sequence[Objective]) -> dict[tuple[str, str], tuple[Objective, str]]:
+    """Every (teacher, objective) that gets a row; objectives without a teacher get one, under "reward"."""
+    pairs = {}
+    for objective in objectives:
+        for teacher in [REWARD] if objective.signal == "reward" else scores.teachers:
+            pairs[teacher, objective.name] = (objective, teacher)
+    return pairs
+
+
+def _group_rows(
+    path: EstimatedPath, group: _Group, updates: Mapping[tuple[str, str], Floats], rules: Rules, rng: np.random.Generator
+) -> Iterator[pa.Table]:
+    scores, depth_N, child_NK = path.scores, group.depth_N, group.child_NK
+    p_NK = np.exp(_normalised(scores.log_p_C[child_NK]))
+    q_NK = path.estimate.q_C[child_NK]
+    sr_range_N = np.ptp(q_NK, axis=-1)
+    ideal_NK = unified_update(p_NK, q_NK)
+    drawn_DNK = path.estimate.draws(child_NK, depth_N, n=rules.draws, rng=rng)
+    drawn_DNK = unified_update(p_NK, drawn_DNK)
+    halves = [unified_update(p_NK, half.q_C[child_NK]) for half in path.halves or ()]
+    natural_T = np.add.reduceat(np.append(path.counts.natural_C, 0), path.counts.offsets[:-1]) * (
+        np.diff(path.counts.offsets) > 0
+    )
+    n, length = len(depth_N), len(scores)
+    shared = {
+        "question": _text(path.question, n),
+        "path": np.full(n, path.index),
+        "path_correct": np.full(n, path.correct),
+        "path_length": np.full(n, length),
+        "depth": depth_N,
+        "depth_normalised": depth_N / max(length - 1, 1),
+        "token": scores.completion_T[depth_N],
+        "sr_range": sr_range_N,
+        "children": np.full(n, child_NK.shape[1]),
+        "visits": natural_T[depth_N],
+        "effective_visits": path.estimate.effective_C[child_NK].min(-1),
+        "tail_mass": path.estimate.tail_mass_T[depth_N],
+        "value": path.estimate.value_T[depth_N],
+        "student_entropy": scores.entropy_T[depth_N],
+    }
+    for (teacher, objective), update_C in updates.items():
+        update_NK = update_C[child_NK]
+        alignment_N = np.where(sr_range_N > 0, cosine(ideal_NK, update_NK), np.nan)
+        cosine_DN = cosine(drawn_DNK, update_NK)
+        positive_N = (cosine_DN > 0).mean(0) + (cosine_DN == 0).mean(0) / 2
+        low_N, high_N = np.quantile(cosine_DN, [0.05, 0.95], axis=0)
+        half_N = [cosine(half_NK, update_NK) for half_NK in halves] or [np.full(n, np.nan)] * 2
+        columns = shared | {
+            "teacher": _text(teacher, n),
+            "objective": _text(objective, n),
+            "alignment": alignment_N,
+            "alignment_mean": cosine_DN.mean(0),
+            "alignment_low": low_N,
+            "alignment_high": high_N,
+            "p_positive": positive_N,
+            "verdict": _verdicts(positive_N, rules.confidence),
+            "alignment_a": half_N[0],
+            "alignment_b": half_N[1],
+            "update_norm": np.linalg.norm(update_NK, axis=-1),
+        }
+        columns |= _teacher_columns(scores, teacher, group, p_NK, q_NK)
+        yield pa.table({field.name: pa.array(columns[field.name], field.type) for field in SCHEMA}, schema=SCHEMA)
+
+
+def _teacher_columns(scores: PathScores, teacher: str, group: _Group, p_NK: Floats, q_NK: Floats) -> dict[str, Floats]:
+    if teacher == REWARD:
+        unknown = np.full(len(p_NK), np.nan)
+        return {name: unknown for name in (*DIVERGENCES, "teacher_entropy", "advantage")}
+    view = scores.teachers[teacher]
+    t_NK = np.exp(_normalised(view.log_t_C[group.child_NK]))
+    columns = {name: getattr(view, f"{name}_T")[group.depth_N] for name in DIVERGENCES}
+    return columns | {
+        "teacher_entropy": view.entropy_T[group.depth_N],
+        "advantage": ((t_NK - p_NK) * q_NK).sum(-1),
+    }
+
+
+def _update_C(
+    path: EstimatedPath, objective: Objective, teacher: str, chosen_C: NDArray[np.bool_], rules: Rules
+) -> Floats:
+    """The objective's update for every child, laid out like the path's children; NaN outside its support."""
+    full = rules.restrict == "full"
+    scores = path.scores
+    # With "full", what the kept children leave of the vocabulary acts as one more token, so that the mean f̄ is
+    # that of the whole distribution; only afterwards is the update restricted to S_u.
+    support_C = np.ones_like(chosen_C) if full else chosen_C
+    natural = _natural(path)
+    log_t_C = scores.log_p_C if teacher == REWARD else scores.teachers[teacher].log_t_C
+    update_C = np.full(len(chosen_C), np.nan)
+    for group in _groups(support_C, scores.offsets, least=1):
+        child_NK = group.child_NK
+
+        def laid(value_C: Floats, rest: Floats | float, child_NK: Ints = child_NK) -> Floats:
+            value_NK = value_C[child_NK]
+            if not full:
+                return value_NK
+            return np.concatenate([value_NK, np.broadcast_to(rest, (len(value_NK),))[:, None]], axis=-1)
+
+        nodes = Nodes(
+            _normalised(laid(scores.log_p_C, _log_rest(scores.log_p_C[child_NK]))),
+            _normalised(laid(log_t_C, _log_rest(log_t_C[child_NK]))),
+            laid(path.estimate.q_C, path.estimate.value_T[group.depth_N]),
+            *(laid(column_C, 0.0) for column_C in natural),
+            mean_reward=path.pass_rate,
+            to_go=laid(path.to_go[teacher], 0.0) if objective.signal == "future" and path.to_go else None,
+        )
+        result = objective.update(nodes)
+        if result.shape != nodes.log_p.shape:
+            raise ValueError(f"objective {objective.name!r} gave shape {result.shape} for nodes of {nodes.log_p.shape}")
+        update_C[child_NK] = result[:, : child_NK.shape[1]]
+    return update_C
+
+
+def _natural(path: EstimatedPath) -> list[Floats]:
+    """Counts of natural rollouts, laid out like the path's scored children."""
+    counts = laid_out(path.counts, path.scores)
+    return [
+        column.astype(float)
+        for column in (
+            counts.natural_C, counts.natural_wins_C,
+            counts.natural_inverse_length_C, counts.natural_wins_inverse_length_C,
+        )
+    ]  # fmt: skip
+
+
+def cosine(one: Floats, other: Floats) -> Floats:
+    """Cosine along the last axis; 0 where either vector is no push at all."""
+    one_norm, other_norm = np.linalg.norm(one, axis=-1), np.linalg.norm(other, axis=-1)
+    moving = (one_norm > 0) & (other_norm > NO_PUSH)
+    dot = (one * other).sum(-1)
+    return np.clip(np.where(moving, dot / np.where(moving, one_norm * other_norm, 1.0), 0.0), -1.0, 1.0)
+
+
+def _normalised(log_NK: Floats) -> Floats:
+    log_NK = np.maximum(log_NK, LOG_FLOOR)
+    return np.maximum(log_NK - np.logaddexp.reduce(log_NK, axis=-1, keepdims=True), LOG_FLOOR)
+
+
+def _log_rest(log_NK: Floats) -> Floats:
+    return np.log(np.maximum(1 - np.exp(log_NK).sum(-1), np.exp(LOG_FLOOR)))
+
+
+def _verdicts(positive_N: Floats, confidence: float) -> pa.Array:
+    code_N = np.where(positive_N >= confidence, 0, np.where(positive_N <= 1 - confidence, 1, 2)).astype(np.int32)
+    return pa.DictionaryArray.from_arrays(pa.array(code_N), pa.array(["helpful", "harmful", "undecided"]))
+
+
+def _text(value: str, n: int) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, np.int32)), pa.array([value]))

@@ -1,0 +1,404 @@
+"""The exact world: a language model whose success probabilities are known in closed form.
+
+An automaton walks through hidden states while it writes: (position, state, token) gives the next state, the
+state gives the token probabilities, the state at the end decides success, and running out of positions is a
+failure. So `Q` after any prefix follows by dynamic programming, at any length. The world samples and scores
+behind the same protocols as a real model; users can test their own objectives and estimators on it.
+
+Its shape imitates reasoning traces: most positions are all but certain, some fork, most forks change nothing
+or little, a few decide. The state is a ladder; the upper half of it wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opd_align.types import (
+    Finish,
+    Floats,
+    Ints,
+    OpdAlignError,
+    Outcome,
+    PathScores,
+    Question,
+    Rollouts,
+    SampleRequest,
+    ScoreRequest,
+    TeacherScores,
+    Tokens,
+    mix64,
+)
+
+EOS = 0
+"""The end-of-sequence token of every exact world."""
+
+
+@dataclass(frozen=True)
+class ExactTeacher:
+    """A policy over the same automaton: log-probabilities by position, state and token."""
+
+    name: str
+    log_t_LSV: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class ExactWorld:
+    """An automaton language model; make one with `ExactWorld.random`, or give the tables."""
+
+    log_p_LSV: Floats
+    next_LSV: NDArray[np.uint8]
+    success_S: NDArray[np.bool_]
+    start: int
+
+    @staticmethod
+    def random(
+        seed: int,
+        *,
+        length: int = 150,
+        vocabulary: int = 24,
+        states: int = 0,
+        forks: float = 1 / 3,
+        peakedness: float = 0.98,
+        stakes: float = 1.0,
+    ) -> ExactWorld:
+        """A world from a seed.
+
+        `length` is the typical completion length (truncation comes at half as much again), `forks` the share of
+        positions with a real alternative, `peakedness` the mass outside the tail of unlikely tokens, `stakes`
+        scales how much an ordinary fork matters: 1 imitates traces of a real model, 8 gives large SR ranges
+        nearly everywhere. `states` is the height of the ladder; 0 chooses 200, fewer for long worlds.
+        """
+        states = states or max(24, min(200, 200_000 // length))
+        if vocabulary < 4 or states < 4 or states > 256 or length < 4:
+            raise OpdAlignError(
+                f"an exact world needs vocabulary >= 4, 4 <= states <= 256 and length >= 4; "
+                f"got vocabulary={vocabulary}, states={states}, length={length}"
+            )
+        if not (0 <= forks <= 1 and 0.5 < peakedness < 1):
+            raise OpdAlignError(
+                f"forks must lie in [0, 1] and peakedness in (0.5, 1); got forks={forks}, peakedness={peakedness}"
+            )
+        rng = np.random.default_rng(seed)
+        limit = length + length // 2
+        base_LV = _base_probabilities(rng, limit, vocabulary, forks, peakedness)
+        # The state colours the token probabilities, in bands so that neighbouring states speak alike.
+        bands = 4
+        colour = rng.normal(0.0, 0.35, (limit, bands, vocabulary))
+        band_S = np.arange(states) * bands // states
+        log_p = np.log(base_LV)[:, None, :] + colour[:, band_S, :]
+        log_p[:, :, EOS] = -np.inf
+        log_p -= np.logaddexp.reduce(log_p, axis=-1, keepdims=True)
+        hazard_L = _end_hazard(limit, length)
+        log_p += np.log1p(-hazard_L)[:, None, None]
+        log_p[:, :, EOS] = np.log(hazard_L)[:, None]
+        decisive = min(0.5, max(0.05, 3 / max(1.0, length * forks)))
+        jump_LV = _jumps(rng, (limit, vocabulary), stakes=stakes, decisive=decisive, unit=states / 200)
+        # No drift: what is expected of a position must not carry every completion to the same end of the ladder.
+        jump_LV -= np.rint((base_LV * jump_LV).sum(-1, keepdims=True)).astype(np.int64)
+        ladder = np.arange(states)[None, :, None] + jump_LV[:, None, :]
+        start = int(np.clip(round(states / 2 + rng.normal(0, states / 25)), 1, states - 2))
+        return ExactWorld(
+            log_p,
+            np.clip(ladder, 0, states - 1).astype(np.uint8),
+            np.arange(states) >= states // 2,
+            start,
+        )
+
+    # -- what is known in closed form ------------------------------------------------------------------------
+
+    @property
+    def limit(self) -> int:
+        """Completions of this many tokens without an end are truncated."""
+        return len(self.log_p_LSV)
+
+    @property
+    def vocabulary(self) -> int:
+        return self.log_p_LSV.shape[2]
+
+    @cached_property
+    def value_LS(self) -> Floats:
+        """Success probability of the student from every position and state; row `limit` is truncation."""
+        value = np.zeros((self.limit + 1, len(self.success_S)))
+        win_S = self.success_S.astype(float)
+        for position in range(self.limit - 1, -1, -1):
+            after_SV = value[position + 1][self.next_LSV[position]]
+            after_SV[:, EOS] = win_S
+            value[position] = (np.exp(self.log_p_LSV[position]) * after_SV).sum(-1)
+        return value
+
+    def exact_q(self, prefix: Tokens) -> Floats:
+        """Exact success probability after `prefix` and each next token of the vocabulary."""
+        position, state = len(prefix), int(self.states_along(prefix)[-1])
+        return self._after(np.array([position]), np.array([state]))[0]
+
+    def exact_q_along(self, scores: PathScores) -> Floats:
+        """Exact success probability of every kept child of a path, laid out like `scores.token_C`."""
+        depth_T = np.arange(len(scores))
+        q_TV = self._after(depth_T, self.states_along(scores.completion_T)[:-1])
+        return q_TV[np.repeat(depth_T, np.diff(scores.offsets)), scores.token_C]
+
+    def exact_reward_to_go_along(self, scores: PathScores, teacher: ExactTeacher) -> Floats:
+        """Exact expected `Σ log t − log p` from each kept child on, the child's own term included."""
+        with np.errstate(invalid="ignore"):
+            step_LSV = np.where(np.isneginf(self.log_p_LSV), 0.0, teacher.log_t_LSV - self.log_p_LSV)
+        to_go = np.zeros((self.limit + 1, len(self.success_S)))
+        for position in range(self.limit - 1, -1, -1):
+            after_SV = to_go[position + 1][self.next_LSV[position]]
+            after_SV[:, EOS] = 0.0
+            p_SV = np.exp(self.log_p_LSV[position])
+            to_go[position] = (p_SV * (step_LSV[position] + after_SV)).sum(-1)
+        depth_C = np.repeat(np.arange(len(scores)), np.diff(scores.offsets))
+        state_C = self.states_along(scores.completion_T)[depth_C]
+        after_C = to_go[depth_C + 1, self.next_LSV[depth_C, state_C, scores.token_C]]
+        after_C[scores.token_C == EOS] = 0.0
+        return step_LSV[depth_C, state_C, scores.token_C] + after_C
+
+    def _after(self, position_N: Ints, state_N: Ints) -> Floats:
+        q_NV = self.value_LS[(position_N + 1)[:, None], self.next_LSV[position_N, state_N]]
+        q_NV[:, EOS] = self.success_S[state_N]
+        return q_NV
+
+    def states_along(self, completion: Tokens) -> Ints:
+        """State before each token of the completion, and after the last one."""
+        states = np.empty(len(completion) + 1, np.int64)
+        states[0] = state = self.start
+        for position, token in enumerate(completion.tolist()):
+            state = state if token == EOS else int(self.next_LSV[position, state, token])
+            states[position + 1] = state
+        return states
+
+    # -- teachers --------------------------------------------------------------------------------------------
+
+    def tilted_teacher(
+        self, name: str = "tilted", *, strength: float = 8.0, noise: float = 0.5, seed: int = 0
+    ) -> ExactTeacher:
+        """Leans toward tokens that lead to success (away from them for negative `strength`), with noise."""
+        noise_LSV = np.random.default_rng(seed).normal(0.0, noise, self.log_p_LSV.shape)
+        return ExactTeacher(name, _normalised(self.log_p_LSV + strength * self._advantage_LSV + noise_LSV))
+
+    def style_teacher(self, name: str = "style", *, noise: float = 1.5, seed: int = 0) -> ExactTeacher:
+        """Disagrees only at nodes where nothing is at stake."""
+        noise_LSV = np.random.default_rng(seed).normal(0.0, noise, self.log_p_LSV.shape)
+        likely_LSV = self.log_p_LSV > np.log(0.02)
+        at_stake_LS1 = (np.abs(np.where(likely_LSV, self._advantage_LSV, 0.0)).max(-1) > 0.01)[..., None]
+        return ExactTeacher(name, _normalised(self.log_p_LSV + np.where(at_stake_LS1, 0.0, noise_LSV)))
+
+    def adversarial_teacher(
+        self, name: str = "adversarial", *, strength: float = 8.0, noise: float = 0.5, seed: int = 0
+    ) -> ExactTeacher:
+        """Leans toward tokens that lead to failure."""
+        return self.tilted_teacher(name, strength=-strength, noise=noise, seed=seed)
+
+    @cached_property
+    def _advantage_LSV(self) -> Floats:
+        advantage = np.empty_like(self.log_p_LSV)
+        win_S = self.success_S.astype(float)
+        for position in range(self.limit):
+            after_SV = self.value_LS[position + 1][self.next_LSV[position]]
+            after_SV[:, EOS] = win_S
+            advantage[position] = after_SV - self.value_LS[position][:, None]
+        return advantage
+
+    # -- Student: samples and scores -------------------------------------------------------------------------
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        return (EOS,)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        digest = blake2b(digest_size=16)
+        for table in (self.log_p_LSV, self.next_LSV, self.success_S):
+            digest.update(np.ascontiguousarray(table).tobytes())
+        return f"exact-{digest.hexdigest()}-{self.start}"
+
+    @cached_property
+    def _inverse_cdf(self) -> tuple[Floats, NDArray[np.uint8]]:
+        """Cumulative probabilities with each row's most likely token first, and the token of each rank."""
+        if self.vocabulary > 256:
+            raise OpdAlignError(f"an exact world samples vocabularies of at most 256 tokens, not {self.vocabulary}")
+        rank_LSV = np.argsort(-self.log_p_LSV, axis=-1, kind="stable").astype(np.uint8)
+        cdf_LSV = np.exp(np.take_along_axis(self.log_p_LSV, rank_LSV.astype(np.int64), axis=-1)).cumsum(-1)
+        cdf_LSV[..., -1] = np.inf
+        return cdf_LSV, rank_LSV
+
+    def sample(self, requests: Sequence[SampleRequest]) -> Rollouts:
+        """Vectorised over all requests; each token depends only on the rollout's key and position."""
+        for request in requests:
+            self._check_prefix(request.prefix)
+        prefix_B = Rollouts.of([request.prefix for request in requests])
+        n_B = np.array([request.n for request in requests], np.int64)
+        request_R = np.repeat(np.arange(len(requests)), n_B)
+        launch_R = prefix_B.length_R[request_R]
+        keys = [request.keys(self.fingerprint) for request in requests]
+        key_R = np.concatenate(keys) if keys else np.empty(0, np.uint64)
+        state_R = self._final_states(prefix_B)[request_R]
+        steps, end_R, finish_R = self._continue(launch_R, state_R, key_R)
+        length_R = launch_R + end_R
+        offsets = np.concatenate([[0], np.cumsum(length_R)]).astype(np.int64)
+        tokens = np.empty(offsets[-1], np.uint32)
+        forced = prefix_B.take(request_R)
+        tokens[np.repeat(offsets[:-1] - forced.offsets[:-1], launch_R) + np.arange(len(forced.tokens))] = forced.tokens
+        for step, (rows, token) in enumerate(steps):
+            tokens[offsets[rows] + launch_R[rows] + step] = token
+        outcome_R = np.full(len(key_R), Outcome.UNKNOWN, np.int8)
+        return Rollouts(tokens, offsets, launch_R, outcome_R, finish_R, key_R)
+
+    def _continue(
+        self, launch_R: Ints, state_R: Ints, key_R: NDArray[np.uint64]
+    ) -> tuple[list[tuple[Ints, NDArray[np.uint8]]], Ints, NDArray[np.uint8]]:
+        cdf_LSV, rank_LSV = self._inverse_cdf
+        rows, position, state = np.arange(len(key_R)), launch_R.copy(), state_R.copy()
+        end_R = np.zeros(len(key_R), np.int64)
+        finish_R = np.full(len(key_R), Finish.TRUNCATED, np.uint8)
+        steps: list[tuple[Ints, NDArray[np.uint8]]] = []
+        alive = position < self.limit
+        while True:
+            rows, position, state = rows[alive], position[alive], state[alive]
+            if not len(rows):
+                return steps, end_R, finish_R
+            uniform = _uniform(key_R[rows], position)
+            # Most positions are all but certain: look at the likeliest token first, search only for the rest.
+            rank = np.zeros(len(rows), np.int64)
+            rest = np.flatnonzero(uniform >= cdf_LSV[position, state, 0])
+            rank[rest] = (cdf_LSV[position[rest], state[rest]] <= uniform[rest, None]).sum(-1)
+            token = rank_LSV[position, state, rank]
+            steps.append((rows, token))
+            end_R[rows] += 1
+            stopped = token == EOS
+            finish_R[rows[stopped]] = Finish.STOPPED
+            state = self.next_LSV[position, state, token].astype(np.int64)
+            position = position + 1
+            alive = ~stopped & (position < self.limit)
+
+    def grade(self, question: Question, rollouts: Rollouts) -> NDArray[np.int8]:
+        """Correct where the final state wins and the completion came to its end."""
+        final_R = self._final_states(rollouts)
+        return (self.success_S[final_R] & (rollouts.finish_R == Finish.STOPPED)).astype(np.int8)
+
+    def score(self, request: ScoreRequest, teachers: Sequence[ExactTeacher]) -> PathScores:
+        completion = np.asarray(request.completion, np.uint32)
+        depth_T = np.arange(len(completion))
+        state_T = self.states_along(completion)[:-1]
+        log_p_TV = self.log_p_LSV[depth_T, state_T]
+        log_t = {teacher.name: teacher.log_t_LSV[depth_T, state_T] for teacher in teachers}
+        kept_TV = log_p_TV > np.log(request.floor)
+        for log_t_TV in log_t.values():
+            kept_TV |= log_t_TV > np.log(request.floor)
+        kept_TV[depth_T, completion] = True
+        kept_TV[request.keep_depth, request.keep_token] = True
+        offsets = np.concatenate([[0], np.cumsum(kept_TV.sum(-1))]).astype(np.int64)
+        return PathScores(
+            completion,
+            offsets,
+            np.nonzero(kept_TV)[1].astype(np.uint32),
+            log_p_TV[kept_TV],
+            _entropy(log_p_TV),
+            {name: _compare(log_p_TV, log_t_TV, kept_TV) for name, log_t_TV in log_t.items()},
+        )
+
+    def token_log_probs(self, question: Question, rollouts: Rollouts, teacher: ExactTeacher | None) -> Floats:
+        table = self.log_p_LSV if teacher is None else teacher.log_t_LSV
+        result = np.empty(len(rollouts.tokens))
+        for rows, position, state, token in self._walk(rollouts):
+            result[rollouts.offsets[rows] + position] = table[position, state, token]
+        return result
+
+    def _final_states(self, rollouts: Rollouts) -> Ints:
+        final_R = np.full(len(rollouts), self.start, np.int64)
+        for rows, position, state, token in self._walk(rollouts):
+            final_R[rows] = np.where(token == EOS, state, self.next_LSV[position, state, token])
+        return final_R
+
+    def _walk(self, rollouts: Rollouts):  # type: ignore[no-untyped-def]
+        """Yields, position by position: the rows that long, the position, their states and tokens there."""
+        order = np.argsort(-rollouts.length_R, kind="stable")
+        falling = -rollouts.length_R[order]
+        state = np.full(len(rollouts), self.start, np.int64)
+        for position in range(int(rollouts.length_R.max(initial=0))):
+            rows = order[: np.searchsorted(falling, -position, side="left")]
+            token = rollouts.tokens[rollouts.offsets[rows] + position]
+            state = state[: len(rows)]
+            yield rows, position, state, token
+            state = np.where(token == EOS, state, self.next_LSV[position, state, token])
+
+    def _check_prefix(self, prefix: Tokens) -> None:
+        if len(prefix) > self.limit:
+            raise OpdAlignError(f"a prefix of {len(prefix)} tokens does not fit a world of {self.limit} positions")
+        if len(prefix) and (int(prefix.max()) >= self.vocabulary or (prefix == EOS).any()):
+            raise OpdAlignError("a prefix to continue holds neither the end-of-sequence token nor unknown tokens")
+
+
+def _base_probabilities(
+    rng: np.random.Generator, limit: int, vocabulary: int, forks: float, peakedness: float
+) -> Floats:
+    """Token probabilities by position, before state and end-of-sequence: a main token, perhaps rivals, a tail."""
+    tail_L1 = np.minimum((1 - peakedness) * rng.gamma(1.0, 1.0, (limit, 1)), 0.3)
+    base_LV = tail_L1 * rng.dirichlet(np.full(vocabulary, 0.3), limit)
+    forked_L = rng.random(limit) < forks
+    rival_L = np.where(forked_L, rng.uniform(0.08, 0.5, limit), 0.0)
+    third_L = np.where(forked_L & (rng.random(limit) < 0.2), rng.uniform(0.05, 0.2, limit), 0.0) * (1 - rival_L)
+    places = np.arange(limit)
+    # Three different tokens a position, none of them the end.
+    chosen_L3 = 1 + np.argsort(rng.random((limit, vocabulary - 1)), axis=-1)[:, :3]
+    for rank, mass_L in enumerate((1 - rival_L - third_L, rival_L, third_L)):
+        base_LV[places, chosen_L3[:, rank]] += (1 - tail_L1[:, 0]) * mass_L
+    return base_LV + 1e-6
+
+
+def _end_hazard(limit: int, length: int) -> Floats:
+    """Chance to end at each position: small anywhere, rising around the typical length."""
+    where_L = (np.arange(limit) - length) / (0.12 * length)
+    return 0.02 / length + (8 / length) / (1 + np.exp(-where_L))
+
+
+def _jumps(
+    rng: np.random.Generator, shape: tuple[int, int], *, stakes: float, decisive: float, unit: float
+) -> Ints:
+    """How far each token moves the ladder: nothing, a rung or two, or, for the `decisive` share, far."""
+    small = rng.normal(0.0, 2.5 * stakes, shape)
+    far = rng.uniform(10.0, 30.0, shape) * rng.choice((-1.0, 1.0), shape)
+    size = np.where(rng.random(shape) < decisive, far, small) * unit
+    # Round at random: on a short ladder most small moves vanish instead of all of them.
+    whole = np.floor(size + rng.random(shape)).astype(np.int64)
+    return np.where(rng.random(shape) < 0.15, 0, whole)
+
+
+def _uniform(key_R: NDArray[np.uint64], position_R: Ints) -> Floats:
+    with np.errstate(over="ignore"):
+        word = mix64(key_R ^ mix64(position_R.astype(np.uint64)))
+    return (word >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _normalised(logits: Floats) -> Floats:
+    return logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+
+
+def _entropy(log_p_TV: Floats) -> Floats:
+    p_TV = np.exp(log_p_TV)
+    return -(p_TV * np.where(p_TV > 0, log_p_TV, 0.0)).sum(-1)
+
+
+def _compare(log_p_TV: Floats, log_t_TV: Floats, kept_TV: NDArray[np.bool_]) -> TeacherScores:
+    p_TV, t_TV = np.exp(log_p_TV), np.exp(log_t_TV)
+    log_m_TV = np.logaddexp(log_p_TV, log_t_TV) - np.log(2)
+
+    def kl(weight_TV: Floats, log_a_TV: Floats, log_b_TV: Floats) -> Floats:
+        with np.errstate(invalid="ignore"):
+            return np.where(weight_TV > 0, weight_TV * (log_a_TV - log_b_TV), 0.0).sum(-1)
+
+    norms_T = np.linalg.norm(p_TV, axis=-1) * np.linalg.norm(t_TV, axis=-1)
+    return TeacherScores(
+        log_t_TV[kept_TV],
+        _entropy(log_t_TV),
+        kl(p_TV, log_p_TV, log_t_TV),
+        (kl(p_TV, log_p_TV, log_m_TV) + kl(t_TV, log_t_TV, log_m_TV)) / 2,
+        np.linalg.norm(p_TV - t_TV, axis=-1),
+        (p_TV * t_TV).sum(-1) / norms_T,
+    )

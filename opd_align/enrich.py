@@ -1,0 +1,194 @@
+"""Enrichment: which (node, token) to roll out next, and when to stop.
+
+`paper` plans once: per path and exponential depth window the tokens that teachers push or dispute most, each
+brought up to a fixed number of visits. `adaptive` plans in rounds from the estimates: it spends where an outcome is
+still open and would matter, and nothing where it is settled. The tree is shared by all teachers.
+
+This room only plans; the engine does the rolling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opd_align.estimate import CERTAIN, PathEstimate, laid_out
+from opd_align.objectives import LOG_FLOOR, unified_update
+from opd_align.tree import GenerationTree
+from opd_align.types import Floats, Ints, OpdAlignError, PathScores, Tokens
+
+Allocation = Literal["paper", "adaptive"]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much may be spent on a question, and on what.
+
+    `targeted` is a hard limit of targeted rollouts a question (`None`: as many as the paper's plan asks for, and
+    half of that for `adaptive`), `seconds` one of time. The other defaults are the paper's.
+    """
+
+    initial: int = 200
+    targeted: int | None = None
+    seconds: float | None = None
+    allocation: Allocation = "paper"
+    correct_paths: int = 2
+    incorrect_paths: int = 2
+    tau: float = 0.02
+    n_min: int = 100
+    by_update: int = 20
+    by_gap: int = 20
+    first_window: int = 50
+    rounds: int = 8
+
+    def __post_init__(self) -> None:
+        if self.allocation not in ("paper", "adaptive"):
+            raise OpdAlignError(f"unknown allocation {self.allocation!r}; choose 'paper' or 'adaptive'")
+        for name in ("initial", "n_min", "first_window", "rounds"):
+            if getattr(self, name) < 1:
+                raise OpdAlignError(f"budget: {name} must be at least 1, not {getattr(self, name)}")
+        if self.correct_paths + self.incorrect_paths < 1 or min(self.correct_paths, self.incorrect_paths) < 0:
+            raise OpdAlignError("budget: at least one path is needed (correct_paths, incorrect_paths)")
+        if not 0 < self.tau < 1:
+            raise OpdAlignError(f"budget: tau must lie between 0 and 1, not {self.tau}")
+        if (self.targeted or 0) < 0 or (self.seconds or 0) < 0:
+            raise OpdAlignError("budget: targeted and seconds cannot be negative")
+
+
+@dataclass(frozen=True)
+class Target:
+    """`n` more rollouts that are forced through `prefix` (its last token is the one in question)."""
+
+    prefix: Tokens
+    n: int
+
+
+def windows(length: int, first: int) -> Ints:
+    """Edges of the depth windows: `first` wide, then twice as wide each time, until the length is covered."""
+    edges, width = [0], first
+    while edges[-1] < length:
+        edges.append(edges[-1] + width)
+        width *= 2
+    return np.array(edges)
+
+
+def plan_paper(
+    tree: GenerationTree, paths: Sequence[PathScores], budget: Budget, ends: NDArray[np.uint32]
+) -> list[Target]:
+    """The paper's plan, windows from shallow to deep across all paths, so that a cut hits the deepest first."""
+    planned: dict[bytes, tuple[tuple[int, int, int], Target]] = {}
+    for index, scores in enumerate(paths):
+        depth_C = np.repeat(np.arange(len(scores)), np.diff(scores.offsets))
+        visits_C = laid_out(tree.counts_along(scores.completion_T), scores).visits_C
+        open_C = _matters(scores, budget.tau) & ~np.isin(scores.token_C, ends) & (visits_C < budget.n_min)
+        push_C, gap_C = _largest_push(scores), _largest_gap(scores)
+        edges = windows(len(scores), budget.first_window)
+        for window in range(len(edges) - 1):
+            inside = np.flatnonzero(open_C & (depth_C >= edges[window]) & (depth_C < edges[window + 1]))
+            by_push = inside[np.argsort(-push_C[inside], kind="stable")][: budget.by_update]
+            by_gap = inside[np.argsort(-gap_C[inside], kind="stable")][: budget.by_gap]
+            for rank, child in enumerate(dict.fromkeys([*by_push.tolist(), *by_gap.tolist()])):
+                prefix = _prefix(scores, int(depth_C[child]), child)
+                target = Target(prefix, budget.n_min - int(visits_C[child]))
+                planned.setdefault(prefix.tobytes(), ((window, rank, index), target))
+    chosen = [target for _, target in sorted(planned.values(), key=lambda entry: entry[0])]
+    return _cut(chosen, budget.targeted)
+
+
+def plan_adaptive(
+    paths: Sequence[PathScores],
+    estimates: Sequence[PathEstimate],
+    budget: Budget,
+    ends: NDArray[np.uint32],
+    *,
+    spend: int,
+) -> list[Target]:
+    """One round: `spend` rollouts go where they shrink the uncertainty that matters most.
+
+    A child's claim is the standard deviation of its success given its siblings, times how much it counts in the
+    updates that are compared; each rollout granted lowers the claim as one more visit would.
+    """
+    prefix: list[Tokens] = []
+    claim: list[float] = []
+    held: list[float] = []
+    known: set[bytes] = set()
+    for scores, estimate in zip(paths, estimates, strict=True):
+        depth_C = np.repeat(np.arange(len(scores)), np.diff(scores.offsets))
+        off_path_C = scores.token_C != scores.completion_T[depth_C]
+        open_C = _matters(scores, budget.tau) & ~np.isin(scores.token_C, ends) & off_path_C
+        open_C &= estimate.effective_C < CERTAIN
+        # A child that is itself a scored path has no own variance of this kind: its exits are claimed there.
+        sd_C = np.sqrt(estimate.own_var_C)
+        spread_C = np.clip(estimate.q_C * (1 - estimate.q_C), 0.01, 0.25)
+        effective_C = spread_C / np.maximum(estimate.own_var_C, 1e-9)
+        for child in np.flatnonzero(open_C & (sd_C > 0)):
+            place = _prefix(scores, int(depth_C[child]), int(child))
+            if place.tobytes() not in known:
+                known.add(place.tobytes())
+                prefix.append(place)
+                claim.append(float(sd_C[child]))
+                held.append(float(effective_C[child]))
+    if not prefix:
+        return []
+    n_E = _water_fill(np.array(claim), np.array(held), spend)
+    return [Target(place, int(n)) for place, n in zip(prefix, n_E, strict=True) if n > 0]
+
+
+def _water_fill(claim_E: Floats, held_E: Floats, spend: int) -> Ints:
+    """Integers that sum to `spend` and level `claim · sqrt(held / (held + n))`, the standard deviations afterwards."""
+    # After n more visits the deviation is claim·sqrt(held/(held+n)) = level, so n = held·((claim/level)² − 1).
+    low, high = 1e-9, float(claim_E.max())
+    for _ in range(60):
+        level = (low * high) ** 0.5
+        total = np.maximum(held_E * ((claim_E / level) ** 2 - 1), 0).sum()
+        low, high = (level, high) if total > spend else (low, level)
+    exact_E = np.maximum(held_E * ((claim_E / high) ** 2 - 1), 0)
+    whole_E = np.floor(exact_E).astype(np.int64)
+    missing = min(spend - int(whole_E.sum()), len(whole_E))
+    whole_E[np.argsort(-(exact_E - whole_E), kind="stable")[: max(missing, 0)]] += 1
+    return whole_E
+
+
+def _matters(scores: PathScores, tau: float) -> NDArray[np.bool_]:
+    matters_C = scores.log_p_C > np.log(tau)
+    for teacher in scores.teachers.values():
+        matters_C |= teacher.log_t_C > np.log(tau)
+    return matters_C
+
+
+def _largest_push(scores: PathScores) -> Floats:
+    """Largest |GKD update| of any teacher, on the kept children."""
+    push_C = np.zeros(len(scores.token_C))
+    size_T = np.diff(scores.offsets)
+    for size in np.unique(size_T):
+        child_NK = scores.offsets[:-1][size_T == size][:, None] + np.arange(size)
+        log_p_NK = np.maximum(scores.log_p_C[child_NK], LOG_FLOOR)
+        for teacher in scores.teachers.values():
+            log_t_NK = np.maximum(teacher.log_t_C[child_NK], LOG_FLOOR)
+            update_NK = np.abs(unified_update(np.exp(log_p_NK), log_t_NK - log_p_NK))
+            push_C[child_NK] = np.maximum(push_C[child_NK], update_NK)
+    return push_C
+
+
+def _largest_gap(scores: PathScores) -> Floats:
+    gaps = [np.abs(np.exp(teacher.log_t_C) - np.exp(scores.log_p_C)) for teacher in scores.teachers.values()]
+    return np.max(gaps, axis=0) if gaps else np.zeros(len(scores.token_C))
+
+
+def _prefix(scores: PathScores, depth: int, child: int) -> Tokens:
+    return np.append(scores.completion_T[:depth], scores.token_C[child]).astype(np.uint32)
+
+
+def _cut(targets: Sequence[Target], limit: int | None) -> list[Target]:
+    kept: list[Target] = []
+    left = sum(target.n for target in targets) if limit is None else limit
+    for target in targets:
+        if left <= 0:
+            break
+        kept.append(Target(target.prefix, min(target.n, left)))
+        left -= target.n
+    return kept
