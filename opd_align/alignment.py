@@ -88,7 +88,11 @@ def significant(path: PathScores, estimate: PathEstimate, rules: Rules) -> NDArr
     for teacher in path.teachers.values():
         matters_C |= teacher.log_t_C > floor
     matters_C |= path.token_C == np.repeat(path.completion_T, np.diff(path.offsets))
-    return matters_C & (estimate.visits_C > 0) & (estimate.effective_C >= rules.n_sig)
+    chosen_C = matters_C & (estimate.effective_C >= rules.n_sig)
+    # `backup` knows something of every child, but a node that rests on fewer than two observed ones has no evidence.
+    depth_C = np.repeat(np.arange(len(path)), np.diff(path.offsets))
+    observed_T = np.bincount(depth_C, chosen_C & (estimate.visits_C > 0), len(path))
+    return chosen_C & (observed_T[depth_C] >= 2)
 
 
 @dataclass(frozen=True)

@@ -109,8 +109,8 @@ def plan_adaptive(
 ) -> list[Target]:
     """One round: `spend` rollouts go where they shrink the uncertainty that matters most.
 
-    A child's claim is the standard deviation of its success given its siblings, times how much it counts in the
-    updates that are compared; each rollout granted lowers the claim as one more visit would.
+    A child's claim is the standard deviation that its own success causes in what is reported, here and above; each
+    rollout granted lowers it as one more visit would, and the claims left over are level.
     """
     prefix: list[Tokens] = []
     claim: list[float] = []
@@ -119,23 +119,34 @@ def plan_adaptive(
     for scores, estimate in zip(paths, estimates, strict=True):
         depth_C = np.repeat(np.arange(len(scores)), np.diff(scores.offsets))
         off_path_C = scores.token_C != scores.completion_T[depth_C]
-        open_C = _matters(scores, budget.tau) & ~np.isin(scores.token_C, ends) & off_path_C
-        open_C &= estimate.effective_C < CERTAIN
-        # A child that is itself a scored path has no own variance of this kind: its exits are claimed there.
-        sd_C = np.sqrt(estimate.own_var_C)
+        # The on-path child is valued through the exits below it, and a child that is itself a scored path likewise.
+        open_C = _matters(scores, budget.tau) & ~np.isin(scores.token_C, ends) & off_path_C & (estimate.effective_C < CERTAIN)
+        claim_C = _claims(scores, estimate)
         spread_C = np.clip(estimate.q_C * (1 - estimate.q_C), 0.01, 0.25)
         effective_C = spread_C / np.maximum(estimate.own_var_C, 1e-9)
-        for child in np.flatnonzero(open_C & (sd_C > 0)):
+        for child in np.flatnonzero(open_C & (claim_C > 0)):
             place = _prefix(scores, int(depth_C[child]), int(child))
             if place.tobytes() not in known:
                 known.add(place.tobytes())
                 prefix.append(place)
-                claim.append(float(sd_C[child]))
+                claim.append(float(claim_C[child]))
                 held.append(float(effective_C[child]))
     if not prefix:
         return []
     n_E = _water_fill(np.array(claim), np.array(held), spend)
     return [Target(place, int(n)) for place, n in zip(prefix, n_E, strict=True) if n > 0]
+
+
+def _claims(scores: PathScores, estimate: PathEstimate) -> Floats:
+    """Root of the summed variances that a child's own error causes: at its node, and through the value of the path
+    at every node above, which it enters with the probability of getting there."""
+    depth_C = np.repeat(np.arange(len(scores)), np.diff(scores.offsets))
+    p_C = np.exp(scores.log_p_C)
+    follow_T = np.minimum(np.bincount(depth_C, p_C * estimate.load_C, len(scores)), 1.0).tolist()
+    above_T = np.zeros(len(scores))
+    for m in range(1, len(scores)):
+        above_T[m] = 1.0 + follow_T[m - 1] ** 2 * above_T[m - 1]
+    return np.sqrt(estimate.own_var_C * (1.0 + p_C**2 * above_T[depth_C]))
 
 
 def _water_fill(claim_E: Floats, held_E: Floats, spend: int) -> Ints:

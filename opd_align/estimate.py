@@ -16,8 +16,8 @@ from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betaln
 
+from opd_align.prior import Exits, ForkPrior, Posterior
 from opd_align.tree import GenerationTree, PathCounts
 from opd_align.types import Floats, Ints, OpdAlignError, PathScores
 
@@ -27,12 +27,6 @@ Bools = NDArray[np.bool_]
 CERTAIN = 1e9
 """Effective visits of a child whose outcome is known for sure (the completion ends there)."""
 
-# Prior of how far an exit's success lies from its siblings': a mixture of Beta strengths, from "decides
-# everything" to "changes nothing". The weights are fitted per question; these pseudo-counts are where they
-# start, and what remains of them when a question has few exits. They describe measured forks of an 8B model:
-# half of them within 0.03 of each other, one in ten further than 0.1.
-_STRENGTHS_J = np.array([1.0, 4.0, 12.0, 40.0, 120.0, 400.0, 2000.0, 1e5])
-_PSEUDO_J = np.array([0.3, 0.5, 0.7, 1.0, 2.0, 2.0, 2.0, 1.5])
 _ROUNDS = 5
 _COUNT_COLUMNS = [column.name for column in fields(PathCounts) if column.name.endswith("_C") and column.name != "token_C"]
 
@@ -175,80 +169,52 @@ class _Backup:
     def __init__(self, tree: GenerationTree, paths: Sequence[PathScores], shrink: bool) -> None:
         self.shrink = shrink
         self.segments = _segments(tree, paths)
-        self.weight_J = _PSEUDO_J / _PSEUDO_J.sum()
+        natural_R = tree.outcome_R[tree.launch_R == 0] > 0
+        self.prior = ForkPrior.start((float(natural_R.sum()) + 0.5) / (len(natural_R) + 1.0))
 
     def solve(self) -> list[PathEstimate]:
-        natural = self._crude_value()
         for segment in self.segments:
-            segment.value_T1[:-1] = natural
+            segment.value_T1[:-1] = self.prior.overall
         for _ in range(_ROUNDS):
-            shares = [self._value_exits(segment) for segment in self.segments]
+            compared = [self._compare(segment) for segment in self.segments]
+            if self.shrink:
+                self.prior = self.prior.fitted([exits for exits, _ in compared])
+            for segment, (exits, slope_E) in zip(self.segments, compared, strict=True):
+                self._value_exits(segment, exits, slope_E)
             for segment in reversed(self.segments):
                 self._recur(segment)
-            if self.shrink:
-                total_J = _PSEUDO_J + np.sum(shares, axis=0)
-                self.weight_J = total_J / total_J.sum()
         return self._finish()
 
-    def _crude_value(self) -> float:
-        wins = sum(int(segment.w_S[segment.exit_S].sum()) for segment in self.segments)
-        visits = sum(int(segment.n_S[segment.exit_S].sum()) for segment in self.segments)
-        return (wins + 0.5) / (visits + 1.0)
-
-    def _value_exits(self, segment: _Segment) -> Floats:
-        """Posterior of every exit given its siblings; returns the summed responsibilities of the prior's parts."""
-        exit_S, depth_S, n_S, w_S = segment.exit_S, segment.depth_S, segment.n_S, segment.w_S
-        path_q_S = segment.value_T1[depth_S + 1]
-        path_var_S = segment.var_T1[depth_S + 1]
+    def _compare(self, segment: _Segment) -> tuple[Exits, Floats]:
+        """Each exit beside its siblings, the on-path child and the other exits; and how far that follows the path."""
         self._refresh_known(segment)
-        prior_J = 1.0 / (_STRENGTHS_J + 1.0)
-        spread_S = np.clip(path_q_S * (1 - path_q_S), 0.01, None)
-        # An exit is compared with its siblings: the on-path child and the other exits' raw counts.
-        # Half of the fitted spread belongs to the exit itself and half to what it is compared with.
-        half_var_S = 0.5 * spread_S * float(self.weight_J @ prior_J)
-        raw_S = np.where(exit_S, (w_S + path_q_S) / (n_S + 1.0), segment.q_S)
-        noise_S = np.where(exit_S, spread_S / np.maximum(n_S, 1), np.where(segment.branch_S >= 0, segment.own_var_S, 0.0))
+        exit_S, depth_S, n_S, w_S = segment.exit_S, segment.depth_S, segment.n_S, segment.w_S
         on_path_S = np.zeros(len(exit_S), bool)
         on_path_S[segment.on_path_T] = True
-        noise_S = np.where(on_path_S, path_var_S, noise_S)
+        path_q_S = segment.value_T1[depth_S + 1]
+        spread_S = np.clip(path_q_S * (1 - path_q_S), 0.01, None)
+        value_S = np.where(exit_S, (w_S + path_q_S) / (n_S + 1.0), np.where(on_path_S, path_q_S, segment.q_S))
+        noise_S = np.where(exit_S, spread_S / np.maximum(n_S, 1), segment.own_var_S)
+        noise_S = np.where(on_path_S, segment.var_T1[depth_S + 1], noise_S)
+        # Half of the fitted spread belongs to the exit itself and half to what it is compared with.
+        noise_S = noise_S + 0.5 * spread_S * self.prior.spread(segment.p_S)
         # A known outcome is 0 or 1 and says nothing about tokens that go on.
         silent_S = (exit_S & (n_S == 0)) | segment.fixed_S
-        weight_S = np.where(silent_S, 0.0, 1.0 / (noise_S + half_var_S))
-        raw_S = np.where(on_path_S, path_q_S, raw_S)
+        weight_S = np.where(silent_S, 0.0, 1.0 / noise_S)
         nodes = len(segment.scores)
         sum_T = np.bincount(depth_S, weight_S, nodes)
-        dot_T = np.bincount(depth_S, weight_S * raw_S, nodes)
+        dot_T = np.bincount(depth_S, weight_S * value_S, nodes)
+        path_T = np.bincount(depth_S, np.where(on_path_S, weight_S, 0.0), nodes)
         others_S = np.maximum(sum_T[depth_S] - weight_S, 1e-12)
-        centre_S = np.clip((dot_T[depth_S] - weight_S * raw_S) / others_S, 0.0, 1.0)
-        slope_S = np.bincount(depth_S, np.where(on_path_S, weight_S, 0.0), nodes)[depth_S] / others_S
-        if not self.shrink:
-            seen_S = exit_S & (n_S > 0)
-            mean_S = (w_S + 0.5) / (n_S + 1.0)
-            segment.q_S = np.where(exit_S, np.where(seen_S, w_S / np.maximum(n_S, 1), centre_S), segment.q_S)
-            segment.load_S = np.where(exit_S, np.where(seen_S, 0.0, slope_S), segment.load_S)
-            unseen_var_S = spread_S / 4
-            own_S = np.where(seen_S, mean_S * (1 - mean_S) / (n_S + 2.0), unseen_var_S)
-            segment.own_var_S = np.where(exit_S, own_S, segment.own_var_S)
-            return np.zeros(len(_STRENGTHS_J))
+        centre_S = np.clip((dot_T[depth_S] - weight_S * value_S) / others_S, 0.0, 1.0)
+        exits = Exits(segment.p_S[exit_S], n_S[exit_S], w_S[exit_S], centre_S[exit_S])
+        return exits, (path_T[depth_S] / others_S)[exit_S]
 
-        rows = np.flatnonzero(exit_S)
-        n_E1, w_E1, centre_E1 = n_S[rows, None], w_S[rows, None], centre_S[rows, None]
-        inside_E1 = np.clip(centre_E1, 0.004, 0.996)
-        a_EJ, b_EJ = _STRENGTHS_J * inside_E1, _STRENGTHS_J * (1 - inside_E1)
-        log_EJ = np.log(self.weight_J) + betaln(w_E1 + a_EJ, n_E1 - w_E1 + b_EJ) - betaln(a_EJ, b_EJ)
-        share_EJ = np.exp(log_EJ - log_EJ.max(-1, keepdims=True))
-        share_EJ /= share_EJ.sum(-1, keepdims=True)
-        mean_EJ = (w_E1 + _STRENGTHS_J * centre_E1) / (n_E1 + _STRENGTHS_J)
-        cautious_EJ = (w_E1 + a_EJ) / (n_E1 + _STRENGTHS_J)
-        mean_E = (share_EJ * mean_EJ).sum(-1)
-        within_E = (share_EJ * cautious_EJ * (1 - cautious_EJ) / (n_E1 + _STRENGTHS_J + 1.0)).sum(-1)
-        between_E = (share_EJ * (mean_EJ - mean_E[:, None]) ** 2).sum(-1)
-        segment.q_S[rows] = mean_E
-        segment.own_var_S[rows] = within_E + between_E
-        segment.load_S[rows] = (share_EJ * _STRENGTHS_J / (n_E1 + _STRENGTHS_J)).sum(-1) * slope_S[rows]
-        seen_E = n_S[rows] > 0
-        total_J: Floats = share_EJ[seen_E].sum(0)
-        return total_J
+    def _value_exits(self, segment: _Segment, exits: Exits, slope_E: Floats) -> None:
+        rows = np.flatnonzero(segment.exit_S)
+        found = self.prior.posterior(exits) if self.shrink else _unshrunk(exits)
+        segment.q_S[rows], segment.own_var_S[rows] = found.mean_E, found.var_E
+        segment.load_S[rows] = found.slope_E * slope_E
 
     def _refresh_known(self, segment: _Segment) -> None:
         segment.q_S[segment.fixed_S] = segment.fixed_q_S[segment.fixed_S]
@@ -323,6 +289,19 @@ def _result(segment: _Segment, parent: PathEstimate | None) -> PathEstimate:
         spliced(value_T, parent.value_T, shared_T),
         spliced(tail_T, parent.tail_mass_T, shared_T),
         scores.offsets,
+    )
+
+
+def _unshrunk(exits: Exits) -> Posterior:
+    """Plain shares of wins where there are samples; the siblings' value, and little trust in it, elsewhere."""
+    seen_E = exits.n_E > 0
+    mean_E = (exits.w_E + 0.5) / (exits.n_E + 1.0)
+    own_E = mean_E * (1 - mean_E) / (exits.n_E + 2.0)
+    wide_E = np.clip(exits.centre_E * (1 - exits.centre_E), 0.01, None) / 4
+    return Posterior(
+        np.where(seen_E, exits.w_E / np.maximum(exits.n_E, 1), exits.centre_E),
+        np.where(seen_E, own_E, wide_E),
+        np.where(seen_E, 0.0, 1.0),
     )
 
 

@@ -65,9 +65,6 @@ class ChildCounts:
     natural_wins_inverse_length_K: Floats
     terminal_K: Mask
 
-    def __len__(self) -> int:
-        return len(self.token_K)
-
 
 @dataclass(frozen=True, eq=False)
 class PathCounts:
@@ -191,7 +188,7 @@ class GenerationTree:
 
     def range(self, prefix: Path) -> tuple[int, int]:
         """The rows that start with a prefix: `lo, hi`, equal where there are none."""
-        wanted = _big_endian(prefix).tobytes()
+        wanted = np.asarray(prefix, np.uint32).astype(">u4").tobytes()
         raw = self.tokens.view(np.uint8).data
 
         def head(row: int) -> bytes:
@@ -204,10 +201,9 @@ class GenerationTree:
 
     def exits(self, path: Path) -> Exits:
         """Where every row leaves a path, which need not be in the tree."""
-        path_T = _big_endian(path)
+        path_T = np.asarray(path, np.uint32).astype(">u4")
         left, right, stayed = self._descend(path_T)
-        pieces = [*left, (len(path_T), stayed), *reversed(right)]
-        depths, sizes = np.asarray(pieces, np.int64).T
+        depths, sizes = np.asarray([*left, (len(path_T), stayed), *reversed(right)], np.int64).T
         depth_R = np.repeat(depths, sizes)
         token_R = np.full(len(self), -1, np.int64)
         goes_on_R = depth_R < self.length_R
@@ -216,8 +212,7 @@ class GenerationTree:
 
     def children(self, prefix: Path) -> ChildCounts:
         """The counts at one node; no children where no row passes."""
-        lo, hi = self.range(prefix)
-        depth = len(prefix)
+        (lo, hi), depth = self.range(prefix), len(prefix)
         ends = int(np.count_nonzero(self.length_R[lo:hi] == depth))
         rows = np.arange(lo + ends, hi)  # a row that ends here sorts before those that go on
         token_R = self.tokens[self.start_R[rows] + depth]
@@ -227,8 +222,7 @@ class GenerationTree:
 
     def counts_along(self, path: Path) -> PathCounts:
         """The counts at every node of a path, depths 0 to len(path) - 1."""
-        path_T = np.asarray(path, np.uint32)
-        length = len(path_T)
+        path_T, length = np.asarray(path, np.uint32), len(path)
         exits = self.exits(path)
         reached = min(int(exits.depth_R.max(initial=-1)) + 1, length)
         ends_T = np.bincount(exits.depth_R[exits.token_R < 0], minlength=length + 1)
@@ -304,18 +298,17 @@ class GenerationTree:
         """The path's own child at each depth; a row counts from where it is a sample to where it leaves."""
 
         on = np.flatnonzero(depth_R)
-        depth_R, launch_R, win_R = depth_R[on], self.launch_R[on], self.outcome_R[on] == Outcome.CORRECT
+        depth_R, launch_R, length_R = depth_R[on], self.launch_R[on], self.length_R[on]
 
-        def total(begin_R: Ints, of: Mask, weight_R: Floats | None = None) -> NDArray[Any]:
-            rows = np.flatnonzero(of & (begin_R < depth_R))
-            weight = None if weight_R is None else weight_R[rows]
-            enter_T, leave_T = (np.bincount(x_R[rows], weight, len(ends_T)) for x_R in (begin_R, depth_R))
+        def total(begin_R: Ints, weight_R: Floats) -> Floats:
+            rows = np.flatnonzero(begin_R < depth_R)
+            enter_T, leave_T = (np.bincount(x_R[rows], weight_R[rows], len(ends_T)) for x_R in (begin_R, depth_R))
             return np.cumsum(enter_T - leave_T)[:reached]
 
-        kinds = (np.ones_like(win_R), win_R)
+        kinds = (np.ones(len(on)), (self.outcome_R[on] == Outcome.CORRECT).astype(np.float64))
         begins = (np.zeros_like(depth_R), np.maximum(launch_R - 1, 0), launch_R)
-        counts = [total(begin_R, of) for begin_R in begins for of in kinds]
-        shares = [total(launch_R, of, 1.0 / self.length_R[on]) for of in kinds]
+        counts = [total(begin_R, kind_R).astype(np.int64) for begin_R in begins for kind_R in kinds]
+        shares = [total(launch_R, kind_R / length_R) for kind_R in kinds]
         # Where nobody is left, a difference of float sums may leave a crumb.
         shares = [np.where(count > 0, share, 0.0) for count, share in zip(counts[4:], shares, strict=True)]
         return *counts, *shares, ends_T[1 : reached + 1] > 0
@@ -352,46 +345,41 @@ class _Rows(NamedTuple):
 
 def _assemble(tokens: Tokens, rows: _Rows, unknown: NDArray[np.uint64], failures: Iterable[Failure]) -> GenerationTree:
     """Drop second deliveries, sort, freeze. `tokens` is ours to change."""
-    tokens, rows = _without_duplicates(tokens, rows)
+    rows = _without_duplicates(tokens, rows)
     rows = rows.take(_canonical_order(tokens, rows))
-    unknown = np.unique(unknown[_absent(unknown, rows.key)])
+    graded = np.sort(rows.key)
+    unknown = np.unique(unknown[_absent(unknown, graded)])
     # A key may have failed for two reasons; the smaller text stays, so that no order of arrival shows.
     reasons = dict(sorted(((failure.key, failure.reason) for failure in failures), reverse=True))
-    absent = _absent(np.array(list(reasons), np.uint64), rows.key)
-    left = [Failure(*item) for item, open_ in zip(reasons.items(), absent.tolist(), strict=True) if open_]
+    absent = _absent(np.array(list(reasons), np.uint64), graded).tolist()
+    left = [Failure(*item) for item, is_absent in zip(reasons.items(), absent, strict=True) if is_absent]
     for array in (tokens, *rows, unknown):
         array.setflags(write=False)
     return GenerationTree(tokens, *rows, unknown, tuple(left[::-1]))
 
 
-def _without_duplicates(tokens: Tokens, rows: _Rows) -> tuple[Tokens, _Rows]:
+def _without_duplicates(tokens: Tokens, rows: _Rows) -> _Rows:
     """One row per key, the buffer closed up behind them; two different rollouts of one key are refused."""
-    sorted_key = np.sort(rows.key)
-    if not np.any(sorted_key[1:] == sorted_key[:-1]):
-        return tokens, rows
-    order = np.argsort(rows.key, kind="stable")
+    order = np.argsort(rows.key)
     again = np.flatnonzero(rows.key[order][1:] == rows.key[order][:-1])
+    if not len(again):
+        return rows
     one, two = rows.take(order[again]), rows.take(order[again + 1])
     for name in ("length", "launch", "outcome", "finish"):
         _refuse(one.key[getattr(one, name) != getattr(two, name)], name)
-    offsets = np.cumsum(one.length)
+    ends = np.cumsum(one.length)
     blocks = zip(_blocks(one.start, one.length), _blocks(two.start, two.length), strict=True)
     for (block, cells_one), (_, cells_two) in blocks:
         differs = np.flatnonzero(tokens[cells_one] != tokens[cells_two])
-        _refuse(one.key[np.searchsorted(offsets, block.start + differs[:1], side="right")], "completion")
+        _refuse(one.key[np.searchsorted(ends, block.start + differs[:1], side="right")], "completion")
 
-    keep_R = np.ones(len(rows.key), bool)
-    keep_R[order[again + 1]] = False
-    rows = rows.take(keep_R)
-    by_start = np.argsort(rows.start)
-    length = rows.length[by_start]
+    rows = rows.take(np.delete(np.arange(len(order)), order[again + 1]))
+    rows = rows.take(np.argsort(rows.start))
     # Rows only ever move towards the front, so a block never overwrites cells that are still to be read.
-    for block, cells in _blocks(rows.start[by_start], length):
+    for block, cells in _blocks(rows.start, rows.length):
         tokens[block] = tokens[cells]
-    start = np.empty_like(rows.start)
-    start[by_start] = np.cumsum(length) - length
-    tokens.resize(int(length.sum()), refcheck=False)
-    return tokens, rows._replace(start=start)
+    tokens.resize(int(rows.length.sum()), refcheck=False)
+    return rows._replace(start=np.cumsum(rows.length) - rows.length)
 
 
 def _refuse(keys: NDArray[np.uint64], what: str) -> None:
@@ -477,12 +465,10 @@ def _agreement(tokens: Tokens, one: Ints, two: Ints, depth: Ints, until: Ints) -
     return np.minimum(agreed, until)
 
 
-def _absent(keys: NDArray[np.uint64], among: NDArray[np.uint64]) -> Mask:
-    return ~np.isin(keys, among) if len(keys) else np.zeros(0, bool)  # isin would sort all the others for nothing
-
-
-def _big_endian(path: Path) -> Tokens:
-    return np.asarray(path, np.uint32).astype(">u4")
+def _absent(keys: NDArray[np.uint64], graded: NDArray[np.uint64]) -> Mask:
+    """Which keys are not among the graded ones, ascending; `np.isin` takes seconds for millions of them."""
+    absent: Mask = np.searchsorted(graded, keys, "left") == np.searchsorted(graded, keys, "right")
+    return absent
 
 
 def _gallop(rows: range, goal: int, key: Callable[[int], int]) -> int:

@@ -144,8 +144,11 @@ def test_second_deliveries_leave_no_tokens_behind(monkeypatch: pytest.MonkeyPatc
     rng = np.random.default_rng(0)
     world = batch([(rng.integers(0, 3, rng.integers(0, 9)).tolist(), 0, 1) for _ in range(50)])
     mixed = Rollouts.join([world, world]).take(rng.permutation(100))
-    assert content(GenerationTree.build(mixed)) == content(GenerationTree.build(world))
-    assert len(GenerationTree.build(mixed).tokens) == len(world.tokens)
+    tree = GenerationTree.build(world)
+    part = GenerationTree.build(world.take(np.arange(30)))
+    for again in (GenerationTree.build(mixed), part.merge(tree), tree.merge(part)):
+        assert content(again) == content(tree)
+        assert len(again.tokens) == len(world.tokens)
 
 
 @pytest.mark.parametrize(
@@ -277,13 +280,21 @@ def test_a_grade_takes_the_place_of_an_unknown_and_of_a_failure() -> None:
         assert tree.failures == (Failure(9, "timeout"),)
 
 
+def test_failures_are_told_once_and_by_key() -> None:
+    parts = [
+        replace(Rollouts.of([]), failures=told) for told in ((Failure(5, "b"), Failure(3, "c")), (Failure(5, "a"),))
+    ]
+    assert GenerationTree.build(*parts).failures == (Failure(3, "c"), Failure(5, "a"))
+    assert GenerationTree.build(*parts[::-1]).failures == (Failure(3, "c"), Failure(5, "a"))
+
+
 def test_an_empty_tree_answers() -> None:
     for tree in (GenerationTree.build(), GenerationTree.build(Rollouts.of([])), GenerationTree.build(iter([]))):
         assert len(tree) == tree.unknown == 0
         assert tree.range([]) == tree.range([1]) == (0, 0)
         assert len(tree.exits([1, 2]).depth_R) == 0
         assert tree.counts_along([1, 2]).offsets.tolist() == [0, 0, 0]
-        assert len(tree.children([])) == 0
+        assert len(tree.children([]).token_K) == 0
         assert len(tree.rollouts()) == 0
         assert len(tree.merge(tree)) == 0
 

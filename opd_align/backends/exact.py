@@ -69,9 +69,9 @@ class ExactWorld:
     ) -> ExactWorld:
         """A world from a seed.
 
-        `length` is the typical completion length (truncation comes at half as much again), `forks` the share of
+        `length` is the typical completion length (truncation comes half as much later, at least 70 tokens), `forks` the share of
         positions with a real alternative, `peakedness` the mass outside the tail of unlikely tokens, `stakes`
-        scales how much an ordinary fork matters: 1 imitates traces of a real model, 8 gives large SR ranges
+        scales how much an ordinary fork matters: 1 imitates traces of a real model, 4 gives large SR ranges
         nearly everywhere. `states` is the height of the ladder; 0 chooses 200, fewer for long worlds.
         """
         states = states or max(24, min(200, 200_000 // length))
@@ -85,7 +85,7 @@ class ExactWorld:
                 f"forks must lie in [0, 1] and peakedness in (0.5, 1); got forks={forks}, peakedness={peakedness}"
             )
         rng = np.random.default_rng(seed)
-        limit = length + length // 2
+        limit = length + max(length // 2, 70)
         base_LV = _base_probabilities(rng, limit, vocabulary, forks, peakedness)
         # The state colours the token probabilities, in bands so that neighbouring states speak alike.
         bands = 4
@@ -97,12 +97,11 @@ class ExactWorld:
         hazard_L = _end_hazard(limit, length)
         log_p += np.log1p(-hazard_L)[:, None, None]
         log_p[:, :, EOS] = np.log(hazard_L)[:, None]
-        decisive = min(0.5, max(0.05, 3 / max(1.0, length * forks)))
-        jump_LV = _jumps(rng, (limit, vocabulary), stakes=stakes, decisive=decisive, unit=states / 200)
+        jump_LV = _jumps(rng, base_LV, stakes=stakes * (length / 150) ** 0.5, unit=states / 200)
         # No drift: what is expected of a position must not carry every completion to the same end of the ladder.
         jump_LV -= np.rint((base_LV * jump_LV).sum(-1, keepdims=True)).astype(np.int64)
         ladder = np.arange(states)[None, :, None] + jump_LV[:, None, :]
-        start = int(np.clip(round(states / 2 + rng.normal(0, states / 25)), 1, states - 2))
+        start = int(np.clip(round(states / 2 + rng.normal(0, states / 10)), 1, states - 2))
         return ExactWorld(
             log_p,
             np.clip(ladder, 0, states - 1).astype(np.uint8),
@@ -355,19 +354,18 @@ def _base_probabilities(
 def _end_hazard(limit: int, length: int) -> Floats:
     """Chance to end at each position: small anywhere, rising around the typical length."""
     where_L = (np.arange(limit) - length) / (0.12 * length)
-    return 0.02 / length + (8 / length) / (1 + np.exp(-where_L))
+    return 0.02 / length + min(8 / length, 0.045) / (1 + np.exp(-where_L))
 
 
-def _jumps(
-    rng: np.random.Generator, shape: tuple[int, int], *, stakes: float, decisive: float, unit: float
-) -> Ints:
-    """How far each token moves the ladder: nothing, a rung or two, or, for the `decisive` share, far."""
-    small = rng.normal(0.0, 2.5 * stakes, shape)
-    far = rng.uniform(10.0, 30.0, shape) * rng.choice((-1.0, 1.0), shape)
-    size = np.where(rng.random(shape) < decisive, far, small) * unit
+def _jumps(rng: np.random.Generator, base_LV: Floats, *, stakes: float, unit: float) -> Ints:
+    """How far each token moves the ladder: real alternatives a little, some of them far; unlikely tokens often far."""
+    small = rng.normal(0.0, 5.0 * stakes, base_LV.shape)
+    far = rng.uniform(10.0, 40.0, base_LV.shape) * rng.choice((-1.0, 1.0), base_LV.shape)
+    decisive = np.where(base_LV > 0.05, 0.015, 0.8)
+    size = np.where(rng.random(base_LV.shape) < decisive, far, small) * unit
     # Round at random: on a short ladder most small moves vanish instead of all of them.
-    whole = np.floor(size + rng.random(shape)).astype(np.int64)
-    return np.where(rng.random(shape) < 0.15, 0, whole)
+    whole = np.floor(size + rng.random(base_LV.shape)).astype(np.int64)
+    return np.where(rng.random(base_LV.shape) < 0.05, 0, whole)
 
 
 def _uniform(key_R: NDArray[np.uint64], position_R: Ints) -> Floats:
