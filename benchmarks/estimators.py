@@ -52,6 +52,11 @@ def measure(job: tuple[str, int, int, Sequence[float]]) -> dict[str, float]:
     for name, grid in (("pooled", pooled), ("backup", backup)):
         result[f"corr/{name}"] = weighted_correlation(grid["alignment"], truth["alignment"], truth["sr_range"])
         result[f"signal_same_nodes/{name}"] = mean_gap(grid["signal"], truth["signal"])
+    own, truth = on_common_children(world, (paper, "backup"))
+    decided = np.abs(own["p_positive"] - 0.5) >= RULES.confidence - 0.5
+    right = np.sign(own["p_positive"] - 0.5) == np.sign(truth["alignment"])
+    result["verdict/decided"] = float(decided.mean())
+    result["verdict/right"] = float(right[decided].mean())
     direct, few, truth = on_common_children(world, (paper, "direct"), (tenth, "backup"))
     result["signal_same_nodes/direct_n100"] = mean_gap(direct["signal"], truth["signal"])
     result["signal_same_nodes/backup_n10"] = mean_gap(few["signal"], truth["signal"])
@@ -63,11 +68,7 @@ def measure(job: tuple[str, int, int, Sequence[float]]) -> dict[str, float]:
     def signal_error(grid: dict[str, np.ndarray]) -> float:
         return mean_gap(np.nan_to_num(grid["signal"])[known], whole["signal"][known])
 
-    found = on_grid(align(paper, settings()), paper)
-    result["signal/paper"] = signal_error(found)
-    decided = known & (np.abs(np.nan_to_num(found["p_positive"], nan=0.5) - 0.5) >= 0.45) & (whole["alignment"] != 0)
-    result["verdict_right"] = float((np.sign(found["alignment"]) == np.sign(whole["alignment"]))[decided].mean())
-    result["verdict_share"] = float(decided.sum() / known.sum())
+    result["signal/paper"] = signal_error(on_grid(align(paper, settings()), paper))
     result["rollouts/paper"] = paper.targeted
     for fraction in fractions:
         budget = Budget(allocation="adaptive", targeted=int(fraction * paper.targeted))
@@ -114,7 +115,7 @@ def rows_of(evidence: Evidence, estimates: Sequence[PathEstimate]) -> pa.Table:
             zip(evidence.paths, evidence.correct, estimates, strict=True)
         )
     ]  # fmt: skip
-    return node_table(paths, settings().objectives, replace(RULES, draws=1))
+    return node_table(paths, settings().objectives, RULES)
 
 
 def on_grid(rows: pa.Table, evidence: Evidence) -> dict[str, np.ndarray]:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from opd_align import metrics
-    from opd_align.backends.exact import ExactWorld
-    from opd_align.engine import Analysis, analyze
+    from opd_align.alignment import Rules
+    from opd_align.backends.exact import ExactFamily, ExactWorld
+    from opd_align.engine import Analysis, Settings, analyze
     from opd_align.enrich import Budget
     from opd_align.objectives import (
         GRPO,
@@ -35,6 +36,7 @@ __all__ = [
     "Analysis",
     "Budget",
     "DrGRPO",
+    "ExactFamily",
     "ExactWorld",
     "ForwardKL",
     "GeneralisedJSD",
@@ -46,7 +48,9 @@ __all__ = [
     "Question",
     "ReverseKL",
     "Rollouts",
+    "Rules",
     "SampleRequest",
+    "Settings",
     "SingleSample",
     "__version__",
     "analyze",
@@ -57,6 +61,7 @@ _ROOM_OF = {
     "Analysis": "engine",
     "Budget": "enrich",
     "DrGRPO": "objectives",
+    "ExactFamily": "backends.exact",
     "ExactWorld": "backends.exact",
     "ForwardKL": "objectives",
     "GRPO": "objectives",
@@ -69,7 +74,9 @@ _ROOM_OF = {
     "Question": "types",
     "ReverseKL": "objectives",
     "Rollouts": "types",
+    "Rules": "alignment",
     "SampleRequest": "types",
+    "Settings": "engine",
     "SingleSample": "objectives",
     "analyze": "engine",
 }

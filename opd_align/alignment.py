@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -62,7 +62,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class EstimatedPath:
-    """One path with everything that its rows are made of; `halves` are estimates from disjoint halves of the rollouts."""
+    """One path with all that its rows are made of; `halves` are estimates from disjoint halves of the rollouts."""
 
     question: str
     index: int
@@ -116,8 +116,10 @@ def _groups(chosen_C: NDArray[np.bool_], offsets: Ints, least: int) -> Iterator[
 
 def _path_rows(path: EstimatedPath, objectives: Sequence[Objective], rules: Rules) -> Iterator[pa.Table]:
     chosen_C = significant(path.scores, path.estimate, rules)
-    pairs = _pairs(path.scores, objectives)
-    updates = {pair: _update_C(path, objective, teacher, chosen_C, rules) for pair, (objective, teacher) in pairs.items()}
+    updates = {
+        pair: _update_C(path, objective, teacher, chosen_C, rules)
+        for pair, (objective, teacher) in _pairs(path.scores, objectives).items()
+    }
     # Seeded by content: the draws do not depend on which other questions were analysed, or in what order.
     seed = blake2b(f"{rules.seed}\0{path.question}\0{path.index}".encode(), digest_size=8).digest()
     rng = np.random.default_rng(int.from_bytes(seed, "little"))
@@ -137,7 +139,11 @@ def _pairs(scores: PathScores, objectives: Sequence[Objective]) -> dict[tuple[st
 
 
 def _group_rows(
-    path: EstimatedPath, group: _Group, updates: Mapping[tuple[str, str], Floats], rules: Rules, rng: np.random.Generator
+    path: EstimatedPath,
+    group: _Group,
+    updates: Mapping[tuple[str, str], Floats],
+    rules: Rules,
+    rng: np.random.Generator,
 ) -> Iterator[pa.Table]:
     scores, depth_N, child_NK = path.scores, group.depth_N, group.child_NK
     p_NK = np.exp(_normalised(scores.log_p_C[child_NK]))
@@ -194,7 +200,7 @@ def _group_rows(
 def _teacher_columns(scores: PathScores, teacher: str, group: _Group, p_NK: Floats, q_NK: Floats) -> dict[str, Floats]:
     if teacher == REWARD:
         unknown = np.full(len(p_NK), np.nan)
-        return {name: unknown for name in (*DIVERGENCES, "teacher_entropy", "advantage")}
+        return dict.fromkeys((*DIVERGENCES, "teacher_entropy", "advantage"), unknown)
     view = scores.teachers[teacher]
     t_NK = np.exp(_normalised(view.log_t_C[group.child_NK]))
     columns = {name: getattr(view, f"{name}_T")[group.depth_N] for name in DIVERGENCES}
@@ -229,7 +235,7 @@ def _update_C(
             _normalised(laid(scores.log_p_C, _log_rest(scores.log_p_C[child_NK]))),
             _normalised(laid(log_t_C, _log_rest(log_t_C[child_NK]))),
             laid(path.estimate.q_C, path.estimate.value_T[group.depth_N]),
-            *(laid(column_C, 0.0) for column_C in natural),
+            **{name: laid(column_C, 0.0) for name, column_C in natural.items()},
             mean_reward=path.pass_rate,
             to_go=laid(path.to_go[teacher], 0.0) if objective.signal == "future" and path.to_go else None,
         )
@@ -240,16 +246,15 @@ def _update_C(
     return update_C
 
 
-def _natural(path: EstimatedPath) -> list[Floats]:
+def _natural(path: EstimatedPath) -> dict[str, Any]:
     """Counts of natural rollouts, laid out like the path's scored children."""
     counts = laid_out(path.counts, path.scores)
-    return [
-        column.astype(float)
-        for column in (
-            counts.natural_C, counts.natural_wins_C,
-            counts.natural_inverse_length_C, counts.natural_wins_inverse_length_C,
-        )
-    ]  # fmt: skip
+    return {
+        "natural": counts.natural_C.astype(float),
+        "natural_wins": counts.natural_wins_C.astype(float),
+        "natural_inverse_length": counts.natural_inverse_length_C,
+        "natural_wins_inverse_length": counts.natural_wins_inverse_length_C,
+    }
 
 
 def cosine(one: Floats, other: Floats) -> Floats:

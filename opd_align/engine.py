@@ -374,4 +374,3 @@ def _batches(targets: Sequence[Target], size: int) -> Iterable[list[Target]]:
                 batch, left = [], size
     if batch:
         yield batch
-

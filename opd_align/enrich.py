@@ -120,7 +120,12 @@ def plan_adaptive(
         depth_C = np.repeat(np.arange(len(scores)), np.diff(scores.offsets))
         off_path_C = scores.token_C != scores.completion_T[depth_C]
         # The on-path child is valued through the exits below it, and a child that is itself a scored path likewise.
-        open_C = _matters(scores, budget.tau) & ~np.isin(scores.token_C, ends) & off_path_C & (estimate.effective_C < CERTAIN)
+        open_C = (
+            _matters(scores, budget.tau)
+            & ~np.isin(scores.token_C, ends)
+            & off_path_C
+            & (estimate.effective_C < CERTAIN)
+        )
         claim_C = _claims(scores, estimate)
         spread_C = np.clip(estimate.q_C * (1 - estimate.q_C), 0.01, 0.25)
         effective_C = spread_C / np.maximum(estimate.own_var_C, 1e-9)

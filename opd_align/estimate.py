@@ -11,13 +11,14 @@ rollouts, never on their order. This room knows counts and probabilities; it kno
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from opd_align.prior import Exits, ForkPrior, Posterior
+from opd_align.tree import Exits as Leavings
 from opd_align.tree import GenerationTree, PathCounts
 from opd_align.types import Floats, Ints, OpdAlignError, PathScores
 
@@ -28,7 +29,7 @@ CERTAIN = 1e9
 """Effective visits of a child whose outcome is known for sure (the completion ends there)."""
 
 _ROUNDS = 5
-_COUNT_COLUMNS = [column.name for column in fields(PathCounts) if column.name.endswith("_C") and column.name != "token_C"]
+_COUNT_COLUMNS = [name for name in PathCounts.__dataclass_fields__ if name.endswith("_C") and name != "token_C"]
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def laid_out(counts: PathCounts, scores: PathScores) -> PathCounts:
 def exact_estimate(scores: PathScores, q_C: Floats) -> PathEstimate:
     """The estimate of someone who knows the truth: every child's `Q` given, without uncertainty."""
     zero_C, zero_T = np.zeros(len(q_C)), np.zeros(len(scores))
-    value_T = np.bincount(_depth_of_children(scores.offsets), np.exp(scores.log_p_C) * q_C, len(scores))
+    value_T = _sum_by(_depth_of_children(scores.offsets), np.exp(scores.log_p_C) * q_C, len(scores))
     return PathEstimate(
         q_C, zero_C, zero_C, zero_T, q_C[_on_path(scores)], np.ones(len(q_C), np.int64),
         np.full(len(q_C), CERTAIN), value_T, zero_T, scores.offsets,
@@ -117,8 +118,8 @@ def _count(tree: GenerationTree, scores: PathScores, *, pooled: bool) -> PathEst
     q_C = np.where(n_C > 0, w_C / np.maximum(n_C, 1), np.nan)
     p_C = np.exp(scores.log_p_C)
     seen_C = n_C > 0
-    mass_T = np.bincount(depth_C, np.where(seen_C, p_C, 0.0), len(scores))
-    value_T = np.bincount(depth_C, np.where(seen_C, p_C * q_C, 0.0), len(scores)) / np.maximum(mass_T, 1e-300)
+    mass_T = _sum_by(depth_C, np.where(seen_C, p_C, 0.0), len(scores))
+    value_T = _sum_by(depth_C, np.where(seen_C, p_C * q_C, 0.0), len(scores)) / np.maximum(mass_T, 1e-300)
     on_path = _on_path(scores)
     return PathEstimate(
         q_C, var_C, np.zeros_like(q_C), np.zeros(len(scores)), np.nan_to_num(q_C[on_path], nan=0.5),
@@ -202,9 +203,9 @@ class _Backup:
         silent_S = (exit_S & (n_S == 0)) | segment.fixed_S
         weight_S = np.where(silent_S, 0.0, 1.0 / noise_S)
         nodes = len(segment.scores)
-        sum_T = np.bincount(depth_S, weight_S, nodes)
-        dot_T = np.bincount(depth_S, weight_S * value_S, nodes)
-        path_T = np.bincount(depth_S, np.where(on_path_S, weight_S, 0.0), nodes)
+        sum_T = _sum_by(depth_S, weight_S, nodes)
+        dot_T = _sum_by(depth_S, weight_S * value_S, nodes)
+        path_T = _sum_by(depth_S, np.where(on_path_S, weight_S, 0.0), nodes)
         others_S = np.maximum(sum_T[depth_S] - weight_S, 1e-12)
         centre_S = np.clip((dot_T[depth_S] - weight_S * value_S) / others_S, 0.0, 1.0)
         exits = Exits(segment.p_S[exit_S], n_S[exit_S], w_S[exit_S], centre_S[exit_S])
@@ -233,9 +234,9 @@ class _Backup:
         # Exits were valued at q for the current on-path value; written as a + b·V they follow when it moves.
         b_S = np.where(off_S, p_S * segment.load_S, 0.0)
         a_S = np.where(off_S, p_S * segment.q_S, 0.0) - b_S * path_q_T[depth_S]
-        a_T = np.bincount(depth_S, a_S, nodes).tolist()
-        b_T = (np.bincount(depth_S, b_S, nodes) + p_S[segment.on_path_T]).tolist()
-        v_T = np.bincount(depth_S, np.where(off_S, p_S**2 * segment.own_var_S, 0.0), nodes).tolist()
+        a_T = _sum_by(depth_S, a_S, nodes).tolist()
+        b_T = (_sum_by(depth_S, b_S, nodes) + p_S[segment.on_path_T]).tolist()
+        v_T = _sum_by(depth_S, np.where(off_S, p_S**2 * segment.own_var_S, 0.0), nodes).tolist()
         value, var = segment.final, 0.0
         for m in range(nodes - 1, segment.first - 1, -1):
             value = min(max(a_T[m] + b_T[m] * value, 0.0), 1.0)
@@ -257,7 +258,7 @@ class _Backup:
 def _result(segment: _Segment, parent: PathEstimate | None) -> PathEstimate:
     scores, children, nodes = segment.scores, len(segment.scores.token_C), len(segment.scores)
     q_C, own_C, load_C = segment.q_S[:children], segment.own_var_S[:children], segment.load_S[:children]
-    path_var_T, value_T = segment.var_T1[1:], segment.value_T1[:-1]
+    path_var_T, path_q_T, value_T = segment.var_T1[1:], segment.value_T1[1:], segment.value_T1[:-1]
     visits_C = segment.n_S[:children].copy()
     var_C = load_C**2 * np.repeat(path_var_T, np.diff(scores.offsets)) + own_C
     spread_C = np.clip(q_C * (1 - q_C), 0.001, None)
@@ -266,28 +267,25 @@ def _result(segment: _Segment, parent: PathEstimate | None) -> PathEstimate:
     certain_C[segment.on_path_T[-1]] = True
     effective_C[certain_C] = CERTAIN
     unseen_S = segment.exit_S & (segment.n_S == 0)
-    tail_T = np.clip(np.bincount(segment.depth_S, np.where(unseen_S, segment.p_S, 0.0), nodes), 0.0, 1.0)
+    tail_T = np.clip(_sum_by(segment.depth_S, np.where(unseen_S, segment.p_S, 0.0), nodes), 0.0, 1.0)
     # Nodes on the path, on another scored path, or with a certain outcome have evidence without exits of their own.
     visits_C = np.where(segment.exit_S[:children], visits_C, np.maximum(visits_C, 1))
     if parent is None:
         return PathEstimate(
-            q_C, own_C, load_C, path_var_T, segment.value_T1[1:], visits_C, effective_C, value_T, tail_T, scores.offsets
+            q_C, own_C, load_C, path_var_T, path_q_T, visits_C, effective_C, value_T, tail_T, scores.offsets
         )
+    # Down to where it branches off, the path's nodes are its parent's.
     shared_C, shared_T = int(scores.offsets[segment.first]), segment.first
-
-    def spliced(mine: NDArray[np.generic], theirs: NDArray[np.generic], shared: int):  # type: ignore[no-untyped-def]
-        return np.concatenate([theirs[:shared], mine[shared:]])
-
     return PathEstimate(
-        spliced(q_C, parent.q_C, shared_C),
-        spliced(own_C, parent.own_var_C, shared_C),
-        spliced(load_C, parent.load_C, shared_C),
-        spliced(path_var_T, parent.path_var_T, shared_T),
-        spliced(segment.value_T1[1:], parent.path_q_T, shared_T),
-        spliced(visits_C, parent.visits_C, shared_C),
-        spliced(effective_C, parent.effective_C, shared_C),
-        spliced(value_T, parent.value_T, shared_T),
-        spliced(tail_T, parent.tail_mass_T, shared_T),
+        np.concatenate([parent.q_C[:shared_C], q_C[shared_C:]]),
+        np.concatenate([parent.own_var_C[:shared_C], own_C[shared_C:]]),
+        np.concatenate([parent.load_C[:shared_C], load_C[shared_C:]]),
+        np.concatenate([parent.path_var_T[:shared_T], path_var_T[shared_T:]]),
+        np.concatenate([parent.path_q_T[:shared_T], path_q_T[shared_T:]]),
+        np.concatenate([parent.visits_C[:shared_C], visits_C[shared_C:]]),
+        np.concatenate([parent.effective_C[:shared_C], effective_C[shared_C:]]),
+        np.concatenate([parent.value_T[:shared_T], value_T[shared_T:]]),
+        np.concatenate([parent.tail_mass_T[:shared_T], tail_T[shared_T:]]),
         scores.offsets,
     )
 
@@ -323,14 +321,16 @@ def _segments(tree: GenerationTree, paths: Sequence[PathScores]) -> list[_Segmen
     return segments
 
 
-def _segment(tree, scores, leave, here_R, first, parent) -> _Segment:  # type: ignore[no-untyped-def]
+def _segment(
+    tree: GenerationTree, scores: PathScores, leave: Leavings, here_R: Bools, first: int, parent: int
+) -> _Segment:
     nodes = len(scores)
     whole_R = (leave.depth_R == nodes) & (tree.length_R == nodes)
     if not whole_R.any():
         raise OpdAlignError("a scored path is not among the rollouts of its tree; build the tree with it")
     child_depth_C = _depth_of_children(scores.offsets)
     p_C = np.exp(scores.log_p_C)
-    rest_T = np.clip(1 - np.bincount(child_depth_C, p_C, nodes), 0.0, 1.0)
+    rest_T = np.clip(1 - _sum_by(child_depth_C, p_C, nodes), 0.0, 1.0)
     depth_S = np.concatenate([child_depth_C, np.arange(nodes)])
     p_S = np.concatenate([p_C, rest_T])
     children = len(p_C)
@@ -372,6 +372,11 @@ def _common_prefix(one: PathScores, other: PathScores) -> int:
     length = min(len(one), len(other))
     differ = one.completion_T[:length] != other.completion_T[:length]
     return int(differ.argmax()) if differ.any() else length
+
+
+def _sum_by(depth: Ints, value: Floats, nodes: int) -> Floats:
+    """Sums of values by depth."""
+    return np.bincount(depth, value, nodes).astype(np.float64)
 
 
 def _depth_of_children(offsets: Ints) -> Ints:

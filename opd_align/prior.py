@@ -64,6 +64,8 @@ class ForkPrior:
 
     def fitted(self, parts: Sequence[Exits]) -> ForkPrior:
         """The weights that make the sampled exits most likely (expectation maximisation)."""
+        if not parts:
+            return self
         p_E, n_E, w_E, centre_E = (
             np.concatenate([getattr(part, name) for part in parts]) for name in ("p_E", "n_E", "w_E", "centre_E")
         )

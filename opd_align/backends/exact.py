@@ -11,10 +11,12 @@ or little, a few decide. The state is a ladder; the upper half of it wins.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
+from itertools import groupby
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,9 +71,9 @@ class ExactWorld:
     ) -> ExactWorld:
         """A world from a seed.
 
-        `length` is the typical completion length (truncation comes half as much later, at least 70 tokens), `forks` the share of
-        positions with a real alternative, `peakedness` the mass outside the tail of unlikely tokens, `stakes`
-        scales how much an ordinary fork matters: 1 imitates traces of a real model, 4 gives large SR ranges
+        `length` is the typical completion length (truncation comes half as much later, at least 70 tokens), `forks`
+        the share of positions with a real alternative, `peakedness` the mass outside the tail of unlikely tokens,
+        `stakes` scales how much an ordinary fork matters: 1 imitates traces of a real model, 4 gives large SR ranges
         nearly everywhere. `states` is the height of the ladder; 0 chooses 200, fewer for long worlds.
         """
         states = states or max(24, min(200, 200_000 // length))
@@ -182,11 +184,15 @@ class ExactWorld:
         return ExactTeacher(name, _normalised(self.log_p_LSV + strength * self._advantage_LSV + noise_LSV))
 
     def style_teacher(self, name: str = "style", *, noise: float = 1.5, seed: int = 0) -> ExactTeacher:
-        """Disagrees only at nodes where nothing is at stake."""
+        """Disagrees only about tokens with nothing at stake: it moves mass among them, never to or from the others."""
         noise_LSV = np.random.default_rng(seed).normal(0.0, noise, self.log_p_LSV.shape)
-        likely_LSV = self.log_p_LSV > np.log(0.02)
-        at_stake_LS1 = (np.abs(np.where(likely_LSV, self._advantage_LSV, 0.0)).max(-1) > 0.01)[..., None]
-        return ExactTeacher(name, _normalised(self.log_p_LSV + np.where(at_stake_LS1, 0.0, noise_LSV)))
+        idle_LSV = np.abs(self._advantage_LSV) < 0.01
+        log_idle = np.where(idle_LSV, self.log_p_LSV, -np.inf)
+        moved_LSV = log_idle + noise_LSV
+        with np.errstate(invalid="ignore"):
+            mass_LS1 = np.logaddexp.reduce(log_idle, axis=-1, keepdims=True)
+            moved_LSV += mass_LS1 - np.logaddexp.reduce(moved_LSV, axis=-1, keepdims=True)
+        return ExactTeacher(name, np.where(idle_LSV, moved_LSV, self.log_p_LSV))
 
     def adversarial_teacher(
         self, name: str = "adversarial", *, strength: float = 8.0, noise: float = 0.5, seed: int = 0
@@ -315,7 +321,7 @@ class ExactWorld:
             final_R[rows] = np.where(token == EOS, state, self.next_LSV[position, state, token])
         return final_R
 
-    def _walk(self, rollouts: Rollouts):  # type: ignore[no-untyped-def]
+    def _walk(self, rollouts: Rollouts) -> Iterator[tuple[Ints, int, Ints, Tokens]]:
         """Yields, position by position: the rows that long, the position, their states and tokens there."""
         order = np.argsort(-rollouts.length_R, kind="stable")
         falling = -rollouts.length_R[order]
@@ -332,6 +338,62 @@ class ExactWorld:
             raise OpdAlignError(f"a prefix of {len(prefix)} tokens does not fit a world of {self.limit} positions")
         if len(prefix) and (int(prefix.max()) >= self.vocabulary or (prefix == EOS).any()):
             raise OpdAlignError("a prefix to continue holds neither the end-of-sequence token nor unknown tokens")
+
+
+@dataclass(frozen=True)
+class ExactFamilyTeacher:
+    """One teacher per world, under one name."""
+
+    name: str
+    teachers: Mapping[str, ExactTeacher]
+
+
+@dataclass(frozen=True, eq=False)
+class ExactFamily:
+    """Several worlds behind one student: every question, by its id, has a world of its own."""
+
+    worlds: Mapping[str, ExactWorld]
+
+    @staticmethod
+    def random(seed: int, n: int, **knobs: Any) -> ExactFamily:
+        """`n` random worlds with the knobs of `ExactWorld.random`."""
+        return ExactFamily({f"world-{seed + i}": ExactWorld.random(seed + i, **knobs) for i in range(n)})
+
+    @property
+    def questions(self) -> list[Question]:
+        return [Question(name) for name in self.worlds]
+
+    def teacher(self, name: str, make: Callable[[ExactWorld], ExactTeacher]) -> ExactFamilyTeacher:
+        """`make` turns each world into its teacher."""
+        return ExactFamilyTeacher(name, {question: make(world) for question, world in self.worlds.items()})
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        return (EOS,)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return "+".join(world.fingerprint for world in self.worlds.values())
+
+    def sample(self, requests: Sequence[SampleRequest]) -> Rollouts:
+        runs = groupby(requests, key=lambda request: request.question.id)
+        return Rollouts.join([self._world(question).sample(list(run)) for question, run in runs])
+
+    def grade(self, question: Question, rollouts: Rollouts) -> NDArray[np.int8]:
+        return self._world(question.id).grade(question, rollouts)
+
+    def score(self, request: ScoreRequest, teachers: Sequence[ExactFamilyTeacher]) -> PathScores:
+        mine = [replace(teacher.teachers[request.question.id], name=teacher.name) for teacher in teachers]
+        return self._world(request.question.id).score(request, mine)
+
+    def token_log_probs(self, question: Question, rollouts: Rollouts, teacher: ExactFamilyTeacher | None) -> Floats:
+        mine = None if teacher is None else teacher.teachers[question.id]
+        return self._world(question.id).token_log_probs(question, rollouts, mine)
+
+    def _world(self, question: str) -> ExactWorld:
+        if question not in self.worlds:
+            raise OpdAlignError(f"no world for question {question!r}; there are {', '.join(self.worlds)}")
+        return self.worlds[question]
 
 
 def _base_probabilities(

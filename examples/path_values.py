@@ -1,0 +1,72 @@
+"""Draw one path: the true success probability after each token, and what two ways of counting make of it.
+
+Writes `path_values.svg` beside this file (the README's picture).
+
+    python examples/path_values.py [FILE.svg]
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from opd_align import ExactWorld, Question, Settings
+from opd_align.engine import gather
+from opd_align.estimate import estimate
+
+WIDTH, HEIGHT, LEFT, TOP = 760, 300, 46, 34
+
+
+def main(target: Path) -> None:
+    world = ExactWorld.random(3, length=120)
+    teachers = [world.tilted_teacher(), world.adversarial_teacher()]
+    evidence = gather(world, teachers, Question("a world"), world, settings=Settings())
+    index = evidence.correct.index(False)
+    scores = evidence.paths[index]
+    own = np.flatnonzero(scores.token_C == np.repeat(scores.completion_T, np.diff(scores.offsets)))
+    truth = world.exact_q_along(scores)[own]
+    pooled = estimate(evidence.tree, evidence.paths, method="pooled")[index].q_C[own]
+    backup = estimate(evidence.tree, evidence.paths)[index]
+    low, high = (bound[own] for bound in backup.interval_C())
+    target.write_text(draw(truth, pooled, backup.q_C[own], low, high))
+    for name, value in (("pooled", pooled), ("backup", backup.q_C[own])):
+        print(f"{name}: mean |Q - truth| along the path {np.nanmean(np.abs(value - truth)):.3f}")
+
+
+def draw(truth: np.ndarray, pooled: np.ndarray, backup: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
+    def points(y: Sequence[float], x: Sequence[int] | None = None) -> str:
+        places = range(len(y)) if x is None else x
+        return " ".join(
+            f"{LEFT + place * (WIDTH - LEFT - 14) / (len(truth) - 1):.1f},{TOP + (1 - value) * (HEIGHT - TOP - 40):.1f}"
+            for place, value in zip(places, y, strict=True)
+        )
+
+    steps = list(range(len(truth)))
+    band = points([*high, *low[::-1]], [*steps, *steps[::-1]])
+    grid = "".join(
+        f'<text x="{LEFT - 8}" y="{TOP + (1 - v) * (HEIGHT - TOP - 40) + 4:.0f}" text-anchor="end" fill="#222">{v:g}</text>'
+        f'<polyline points="{points([v, v], [0, steps[-1]])}" stroke="#d8d8d8"/>'
+        for v in (0, 0.5, 1)
+    )
+    legend = "".join(
+        f'<rect x="{x}" y="12" width="16" height="4" fill="{colour}"/><text x="{x + 22}" y="18">{label}</text>'
+        for x, colour, label in (
+            (46, "#222", "truth"),
+            (120, "#0072b2", "backup, 90 % interval"),
+            (300, "#d55e00", "pooled"),
+        )
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="13">'
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/><g fill="none">{grid}'
+        f'<polygon points="{band}" fill="#0072b2" fill-opacity="0.18"/>'
+        f'<polyline points="{points(pooled)}" stroke="#d55e00" stroke-width="1.6"/>'
+        f'<polyline points="{points(backup)}" stroke="#0072b2" stroke-width="1.6"/>'
+        f'<polyline points="{points(truth)}" stroke="#222" stroke-width="1.6"/></g>{legend}'
+        f'<text x="{LEFT}" y="{HEIGHT - 10}">tokens of an incorrect rollout →  P(success after this token)</text></svg>\n'
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_suffix(".svg"))

@@ -1,0 +1,186 @@
+"""The command line: a thin door to the engine.
+
+Heavy imports wait until a command runs, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from opd_align.engine import Analysis, Settings
+
+ABOUT = """\
+At each token of a student's reasoning, does the teacher's distillation update point toward success?
+
+  opd-align analyze                     an exact world, whose truth is known; about half a minute
+  opd-align analyze --help              what can be chosen
+"""
+
+ANALYZE = """\
+Samples rollouts, grows a generation tree around a few of them, estimates the success probability of each next
+token, and compares the ideal update with the one each teacher's loss would make.
+
+The student is a family of exact worlds: automaton language models whose success probabilities are known in closed
+form, so that the tables can be checked. Teachers: `tilted` leans toward success, `style` disagrees only where nothing
+is at stake, `adversarial` leans toward failure.
+
+  opd-align analyze --questions 8 --length 200
+  opd-align analyze --objectives reverse_kl,forward_kl,dr_grpo --estimator pooled
+  opd-align analyze --allocation adaptive --targeted 5000 --nodes nodes.parquet
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `opd-align`; returns the exit code."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.version:
+        from importlib.metadata import version
+
+        print(f"opd-align {version('opd-align')}")
+        return 0
+    if args.command is None:
+        parser.print_help()
+        return 0
+    from opd_align.types import OpdAlignError
+
+    try:
+        return int(args.run(args))
+    except OpdAlignError as error:
+        print(f"opd-align: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("opd-align: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("opd-align", description=ABOUT, formatter_class=_Formatter)
+    parser.add_argument("--version", action="store_true", help="show the version and exit")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    analyze = commands.add_parser(
+        "analyze", help="measure alignment, token by token", description=ANALYZE, formatter_class=_Formatter
+    )
+    analyze.set_defaults(run=_analyze)
+    world = analyze.add_argument_group("the exact world")
+    world.add_argument("--questions", type=int, default=6, metavar="N", help="how many worlds (default: %(default)s)")
+    world.add_argument("--length", type=int, default=120, help="typical completion length (default: %(default)s)")
+    world.add_argument("--forks", type=float, default=1 / 3, help="share of forking positions (default: 0.33)")
+    world.add_argument(
+        "--stakes", type=float, default=1.0, help="how much ordinary forks matter (default: %(default)s)"
+    )
+    work = analyze.add_argument_group("the work")
+    work.add_argument("--initial", type=int, default=200, metavar="G", help="initial rollouts (default: %(default)s)")
+    work.add_argument("--targeted", type=int, metavar="N", help="at most N targeted rollouts a question")
+    work.add_argument("--seconds", type=float, help="stop enriching a question after this time")
+    work.add_argument("--allocation", default="paper", help="paper or adaptive (default: %(default)s)")
+    work.add_argument("--estimator", default="backup", help="backup, direct or pooled (default: %(default)s)")
+    work.add_argument("--objectives", default="reverse_kl", help="comma-separated (default: %(default)s)")
+    work.add_argument("--n-sig", type=float, default=20, help="effective visits a child needs (default: %(default)s)")
+    work.add_argument("--seed", type=int, default=0, help="of worlds and draws (default: %(default)s)")
+    output = analyze.add_argument_group("the result")
+    output.add_argument("--nodes", type=Path, metavar="FILE", help="write the table of nodes as Parquet")
+    return parser
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28, width=100)
+
+
+def _analyze(args: argparse.Namespace) -> int:
+    settings = _settings(args)
+    if args.nodes and not args.nodes.parent.is_dir():
+        from opd_align.types import OpdAlignError
+
+        raise OpdAlignError(f"the folder of {str(args.nodes)!r} does not exist; make it, or write elsewhere")
+    from rich.console import Console
+
+    from opd_align.report.tables import all_tables
+
+    analysis = _run(args, settings)
+    Console().print(all_tables(analysis))
+    if args.nodes:
+        import pyarrow.parquet as pq
+
+        pq.write_table(analysis.nodes, args.nodes)
+        print(f"{analysis.nodes.num_rows:,} rows written to {args.nodes}")
+    return 0
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    from typing import get_args
+
+    from opd_align.alignment import Rules
+    from opd_align.engine import Settings
+    from opd_align.enrich import Allocation, Budget
+    from opd_align.estimate import Method
+    from opd_align.objectives import OBJECTIVES
+
+    named = {objective.name: objective for objective in OBJECTIVES}
+    _choose("estimator", args.estimator, get_args(Method))
+    _choose("allocation", args.allocation, get_args(Allocation))
+    wanted = [name.strip() for name in args.objectives.split(",") if name.strip()]
+    for name in wanted:
+        _choose("objective", name, named)
+    budget = Budget(initial=args.initial, targeted=args.targeted, seconds=args.seconds, allocation=args.allocation)
+    rules = Rules(n_sig=args.n_sig, seed=args.seed)
+    return Settings([named[name] for name in wanted], budget, rules, args.estimator)
+
+
+def _choose(what: str, name: str, valid: Collection[str]) -> None:
+    if name not in valid:
+        from difflib import get_close_matches
+
+        from opd_align.types import OpdAlignError
+
+        near = get_close_matches(name, list(valid), 1, 0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise OpdAlignError(f"unknown {what} {name!r}{hint} There are: {', '.join(valid)}")
+
+
+def _run(args: argparse.Namespace, settings: Settings) -> Analysis:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+    from opd_align.backends.exact import ExactFamily
+    from opd_align.engine import Progress as Step
+    from opd_align.engine import analyze
+    from opd_align.types import OpdAlignError
+
+    if args.questions < 1:
+        raise OpdAlignError(f"--questions must be at least 1, not {args.questions}")
+    family = ExactFamily.random(args.seed, args.questions, length=args.length, forks=args.forks, stakes=args.stakes)
+    teachers = [
+        family.teacher("tilted", lambda world: world.tilted_teacher(seed=args.seed)),
+        family.teacher("style", lambda world: world.style_teacher(seed=args.seed)),
+        family.teacher("adversarial", lambda world: world.adversarial_teacher(seed=args.seed)),
+    ]
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description:32}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, transient=True) as bars:
+        overall = bars.add_task("questions", total=args.questions)
+        current = bars.add_task("", total=1)
+        seen: list[str] = []
+
+        def show(progress: Step) -> None:
+            if progress.question not in seen:
+                seen.append(progress.question)
+                bars.update(overall, completed=len(seen) - 1)
+            what = f"{progress.question}: {progress.phase}"
+            bars.update(current, description=what, completed=progress.done, total=max(progress.planned, 1))
+
+        return analyze(family, teachers, family.questions, family, settings=settings, on_progress=show)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Reports: what people look at. This floor draws what `metrics` computed and computes nothing itself."""
