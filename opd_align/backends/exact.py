@@ -76,15 +76,16 @@ class ExactWorld:
         `stakes` scales how much an ordinary fork matters: 1 imitates traces of a real model, 4 gives large SR ranges
         nearly everywhere. `states` is the height of the ladder; 0 chooses 200, fewer for long worlds.
         """
-        states = states or max(24, min(200, 200_000 // length))
+        states = states or max(24, min(200, 200_000 // max(length, 1)))
         if vocabulary < 4 or states < 4 or states > 256 or length < 4:
             raise OpdAlignError(
                 f"an exact world needs vocabulary >= 4, 4 <= states <= 256 and length >= 4; "
                 f"got vocabulary={vocabulary}, states={states}, length={length}"
             )
-        if not (0 <= forks <= 1 and 0.5 < peakedness < 1):
+        if not (0 <= forks <= 1 and 0.5 < peakedness < 1 and 0 <= stakes < np.inf):
             raise OpdAlignError(
-                f"forks must lie in [0, 1] and peakedness in (0.5, 1); got forks={forks}, peakedness={peakedness}"
+                f"forks must lie in [0, 1], peakedness in (0.5, 1) and stakes in [0, ∞); "
+                f"got forks={forks}, peakedness={peakedness}, stakes={stakes}"
             )
         rng = np.random.default_rng(seed)
         limit = length + max(length // 2, 70)
@@ -135,6 +136,9 @@ class ExactWorld:
 
     def exact_q(self, prefix: Tokens) -> Floats:
         """Exact success probability after `prefix` and each next token of the vocabulary."""
+        self._check_prefix(prefix)
+        if len(prefix) == self.limit:
+            raise OpdAlignError(f"nothing follows a prefix of {self.limit} tokens: that is where this world truncates")
         position, state = len(prefix), int(self.states_along(prefix)[-1])
         return self._after(np.array([position]), np.array([state]))[0]
 
@@ -383,12 +387,14 @@ class ExactFamily:
         return self._world(question.id).grade(question, rollouts)
 
     def score(self, request: ScoreRequest, teachers: Sequence[ExactFamilyTeacher]) -> PathScores:
+        world = self._world(request.question.id)
         mine = [replace(teacher.teachers[request.question.id], name=teacher.name) for teacher in teachers]
-        return self._world(request.question.id).score(request, mine)
+        return world.score(request, mine)
 
     def token_log_probs(self, question: Question, rollouts: Rollouts, teacher: ExactFamilyTeacher | None) -> Floats:
+        world = self._world(question.id)
         mine = None if teacher is None else teacher.teachers[question.id]
-        return self._world(question.id).token_log_probs(question, rollouts, mine)
+        return world.token_log_probs(question, rollouts, mine)
 
     def _world(self, question: str) -> ExactWorld:
         if question not in self.worlds:

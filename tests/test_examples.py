@@ -1,0 +1,49 @@
+"""Examples and the README's code run as they stand."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+def run(*command: str) -> str:
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_there_are_examples_and_snippets() -> None:
+    assert len(EXAMPLES) >= 2
+    assert SNIPPETS
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_run(example: Path, tmp_path: Path) -> None:
+    arguments = [str(tmp_path / "out.svg")] if "FILE.svg" in example.read_text() else []
+    assert run(str(example), *arguments).strip()
+
+
+def test_the_picture_in_the_readme_is_the_one_that_its_script_draws(tmp_path: Path) -> None:
+    drawn = tmp_path / "path_values.svg"
+    run(str(ROOT / "examples" / "path_values.py"), str(drawn))
+    numbers = [
+        re.findall(r"\d+(?:\.\d+)?", file.read_text()) for file in (drawn, ROOT / "examples" / "path_values.svg")
+    ]
+    assert len(numbers[0]) == len(numbers[1])
+    assert all(abs(float(a) - float(b)) < 0.3 for a, b in zip(*numbers, strict=True))
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
+def test_the_readme_runs_as_it_stands(snippet: str, tmp_path: Path) -> None:
+    script = tmp_path / "snippet.py"
+    script.write_text(snippet)
+    shown = run(str(script))
+    assert shown.index("good") < shown.index("bad")
