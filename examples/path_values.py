@@ -44,28 +44,30 @@ def draw(truth: np.ndarray, pooled: np.ndarray, backup: np.ndarray, low: np.ndar
 
     steps = list(range(len(truth)))
     band = points([*high, *low[::-1]], [*steps, *steps[::-1]])
-    grid = "".join(
-        f'<text x="{LEFT - 8}" y="{TOP + (1 - v) * (HEIGHT - TOP - 40) + 4:.0f}" text-anchor="end" fill="#222">{v:g}</text>'
-        f'<polyline points="{points([v, v], [0, steps[-1]])}" stroke="#d8d8d8"/>'
-        for v in (0, 0.5, 1)
-    )
-    legend = "".join(
-        f'<rect x="{x}" y="12" width="16" height="4" fill="{colour}"/><text x="{x + 22}" y="18">{label}</text>'
-        for x, colour, label in (
-            (46, "#222", "truth"),
-            (120, "#0072b2", "backup, 90 % interval"),
-            (300, "#d55e00", "pooled"),
+    shapes = [f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>']
+    for value in (0, 0.5, 1):
+        y = TOP + (1 - value) * (HEIGHT - TOP - 40) + 4
+        shapes.append(f'<text x="{LEFT - 8}" y="{y:.0f}" text-anchor="end">{value:g}</text>')
+        shapes.append(line(points([value, value], [0, steps[-1]]), "#d8d8d8"))
+    shapes.append(f'<polygon points="{band}" fill="#0072b2" fill-opacity="0.18"/>')
+    for values, colour, x, label in (
+        (pooled, "#d55e00", 300, "pooled"),
+        (backup, "#0072b2", 120, "backup, 90 % interval"),
+        (truth, "#222222", LEFT, "truth"),
+    ):
+        shapes.append(line(points(values), colour))
+        shapes.append(
+            f'<rect x="{x}" y="12" width="16" height="4" fill="{colour}"/><text x="{x + 22}" y="18">{label}</text>'
         )
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="13">'
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/><g fill="none">{grid}'
-        f'<polygon points="{band}" fill="#0072b2" fill-opacity="0.18"/>'
-        f'<polyline points="{points(pooled)}" stroke="#d55e00" stroke-width="1.6"/>'
-        f'<polyline points="{points(backup)}" stroke="#0072b2" stroke-width="1.6"/>'
-        f'<polyline points="{points(truth)}" stroke="#222" stroke-width="1.6"/></g>{legend}'
-        f'<text x="{LEFT}" y="{HEIGHT - 10}">tokens of an incorrect rollout →  P(success after this token)</text></svg>\n'
-    )
+    what = "tokens of an incorrect rollout →  P(success after this token)"
+    shapes.append(f'<text x="{LEFT}" y="{HEIGHT - 10}">{what}</text>')
+    style = 'font-family="sans-serif" font-size="13" fill="#222222"'
+    body = "\n".join(shapes)
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" {style}>\n{body}\n</svg>\n'
+
+
+def line(points: str, colour: str) -> str:
+    return f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.6"/>'
 
 
 if __name__ == "__main__":

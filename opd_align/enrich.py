@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from opd_align.estimate import CERTAIN, PathEstimate, laid_out
+from opd_align.estimate import CERTAIN, PathEstimate, common_prefix, laid_out
 from opd_align.objectives import LOG_FLOOR, unified_update
 from opd_align.tree import GenerationTree
 from opd_align.types import Floats, Ints, OpdAlignError, PathScores, Tokens
@@ -112,34 +112,37 @@ def plan_adaptive(
     A child's claim is the standard deviation that its own success causes in what is reported, here and above; each
     rollout granted lowers it as one more visit would, and the claims left over are level.
     """
-    prefix: list[Tokens] = []
-    claim: list[float] = []
-    held: list[float] = []
-    known: set[bytes] = set()
-    for scores, estimate in zip(paths, estimates, strict=True):
+    place: list[tuple[PathScores, Ints]] = []
+    claim: list[Floats] = []
+    held: list[Floats] = []
+    for index, (scores, estimate) in enumerate(zip(paths, estimates, strict=True)):
         depth_C = np.repeat(np.arange(len(scores)), np.diff(scores.offsets))
-        off_path_C = scores.token_C != scores.completion_T[depth_C]
+        open_C = _matters(scores, budget.tau) & ~np.isin(scores.token_C, ends) & (estimate.effective_C < CERTAIN)
         # The on-path child is valued through the exits below it, and a child that is itself a scored path likewise.
-        open_C = (
-            _matters(scores, budget.tau)
-            & ~np.isin(scores.token_C, ends)
-            & off_path_C
-            & (estimate.effective_C < CERTAIN)
-        )
+        open_C &= scores.token_C != scores.completion_T[depth_C]
+        for number, other in enumerate(paths):
+            parting = common_prefix(scores, other)
+            if parting < len(other):
+                open_C &= (depth_C != parting) | (scores.token_C != other.completion_T[parting])
+            if number < index:
+                open_C &= depth_C > parting  # the nodes above have had their turn
         claim_C = _claims(scores, estimate)
         spread_C = np.clip(estimate.q_C * (1 - estimate.q_C), 0.01, 0.25)
         effective_C = spread_C / np.maximum(estimate.own_var_C, 1e-9)
-        for child in np.flatnonzero(open_C & (claim_C > 0)):
-            place = _prefix(scores, int(depth_C[child]), int(child))
-            if place.tobytes() not in known:
-                known.add(place.tobytes())
-                prefix.append(place)
-                claim.append(float(claim_C[child]))
-                held.append(float(effective_C[child]))
-    if not prefix:
+        child = np.flatnonzero(open_C & (claim_C > 0))
+        place.append((scores, child))
+        claim.append(claim_C[child])
+        held.append(effective_C[child])
+    if not sum(map(len, claim)):
         return []
-    n_E = _water_fill(np.array(claim), np.array(held), spend)
-    return [Target(place, int(n)) for place, n in zip(prefix, n_E, strict=True) if n > 0]
+    n_E = iter(_water_fill(np.concatenate(claim), np.concatenate(held), spend).tolist())
+    # Prefixes of long paths are long: only those that are rolled out are written down.
+    return [
+        Target(_prefix(scores, int(np.searchsorted(scores.offsets, child, "right")) - 1, child), n)
+        for scores, children in place
+        for child, n in zip(children.tolist(), n_E, strict=False)
+        if n > 0
+    ]
 
 
 def _claims(scores: PathScores, estimate: PathEstimate) -> Floats:

@@ -310,7 +310,7 @@ def _segments(tree: GenerationTree, paths: Sequence[PathScores]) -> list[_Segmen
     home_R = depth_PR.argmax(0) if len(depth_PR) else np.empty(0, np.int64)
     segments: list[_Segment] = []
     for index, scores in enumerate(paths):
-        common = [_common_prefix(scores, other) for other in paths[:index]]
+        common = [common_prefix(scores, other) for other in paths[:index]]
         parent = int(np.argmax(common)) if common else -1
         first = common[parent] + 1 if common else 0
         if common and common[parent] >= min(len(scores), len(paths[parent])):
@@ -368,7 +368,8 @@ def _link(segments: list[_Segment], index: int) -> None:
     segments[owner].branch_S[slot] = index
 
 
-def _common_prefix(one: PathScores, other: PathScores) -> int:
+def common_prefix(one: PathScores, other: PathScores) -> int:
+    """How many leading tokens two paths share."""
     length = min(len(one), len(other))
     differ = one.completion_T[:length] != other.completion_T[:length]
     return int(differ.argmax()) if differ.any() else length

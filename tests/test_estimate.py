@@ -114,7 +114,6 @@ def test_an_exit_that_is_a_scored_path_takes_that_paths_value() -> None:
     for scores, result in zip((one, two), found, strict=True):
         assert by_child(scores, result.q_C)[0, 2] == pytest.approx(0.25)
         assert result.value_T[0] == pytest.approx(0.5 * 0.9 + 0.5 * 0.25)
-    assert_same(estimate(tree_of(rows), [two, one], shrink=False)[::-1], found, 1e-12)
 
 
 def test_the_unkept_rest_is_valued_by_those_who_chose_it_themselves() -> None:
@@ -196,7 +195,9 @@ def tiny(seed: int) -> tuple[list[Row], list[PathScores]]:
     outcome = {row[0]: int(rng.integers(2)) for row in rows}
     rows = [(row[0], row[1], outcome[row[0]]) for row in rows]  # type: ignore[index]
 
-    paths = list(dict.fromkeys(natural))[: rng.integers(1, 4)]
+    # Neighbours in the order of the alphabet share the most.
+    ordered, first = sorted(set(natural)), rng.integers(3)
+    paths = [ordered[i] for i in rng.permutation(np.arange(first, first + rng.integers(1, 4)))]
     kept: dict[tuple[int, ...], dict[int, float]] = {}
     for node in {path[:depth] for path in paths for depth in range(len(path))}:
         seen = sorted({c[len(node)] for c in natural if c[: len(node)] == node and len(c) > len(node)})
@@ -296,14 +297,16 @@ def test_the_order_of_arrival_is_irrelevant(seed: int, shrink: bool, method) -> 
     assert_same(one, estimate(GenerationTree.build(*parts), paths, method=method, shrink=shrink))
 
 
-@given(seed=st.integers(0, 2**32 - 1), shrink=st.booleans())
+@given(seed=st.integers(0, 2**32 - 1))
 @settings(deadline=None, max_examples=60)
-def test_the_order_of_the_paths_is_irrelevant(seed: int, shrink: bool) -> None:
-    """Which of two paths owns a shared node decides what is called on the path there, so up to the shrinkage."""
+def test_the_order_of_the_paths_is_irrelevant(seed: int) -> None:
     rows, paths = tiny(seed)
-    one, other = (estimate(tree_of(rows), given, shrink=shrink) for given in (paths, paths[::-1]))
-    for a, b in zip(one, other[::-1], strict=True):
-        assert np.allclose(a.value_T, b.value_T, atol=0.05 if shrink else 1e-12)
+    one, other = (estimate(tree_of(rows), given, shrink=False) for given in (paths, paths[::-1]))
+    for path, a, b in zip(paths, one, other[::-1], strict=True):
+        informed_C = (a.visits_C > 0) | (np.exp(path.log_p_C) > 0)
+        assert np.allclose(a.value_T, b.value_T, atol=1e-12)
+        assert np.allclose(a.q_C[informed_C], b.q_C[informed_C], atol=1e-12)
+        assert np.allclose(a.se_C[informed_C], b.se_C[informed_C], atol=1e-9)
 
 
 @given(seed=st.integers(0, 2**32 - 1))
@@ -548,7 +551,8 @@ def test_more_rollouts_less_error() -> None:
             teachers = [world.tilted_teacher(strength=4.0, noise=1.0, seed=seed)]
             plan = Settings(budget=Budget(initial=initial, n_min=n_min))
             evidence = gather(world, teachers, Question("grows"), world, settings=plan)
-            rows += [np.abs(miss_C) for miss_C, _ in errors(world, evidence, "backup", least=0)]
+            for scores, (miss_C, _) in zip(evidence.paths, errors(world, evidence, "backup", least=0), strict=True):
+                rows.append(np.abs(miss_C[scores.log_p_C > np.log(0.02)]))
         mean.append(np.nanmean(np.concatenate(rows)))
     assert mean[1] < 0.7 * mean[0]
     assert mean[2] < 0.7 * mean[1]

@@ -157,8 +157,12 @@ def test_q_along_a_path_is_q_at_its_prefixes(world: ExactWorld) -> None:
 
 
 @tiny
-def test_reward_to_go_is_the_mean_log_ratio_of_what_follows(world: ExactWorld) -> None:
+@pytest.mark.parametrize("forbids", [False, True])
+def test_reward_to_go_is_the_mean_log_ratio_of_what_follows(world: ExactWorld, forbids: bool) -> None:
     teacher = tiny_teacher(world)
+    if forbids:  # a teacher that never ends at the third position: whatever may end there expects minus infinity
+        teacher.log_t_LSV[2, :, EOS] = -inf
+    forbidden = finite = 0
     for ending in list(endings(world))[::7]:
         scores = score(world, ending.completion, teacher, floor=1e-9)
         to_go_C = world.exact_reward_to_go_along(scores, teacher)
@@ -170,6 +174,10 @@ def test_reward_to_go_is_the_mean_log_ratio_of_what_follows(world: ExactWorld) -
                 log_p = slow_log_probs(world, world.log_p_LSV, later.completion)
                 expected += later.probability * (sum(log_t[depth:]) - sum(log_p[depth:]))
             assert found == pytest.approx(expected, abs=1e-10)
+            forbidden += np.isneginf(found)
+            finite += np.isfinite(found)
+    assert finite > 0
+    assert (forbidden > 0) == forbids
 
 
 def test_reward_to_go_at_the_start_is_minus_the_kl_of_whole_sequences() -> None:
@@ -681,7 +689,7 @@ def test_a_world_of_thirty_thousand_tokens_stays_small() -> None:
     world = ExactWorld.random(0, length=30_000, vocabulary=6)
     assert world.log_p_LSV.shape == (45_000, 24, 6)
     assert world.log_p_LSV.nbytes + world.next_LSV.nbytes < 100e6
-    rollouts = world.sample([ask(n=3)])
+    rollouts = world.sample([ask(n=2)])
     assert 15_000 < rollouts.length_R.mean() < 45_000
     assert 0.1 < world.value_LS[0, world.start] < 0.9
 

@@ -157,7 +157,8 @@ class ExactWorld:
             after_SV = to_go[position + 1][self.next_LSV[position]]
             after_SV[:, EOS] = 0.0
             p_SV = np.exp(self.log_p_LSV[position])
-            to_go[position] = (p_SV * (step_LSV[position] + after_SV)).sum(-1)
+            # What the student never says costs nothing, even where the teacher would forbid what follows.
+            to_go[position] = (p_SV * np.where(p_SV > 0, step_LSV[position] + after_SV, 0.0)).sum(-1)
         depth_C = np.repeat(np.arange(len(scores)), np.diff(scores.offsets))
         state_C = self.states_along(scores.completion_T)[depth_C]
         after_C = to_go[depth_C + 1, self.next_LSV[depth_C, state_C, scores.token_C]]
@@ -190,7 +191,7 @@ class ExactWorld:
     def style_teacher(self, name: str = "style", *, noise: float = 1.5, seed: int = 0) -> ExactTeacher:
         """Disagrees only about tokens with nothing at stake: it moves mass among them, never to or from the others."""
         noise_LSV = np.random.default_rng(seed).normal(0.0, noise, self.log_p_LSV.shape)
-        idle_LSV = np.abs(self._advantage_LSV) < 0.01
+        idle_LSV = (np.abs(self._advantage_LSV) < 0.01) & (self.log_p_LSV > -np.inf)
         log_idle = np.where(idle_LSV, self.log_p_LSV, -np.inf)
         moved_LSV = log_idle + noise_LSV
         with np.errstate(invalid="ignore"):
