@@ -311,7 +311,7 @@ class _Search:
         for teacher in self.teachers:
             ratio = log_ratio(self.student.token_log_probs(self.question, rollouts, teacher), log_p)
             for future, scores in zip(futures, paths, strict=True):
-                future[teacher.name] = reward_to_go(self.tree, scores, teacher.name, ratio)
+                future[teacher.name] = reward_to_go(self.tree, scores, teacher.name, ratio, ends=self.ends)
         return futures
 
     def note(self, correct: Sequence[bool]) -> str:

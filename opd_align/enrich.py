@@ -57,6 +57,8 @@ class Budget:
             raise OpdAlignError(f"budget: tau must lie between 0 and 1, not {self.tau}")
         if (self.targeted or 0) < 0 or (self.seconds or 0) < 0:
             raise OpdAlignError("budget: targeted and seconds cannot be negative")
+        if min(self.by_update, self.by_gap) < 0:
+            raise OpdAlignError("budget: by_update and by_gap cannot be negative")
 
 
 @dataclass(frozen=True)
@@ -135,13 +137,13 @@ def plan_adaptive(
         held.append(effective_C[child])
     if not sum(map(len, claim)):
         return []
-    n_E = iter(_water_fill(np.concatenate(claim), np.concatenate(held), spend).tolist())
+    n_E = _water_fill(np.concatenate(claim), np.concatenate(held), spend)
+    shares = np.split(n_E, np.cumsum([len(claim_E) for claim_E in claim])[:-1])
     # Prefixes of long paths are long: only those that are rolled out are written down.
     return [
-        Target(_prefix(scores, int(np.searchsorted(scores.offsets, child, "right")) - 1, child), n)
-        for scores, children in place
-        for child, n in zip(children.tolist(), n_E, strict=False)
-        if n > 0
+        Target(_prefix(scores, _depth_of(scores, child[i]), child[i]), int(share_E[i]))
+        for (scores, child), share_E in zip(place, shares, strict=True)
+        for i in np.flatnonzero(share_E)
     ]
 
 
@@ -196,6 +198,10 @@ def _largest_push(scores: PathScores) -> Floats:
 def _largest_gap(scores: PathScores) -> Floats:
     gaps = [np.abs(np.exp(teacher.log_t_C) - np.exp(scores.log_p_C)) for teacher in scores.teachers.values()]
     return np.max(gaps, axis=0) if gaps else np.zeros(len(scores.token_C))
+
+
+def _depth_of(scores: PathScores, child: int) -> int:
+    return int(np.searchsorted(scores.offsets, child, "right")) - 1
 
 
 def _prefix(scores: PathScores, depth: int, child: int) -> Tokens:

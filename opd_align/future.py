@@ -11,7 +11,7 @@ import numpy as np
 
 from opd_align.objectives import LOG_FLOOR
 from opd_align.tree import GenerationTree
-from opd_align.types import Floats, PathScores
+from opd_align.types import Floats, PathScores, Tokens
 
 
 def log_ratio(log_t: Floats, log_p: Floats) -> Floats:
@@ -19,10 +19,10 @@ def log_ratio(log_t: Floats, log_p: Floats) -> Floats:
     return np.maximum(log_t, LOG_FLOOR) - np.maximum(log_p, LOG_FLOOR)
 
 
-def reward_to_go(tree: GenerationTree, scores: PathScores, teacher: str, ratio: Floats) -> Floats:
+def reward_to_go(tree: GenerationTree, scores: PathScores, teacher: str, ratio: Floats, *, ends: Tokens) -> Floats:
     """Expected reward-to-go of every child of a path, its own term included, laid out like the path's children.
 
-    `ratio` is `log t − log p` of every token of `tree.rollouts()`, laid end to end.
+    `ratio` is `log t − log p` of every token of `tree.rollouts()`, laid end to end; after one of `ends` nothing follows.
     """
     nodes = len(scores)
     leave = tree.exits(scores.completion_T)
@@ -43,7 +43,7 @@ def reward_to_go(tree: GenerationTree, scores: PathScores, teacher: str, ratio: 
     step_C = log_ratio(scores.teachers[teacher].log_t_C, scores.log_p_C)
     p_C = np.exp(scores.log_p_C)
     on_path_C = scores.token_C == scores.completion_T[child_depth_C]
-    seen_C = (n_C > 0) & ~on_path_C
+    seen_C = ((n_C > 0) | np.isin(scores.token_C, ends)) & ~on_path_C
     known_T = np.bincount(child_depth_C, np.where(seen_C, p_C * (step_C + mean_C), 0.0), nodes).tolist()
     mass_T = np.bincount(child_depth_C, np.where(seen_C, p_C, 0.0), nodes).tolist()
     path_p_T, path_step_T = p_C[on_path_C].tolist(), step_C[on_path_C].tolist()

@@ -151,7 +151,11 @@ class SingleSample:
 
 @dataclass(frozen=True)
 class MiniLLM:
-    """Reverse KL of whole sequences: each token carries the log-ratio of everything that follows it."""
+    """Reverse KL of whole sequences: each token carries the log-ratio of everything that follows it.
+
+    That future is estimated from rollouts and noisy; its verdicts know the uncertainty of success, not that of the
+    future, and are surer than they should be.
+    """
 
     name: str = "minillm"
     signal: Literal["teacher", "future", "reward"] = "future"

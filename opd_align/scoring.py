@@ -79,7 +79,9 @@ def score_path(student: Side, teachers: Sequence[Side], request: ScoreRequest, s
         # Vocabularies are padded to different lengths; the common ones are those that all can say.
         vocabulary = min(_vocabulary(side.model) for side in sides)
         if len(completion) and int(completion.max()) >= vocabulary:
-            raise OpdAlignError(f"token {int(completion.max())} of a completion is beyond the common vocabulary ({vocabulary})")
+            raise OpdAlignError(
+                f"token {int(completion.max())} of a completion is beyond the common vocabulary ({vocabulary})"
+            )
         parts = []
         for start, stop in _chunks(len(completion), vocabulary * len(sides)):
             log_p = sampling.log_probs(heads[0](hidden[0][start:stop])[..., :vocabulary])

@@ -649,8 +649,9 @@ def test_a_family_answers_with_the_world_of_the_question() -> None:
     teacher = family.teacher("tilt", lambda world: world.tilted_teacher("ignored"))
     requests = [ask(n=3, question=one), ask((1,), 2, question=two), ask((2,), 2, question=one)]
     rollouts = family.sample(requests)
-    expected = [rows_of(family.worlds[request.question.id].sample([request])) for request in requests]
-    assert rows_of(rollouts) == [row for rows in expected for row in rows]
+    expected = [family.worlds[request.question.id].sample([request], family.fingerprint) for request in requests]
+    assert rows_of(rollouts) == [row for part in expected for row in rows_of(part)]
+    assert rollouts.key_R[:3].tolist() == requests[0].keys(family.fingerprint).tolist()
 
     mine, world = rollouts.take(np.array([0, 1, 2, 5, 6])), family.worlds[one.id]
     own_teacher = teacher.teachers[one.id]

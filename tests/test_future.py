@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from opd_align import future
 from opd_align.backends.exact import EOS, ExactTeacher, ExactWorld
-from opd_align.future import log_ratio, reward_to_go
+from opd_align.future import log_ratio
 from opd_align.objectives import LOG_FLOOR
 from opd_align.tree import GenerationTree
 from opd_align.types import Floats, PathScores, Question, Rollouts, SampleRequest, ScoreRequest, TeacherScores, Tokens
 
 Q = Question("q")
+reward_to_go = partial(future.reward_to_go, ends=np.empty(0, np.uint32))
 
 
 def tokens(prefix: Any = ()) -> Tokens:
@@ -66,6 +69,16 @@ def tree_of(*rows: tuple[tuple[int, ...], int]) -> GenerationTree:
     return GenerationTree.build(
         Rollouts.of([row[0] for row in rows], launch=[row[1] for row in rows], outcome=[0] * len(rows))
     )
+
+
+def test_nothing_follows_an_end_that_nobody_took() -> None:
+    path, children = [5, EOS], [{5: (0.5, 0.25), EOS: (0.4, 0.2)}, {EOS: (0.5, 0.5), 4: (0.5, 0.5)}]
+    tree = tree_of(((5, EOS), 0), ((5, 4, 1), 0))
+    ratio = in_tree_order(tree, {(5, EOS): [0.0, 0.0], (5, 4, 1): [0.0, 0.0, -6.0]})
+    blind = future.reward_to_go(tree, path_scores(path, children), "t", ratio, ends=tokens())
+    found = future.reward_to_go(tree, path_scores(path, children), "t", ratio, ends=tokens([EOS]))
+    np.testing.assert_allclose(found[0], np.log(0.2 / 0.4))  # token 0, the end: its own term and nothing more
+    np.testing.assert_allclose(blind[0], np.log(0.2 / 0.4) - 3.0)  # without that knowledge, the path's future
 
 
 def test_six_rollouts_by_hand() -> None:

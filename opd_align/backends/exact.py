@@ -238,15 +238,18 @@ class ExactWorld:
         cdf_LSV[..., -1] = np.inf
         return cdf_LSV, rank_LSV
 
-    def sample(self, requests: Sequence[SampleRequest]) -> Rollouts:
-        """Vectorised over all requests; each token depends only on the rollout's key and position."""
+    def sample(self, requests: Sequence[SampleRequest], fingerprint: str = "") -> Rollouts:
+        """Vectorised over all requests; each token depends only on the rollout's key and position.
+
+        `fingerprint` takes the place of the world's own in the keys, for a family that has one.
+        """
         for request in requests:
             self._check_prefix(request.prefix)
         prefix_B = Rollouts.of([request.prefix for request in requests])
         n_B = np.array([request.n for request in requests], np.int64)
         request_R = np.repeat(np.arange(len(requests)), n_B)
         launch_R = prefix_B.length_R[request_R]
-        keys = [request.keys(self.fingerprint) for request in requests]
+        keys = [request.keys(fingerprint or self.fingerprint) for request in requests]
         key_R = np.concatenate(keys) if keys else np.empty(0, np.uint64)
         state_R = self._final_states(prefix_B)[request_R]
         steps, end_R, finish_R = self._continue(launch_R, state_R, key_R)
@@ -382,7 +385,7 @@ class ExactFamily:
 
     def sample(self, requests: Sequence[SampleRequest]) -> Rollouts:
         runs = groupby(requests, key=lambda request: request.question.id)
-        return Rollouts.join([self._world(question).sample(list(run)) for question, run in runs])
+        return Rollouts.join([self._world(question).sample(list(run), self.fingerprint) for question, run in runs])
 
     def grade(self, question: Question, rollouts: Rollouts) -> NDArray[np.int8]:
         return self._world(question.id).grade(question, rollouts)

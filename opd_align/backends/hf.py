@@ -103,7 +103,9 @@ class HFStudent:
     def _rows(self, number: int, request: SampleRequest) -> list[_Row]:
         prompt = list(self.prompt(request.question))
         if not prompt:
-            raise OpdAlignError(f"question {request.question.id!r} has an empty prompt; at least one token must precede")
+            raise OpdAlignError(
+                f"question {request.question.id!r} has an empty prompt; at least one token must precede"
+            )
         limit = getattr(self.model.config, "max_position_embeddings", None)
         if limit is not None and len(prompt) + self.sampling.max_tokens > limit:
             raise OpdAlignError(
@@ -250,7 +252,11 @@ def _by_trunk(rows: Sequence[_Row]) -> list[tuple[tuple[int, ...], list[_Row]]]:
     """Rows grouped by the longest sequence that has all they read, but the last token, as a prefix."""
     heads = sorted({row.read[:-1] for row in rows})
     # In lexicographic order a sequence stands right before its extensions.
-    trunks = [head for head, after in zip(heads, [*heads[1:], None], strict=True) if after is None or after[: len(head)] != head]
+    trunks = [
+        head
+        for head, after in zip(heads, [*heads[1:], None], strict=True)
+        if after is None or after[: len(head)] != head
+    ]
     groups: dict[tuple[int, ...], list[_Row]] = {trunk: [] for trunk in trunks}
     from bisect import bisect_left
 
