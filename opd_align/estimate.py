@@ -84,7 +84,9 @@ def estimate(
         return _Backup(tree, paths, shrink).solve()
     if method not in get_args(Method):
         raise OpdAlignError(f"unknown estimator {method!r}; choose one of {', '.join(get_args(Method))}")
-    return [_count(tree, scores, pooled=method == "pooled") for scores in paths]
+    # Ends that were verified without sampling are nobody's rollouts, and plain counting must not take them for such.
+    sampled = tree.subset((tree.launch_R < tree.length_R) | (tree.launch_R == 0))
+    return [_count(sampled, scores, pooled=method == "pooled") for scores in paths]
 
 
 def laid_out(counts: PathCounts, scores: PathScores) -> PathCounts:

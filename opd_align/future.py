@@ -22,7 +22,7 @@ def log_ratio(log_t: Floats, log_p: Floats) -> Floats:
 def reward_to_go(tree: GenerationTree, scores: PathScores, teacher: str, ratio: Floats, *, ends: Tokens) -> Floats:
     """Expected reward-to-go of every child of a path, its own term included, laid out like the path's children.
 
-    `ratio` is `log t − log p` of every token of `tree.rollouts()`, laid end to end; after one of `ends` nothing follows.
+    `ratio` is `log t − log p` of every token of `tree.rollouts()`, laid end to end. Nothing follows one of `ends`.
     """
     nodes = len(scores)
     leave = tree.exits(scores.completion_T)

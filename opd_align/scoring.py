@@ -17,10 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opd_align.types import Floats, OpdAlignError, PathScores, ScoreRequest, TeacherScores, Tokens
+from opd_align.types import Floats, OpdAlignError, PathScores, Rollouts, ScoreRequest, TeacherScores, Tokens
 
-CHUNK_BYTES = 256 << 20
+CHUNK_BYTES = 64 << 20
 """Memory for the probabilities of one chunk of positions, student and teachers together."""
+
+BODY_TOKENS = 16384
+"""Tokens that a model's body reads at a time when many completions are scored."""
 
 
 class TokenizerMismatch(OpdAlignError):
@@ -37,7 +40,7 @@ class Sampling:
     max_tokens: int = 1024
 
     def __post_init__(self) -> None:
-        if self.temperature <= 0:
+        if not 0 < self.temperature < np.inf:
             raise OpdAlignError(f"sampling: temperature must be above 0, not {self.temperature}; greedy has no forks")
         if not 0 < self.top_p <= 1 or self.top_k < 0 or self.max_tokens < 1:
             raise OpdAlignError(
@@ -47,17 +50,24 @@ class Sampling:
 
     def log_probs(self, logits: Tensor) -> Tensor:
         """Log-probabilities of the distribution that is sampled from, in float32; -inf for what is cut off."""
-        log_p = torch.log_softmax(logits.float() / self.temperature, dim=-1)
+        log_p = tempered(logits, self.temperature)
         if self.top_k and self.top_k < log_p.shape[-1]:
+            # Tokens that tie with the last one stay, as in transformers.
             least = log_p.topk(self.top_k, dim=-1).values[..., -1:]
             log_p = torch.log_softmax(log_p.masked_fill(log_p < least, -torch.inf), dim=-1)
         if self.top_p < 1:
-            ranked, order = log_p.sort(dim=-1, descending=True)
+            ranked, order = log_p.sort(dim=-1, descending=True, stable=True)
             # A token stays if the mass before it has not reached top_p; so the likeliest always stays.
             before = ranked.exp().cumsum(-1) - ranked.exp()
             ranked = ranked.masked_fill(before >= self.top_p, -torch.inf)
             log_p = torch.log_softmax(torch.empty_like(log_p).scatter_(-1, order, ranked), dim=-1)
         return log_p
+
+
+def tempered(logits: Tensor, temperature: float) -> Tensor:
+    """Log-probabilities at a temperature, in float32."""
+    logits = logits.float()
+    return torch.log_softmax(logits if temperature == 1 else logits / temperature, dim=-1)
 
 
 @dataclass(frozen=True)
@@ -68,69 +78,128 @@ class Side:
     model: Any
     prompt: Sequence[int]
 
+    def __post_init__(self) -> None:
+        if not len(self.prompt):
+            raise OpdAlignError(f"{self.name!r} has an empty prompt; at least one token (such as <bos>) must precede")
+        check_evaluating(self.model, self.name)
+
 
 def score_path(student: Side, teachers: Sequence[Side], request: ScoreRequest, sampling: Sampling) -> PathScores:
-    """Student and teachers along one completion, each with its own prompt, position by position."""
+    """Student and teachers along one completion, each with its own prompt, position by position.
+
+    The student's probabilities are those it samples with. A teacher's are at the same temperature, over the tokens
+    that student and teachers all can say: vocabularies are padded to different lengths.
+    """
     completion = np.asarray(request.completion, np.uint32)
     sides = [student, *teachers]
-    with torch.inference_mode():
-        hidden = [_hidden_states(side, completion) for side in sides]
-        heads = [side.model.get_output_embeddings() for side in sides]
-        # Vocabularies are padded to different lengths; the common ones are those that all can say.
-        vocabulary = min(_vocabulary(side.model) for side in sides)
-        if len(completion) and int(completion.max()) >= vocabulary:
-            raise OpdAlignError(
-                f"token {int(completion.max())} of a completion is beyond the common vocabulary ({vocabulary})"
-            )
+    vocabulary = min(_vocabulary(side.model) for side in sides)
+    _check_tokens(completion, vocabulary)
+    with torch.no_grad():
+        heads = [_head(side) for side in sides]
+        hidden = [_hidden_states(side, [completion]) for side in sides]
         parts = []
         for start, stop in _chunks(len(completion), vocabulary * len(sides)):
-            log_p = sampling.log_probs(heads[0](hidden[0][start:stop])[..., :vocabulary])
+            log_p = sampling.log_probs(heads[0](hidden[0][start:stop]))[..., :vocabulary]
             log_t = [
-                torch.log_softmax(head(state[start:stop])[..., :vocabulary].float() / sampling.temperature, dim=-1)
+                tempered(head(state[start:stop])[..., :vocabulary], sampling.temperature).to(log_p.device)
                 for head, state in zip(heads[1:], hidden[1:], strict=True)
             ]
             parts.append(_reduce(log_p, log_t, request, completion, start))
     return _assemble(parts, completion, [teacher.name for teacher in teachers])
 
 
-def completion_log_probs(side: Side, completion: Tokens, sampling: Sampling) -> Floats:
-    """Log-probability of every token of a completion, chunk by chunk."""
-    with torch.inference_mode():
-        hidden, head = _hidden_states(side, completion), side.model.get_output_embeddings()
-        result = np.empty(len(completion))
-        for start, stop in _chunks(len(completion), _vocabulary(side.model)):
-            log_p = sampling.log_probs(head(hidden[start:stop]))
-            token = torch.as_tensor(completion[start:stop].astype(np.int64), device=log_p.device)
-            result[start:stop] = log_p.gather(-1, token[:, None])[:, 0].double().cpu().numpy()
+def rollout_log_probs(side: Side, rollouts: Rollouts, sampling: Sampling) -> Floats:
+    """Log-probability of every token of every rollout, flat like `rollouts.tokens`."""
+    _check_tokens(rollouts.tokens, _vocabulary(side.model))
+    result = np.empty(len(rollouts.tokens))
+    with torch.no_grad():
+        head = _head(side)
+        for rows in _alike(rollouts.length_R, len(side.prompt)):
+            completions = [rollouts.completion(int(row)) for row in rows]
+            scored = _log_probs(head, _hidden_states(side, completions), np.concatenate(completions), sampling)
+            ends = np.cumsum([len(completion) for completion in completions])[:-1]
+            for row, values in zip(rows, np.split(scored, ends), strict=True):
+                result[rollouts.offsets[row] : rollouts.offsets[row + 1]] = values
     return result
 
 
 def check_tokenizers(student: Any, teacher: Any, name: str) -> None:
     """Refuses a teacher whose tokens mean something else, with an example."""
-    mine, theirs = student.get_vocab(), teacher.get_vocab()
-    if mine == theirs:
-        return
-    by_id, their_by_id = ({number: text for text, number in vocabulary.items()} for vocabulary in (mine, theirs))
-    for number in range(min(len(by_id), len(their_by_id))):
-        if by_id.get(number) != their_by_id.get(number):
+    mine, theirs = ({number: text for text, number in side.get_vocab().items()} for side in (student, teacher))
+    # What only one of them has lies beyond the common vocabulary, where padding and additions live.
+    for number in sorted(mine.keys() & theirs.keys()):
+        if mine[number] != theirs[number]:
             raise TokenizerMismatch(
-                f"teacher {name!r} does not share the student's vocabulary (id {number} is {their_by_id.get(number)!r} "
-                f"there, {by_id.get(number)!r} here); use a context teacher, or one of the same family"
+                f"teacher {name!r} does not share the student's vocabulary (id {number} is {theirs[number]!r} there, "
+                f"{mine[number]!r} here); use a context teacher, or one of the same family"
             )
 
 
-def _hidden_states(side: Side, completion: Tokens) -> Tensor:
-    """Last hidden state before each token of the completion: (T, d)."""
-    if not len(side.prompt):
-        raise OpdAlignError(f"{side.name!r} has an empty prompt; at least one token (such as <bos>) must precede")
-    ids = [*side.prompt, *completion[:-1].tolist()] if len(completion) else list(side.prompt)
+def check_evaluating(model: Any, name: str) -> None:
+    """Refuses a model in training mode: dropout and checkpointing would make its probabilities garbage."""
+    if model.training:
+        raise OpdAlignError(f"{name!r} is in training mode; call model.eval() before it samples or scores")
+
+
+def _check_tokens(tokens: Tokens, vocabulary: int) -> None:
+    if len(tokens) and int(tokens.max()) >= vocabulary:
+        raise OpdAlignError(f"token {int(tokens.max())} of a completion is beyond the common vocabulary ({vocabulary})")
+
+
+def _body(model: Any) -> Any:
+    # PEFT puts its layers inside the model it wraps, so the wrapped body speaks with the adapter.
+    return (model.get_base_model() if hasattr(model, "peft_config") else model).base_model
+
+
+def _head(side: Side) -> Any:
+    """The model's output layer, after making sure that it and the body are all there is to the logits."""
+    model, head = side.model, side.model.get_output_embeddings()
+    few = torch.as_tensor([list(side.prompt[:4])], device=model.device)
+    whole = model(input_ids=few, use_cache=False).logits.float()
+    split = head(_body(model)(input_ids=few, use_cache=False).last_hidden_state).float()
+    if whole.shape != split.shape or not torch.allclose(whole, split, rtol=1e-2, atol=1e-2 * float(whole.abs().max())):
+        raise OpdAlignError(
+            f"{side.name!r} ({type(model).__name__}) does more to its logits than body and output layer "
+            "(scaling, capping or a virtual prompt), which scoring in chunks does not know"
+        )
+    return head
+
+
+def _hidden_states(side: Side, completions: Sequence[Tokens]) -> Tensor:
+    """Last hidden state before each token of the completions, one after the other: (tokens, d)."""
+    lengths = [len(completion) for completion in completions]
+    longest = len(side.prompt) + max(*lengths, 1) - 1  # the last token is scored, not read
     limit = getattr(side.model.config, "max_position_embeddings", None)
-    if limit is not None and len(ids) > limit:
-        raise OpdAlignError(f"{side.name!r}: prompt and completion are {len(ids)} tokens, its context holds {limit}")
-    body = side.model.base_model if not hasattr(side.model, "peft_config") else side.model.get_base_model().base_model
-    tokens = torch.as_tensor([ids], device=side.model.device)
-    hidden: Tensor = body(input_ids=tokens, use_cache=False).last_hidden_state[0]
-    return hidden[len(side.prompt) - 1 :][: len(completion)]
+    if limit is not None and longest > limit:
+        raise OpdAlignError(f"{side.name!r}: prompt and completion are {longest} tokens, its context holds {limit}")
+    ids = np.zeros((len(completions), longest), np.int64)
+    ids[:, : len(side.prompt)] = side.prompt
+    for row, completion in enumerate(completions):
+        ids[row, len(side.prompt) : len(side.prompt) + len(completion) - 1] = completion[:-1]
+    # Padding on the right of a causal model changes nothing on its left: no mask is needed.
+    tokens = torch.as_tensor(ids, device=side.model.device)
+    hidden: Tensor = _body(side.model)(input_ids=tokens, use_cache=False).last_hidden_state[:, len(side.prompt) - 1 :]
+    if len(completions) == 1:
+        return hidden[0, : lengths[0]]
+    return torch.cat([state[:length] for state, length in zip(hidden, lengths, strict=True)])
+
+
+def _log_probs(head: Any, hidden: Tensor, tokens: Tokens, sampling: Sampling) -> Floats:
+    result = np.empty(len(tokens))
+    for start, stop in _chunks(len(tokens), head.weight.shape[0]):
+        log_p = sampling.log_probs(head(hidden[start:stop]))
+        token = torch.as_tensor(tokens[start:stop].astype(np.int64), device=log_p.device)
+        result[start:stop] = log_p.gather(-1, token[:, None])[:, 0].double().cpu().numpy()
+    return result
+
+
+def _alike(length_R: Any, prompt: int) -> Iterator[Any]:
+    """Rows in batches of similar length, longest first; a batch reads at most `BODY_TOKENS`, padding included."""
+    order = np.argsort(-length_R, kind="stable")
+    while len(order):
+        size = max(1, BODY_TOKENS // (prompt + int(length_R[order[0]])))
+        yield order[:size]
+        order = order[size:]
 
 
 def _vocabulary(model: Any) -> int:
@@ -182,7 +251,7 @@ def _reduce(log_p: Tensor, log_t: Sequence[Tensor], request: ScoreRequest, compl
 
 def _compare(log_p: Tensor, p: Tensor, log_t: Tensor) -> dict[str, Any]:
     t = log_t.exp()
-    log_m = torch.logaddexp(log_p, log_t) - np.log(2)
+    log_m = ((p + t) / 2).log_()
     js = (_kl(p, log_p, log_m) + _kl(t, log_t, log_m)) / 2
     dot = (p * t).sum(-1) / (p.norm(dim=-1) * t.norm(dim=-1))
     columns = {"kl_T": _kl(p, log_p, log_t), "js_T": js, "l2_T": (p - t).norm(dim=-1), "cosine_T": dot}
@@ -191,11 +260,11 @@ def _compare(log_p: Tensor, p: Tensor, log_t: Tensor) -> dict[str, Any]:
 
 def _kl(weight: Tensor, log_a: Tensor, log_b: Tensor) -> Tensor:
     # 0 · log(0 / x) is 0, and rounding must not make a divergence negative.
-    return torch.where(weight > 0, weight * (log_a - log_b), 0.0).sum(-1).clamp(min=0.0)
+    return (log_a - log_b).mul_(weight).masked_fill_(weight == 0, 0.0).sum(-1).clamp(min=0.0)
 
 
 def _entropy(log_p: Tensor, p: Tensor) -> Any:
-    return -torch.where(p > 0, p * log_p, 0.0).sum(-1).double().cpu().numpy()
+    return -(p * log_p).masked_fill_(p == 0, 0.0).sum(-1).double().cpu().numpy()
 
 
 def _assemble(parts: Sequence[_Part], completion: Tokens, names: Sequence[str]) -> PathScores:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opd_align import enrich
@@ -107,6 +107,7 @@ def test_windows_double() -> None:
 
 
 @given(length=st.integers(0, 100_000), first=st.integers(1, 500))
+@settings(deadline=None)
 def test_windows_cover_the_path_and_no_more(length: int, first: int) -> None:
     edges = windows(length, first)
     width = np.diff(edges)
@@ -180,10 +181,13 @@ def test_what_paths_share_is_planned_once() -> None:
 
 
 @given(limit=st.integers(0, 700), paths=st.integers(1, 3))
+@settings(deadline=None)
 def test_a_limit_is_hard_and_cuts_the_deepest_windows_first(limit: int, paths: int) -> None:
     given_paths = [forks(40, seed=seed) for seed in range(paths)]
     # Different first tokens keep them apart.
-    given_paths = [replace(p, completion_T=np.append(np.uint32(i + 1), p.completion_T[1:])) for i, p in enumerate(given_paths)]
+    given_paths = [
+        replace(p, completion_T=np.append(np.uint32(i + 1), p.completion_T[1:])) for i, p in enumerate(given_paths)
+    ]
     tree = tree_of(*[path.completion_T.tolist() for path in given_paths])
     budget = Budget(n_min=10, by_update=3, by_gap=1, first_window=5)
     whole = plan_paper(tree, given_paths, budget, ENDS)
@@ -222,6 +226,7 @@ def guessed(path: PathScores, own_var: Sequence[float] | float, q: float = 0.5) 
 
 
 @given(spend=st.integers(0, 5000), seed=st.integers(0, 100))
+@settings(deadline=None)
 def test_an_adaptive_round_spends_what_it_may(spend: int, seed: int) -> None:
     path = forks(20, seed=seed)
     own_var_C = np.random.default_rng(seed).uniform(1e-4, 0.05, len(path.token_C))
@@ -292,6 +297,7 @@ def test_what_paths_share_gets_its_rollouts_once_and_a_scored_path_none() -> Non
     children=st.lists(st.tuples(st.floats(1e-5, 0.5), st.floats(0.1, 1e4)), min_size=1, max_size=40),
     spend=st.integers(0, 100_000),
 )
+@settings(deadline=None)
 def test_water_fill_spends_all_and_levels(children, spend: int) -> None:
     claim_E, held_E = (np.array([child[i] for child in children]) for i in range(2))
     n_E = enrich._water_fill(claim_E, held_E, spend)
@@ -322,3 +328,9 @@ def test_an_adaptive_plan_on_a_real_tree() -> None:
     assert all(END not in prefix for prefix in found)
     # Another round from the same estimates is the same round.
     assert planned(plan_adaptive(evidence.paths, estimates, Budget(), ENDS, spend=777)) == found
+
+
+def test_what_is_settled_gets_nothing_and_the_budget_is_not_burnt() -> None:
+    claim_E, held_E = np.array([0.009, 0.2]), np.array([100.0, 10.0])
+    n_E = enrich._water_fill(claim_E, held_E, 10**6, settled=0.01)
+    assert n_E.tolist() == [0, 3990]  # 10 · ((0.2 / 0.01)² − 1)

@@ -450,7 +450,8 @@ def test_what_siblings_share_cancels_in_their_difference() -> None:
     # The same spread each on their own would leave the sign open.
     alone = posterior_of([0.4, 0.5], found.se_C**2, [0.0, 0.0], 0.0)
     draws = alone.draws(np.array([[0, 1]]), np.array([0]), n=20_000, rng=np.random.default_rng(1))[:, 0]
-    assert ((draws[:, 1] > draws[:, 0]).mean() < 0.8) and (difference > 0).mean() > 0.999
+    assert (draws[:, 1] > draws[:, 0]).mean() < 0.8
+    assert (difference > 0).mean() > 0.999
 
 
 def test_draws_are_probabilities_even_at_the_edge() -> None:

@@ -25,8 +25,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "alignment": {"types", "tree", "estimate", "objectives"},
     "metrics": {"types"},
     "enrich": {"types", "tree", "estimate", "objectives"},
-    "backends": {"types"},
+    "scoring": {"types"},
+    "backends": {"types", "scoring"},
     "engine": {"types", "tree", "estimate", "objectives", "future", "alignment", "enrich", "metrics"},
+    "shards": {"types"},
+    "manifest": {"types", "objectives", "alignment", "enrich", "engine"},
+    "store": {"types", "metrics", "alignment", "engine", "shards", "manifest"},
     "report": {"types", "metrics", "engine", "report"},
 }
 # The two that wire everything together.

@@ -1,37 +1,47 @@
 """Hugging Face transformers as student and teacher: samples from arbitrary prefixes, scores paths.
 
-All targets of a path share its prefix, so the path is read once and its key/value cache is cut and copied for each
-target; nothing is prefilled twice. A rollout's tokens depend on its key and the model alone: every draw takes its
-randomness from (key, position), never from the batch it happens to be in.
+All targets of a path share its prefix, so the path is read once, and every row of a batch attends to that one copy of
+its keys and values, as far as its own prefix goes, beside the few it adds itself: nothing is prefilled twice, and
+nothing is copied for each row. A rollout's tokens depend on its key and the model alone: every draw takes its
+randomness from (key, position), never from the batch it happens to be in. What rounding leaves of the batch is of the
+size of rounding: in float32 about one draw in a million, in bfloat16 more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import AttentionInterface, Cache, DynamicCache
+from transformers.cache_utils import DynamicLayer
 
-from opd_align.scoring import Sampling, Side, completion_log_probs, score_path
+from opd_align.scoring import Sampling, Side, check_evaluating, rollout_log_probs, score_path
 from opd_align.types import (
-    Finish,
     Floats,
+    Ints,
     OpdAlignError,
-    Outcome,
     PathScores,
     Question,
     Rollouts,
     SampleRequest,
     ScoreRequest,
+    Tokens,
     mix64,
 )
 
 Prompt = Callable[[Question], Sequence[int]]
+
+ATTENTION = "opd_align_trunk"
+"""Name under which transformers knows the attention used while sampling."""
 
 
 @dataclass(frozen=True)
@@ -45,221 +55,352 @@ class HFTeacher:
 
 @dataclass(frozen=True)
 class HFStudent:
-    """A causal language model as student.
+    """A causal language model as student; give it in eval mode, with or without PEFT adapters.
 
-    `prompt` gives the token ids before the completion. `batch_tokens` bounds rows × cached tokens of a batch;
-    running out of memory halves it and goes on.
+    `prompt` gives the token ids before the completion. `batch_tokens` bounds rows × tokens of a batch, `batch_rows`
+    its rows; running out of memory halves a batch and goes on.
     """
 
     name: str
     model: Any
     prompt: Prompt
     end_tokens: tuple[int, ...]
-    sampling: Sampling = Sampling()
-    batch_tokens: int = 65536
-    batch_rows: int = 256
+    sampling: Sampling = field(default_factory=Sampling)
+    batch_tokens: int = 1 << 19
+    batch_rows: int = 512
 
     @property
     def fingerprint(self) -> str:
-        """Name, sampling settings and weights; the latter through a few of their sums."""
+        """Name, sampling settings and weights as they are now: a model in training has another after each step."""
         digest = blake2b(digest_size=16)
-        digest.update(f"{self.name}\0{self.sampling}\0{sorted(self.end_tokens)}\0{self.model.dtype}".encode())
+        settings = (self.name, self.sampling, sorted(self.end_tokens), _adapters(self.model))
+        digest.update(repr(settings).encode())
         for name, weight in self.model.named_parameters():
-            if weight.ndim == 1:
-                digest.update(f"{name}\0{weight.double().sum().item():.12e}".encode())
+            digest.update(f"{name}\0{weight.dtype}\0{tuple(weight.shape)}\0{_checksum(weight)}\0".encode())
         return f"hf-{digest.hexdigest()}"
 
     def sample(self, requests: Sequence[SampleRequest]) -> Rollouts:
-        rows = [row for number, request in enumerate(requests) for row in self._rows(number, request)]
-        order = {(row.request, row.index): place for place, row in enumerate(rows)}
-        done: list[Any] = [None] * len(rows)
-        with torch.inference_mode():
-            for trunk, mine in _by_trunk(rows):
-                cache = self._prefill(trunk)
-                for row, tokens, finish in self._decode(cache, mine):
-                    done[order[row.request, row.index]] = (row, tokens, finish)
-        completions = [np.concatenate([row.prefix, np.asarray(tokens, np.uint32)]) for row, tokens, _ in done]
-        result = Rollouts.of(
-            completions, launch=[len(row.prefix) for row in rows], key=[row.key for row in rows],
-            outcome=[Outcome.UNKNOWN] * len(rows),
-        )  # fmt: skip
-        result.finish_R[:] = [finish for _, _, finish in done]
-        return result
+        if not requests:
+            return Rollouts.of([])
+        check_evaluating(self.model, self.name)
+        layers = _full_attention_layers(self.model, self.name)
+        readings, rows = self._read(requests)
+        steps: list[tuple[Ints, Tokens]] = []
+        room = self.batch_tokens
+        with torch.no_grad():
+            for trunk, members in _by_trunk(readings):
+                waiting = rows.take(np.flatnonzero(np.isin(rows.request_R, members) & (rows.room_R > 0)))
+                # Rows of similar depth side by side: they read the same part of the trunk and end together.
+                waiting = waiting.take(np.lexsort((waiting.row_R, -waiting.depth_R)))
+                shared = self._prefill(trunk, layers)
+                while len(waiting.row_R):
+                    # How long rows will run is not known; half a thousand tokens is a guess that memory can correct.
+                    tokens = int(waiting.depth_R[0]) + min(int(waiting.room_R.max()), 512)
+                    size = max(1, min(self.batch_rows, room // tokens))
+                    try:
+                        steps += self._continue(shared, waiting.take(np.arange(size)[: len(waiting.row_R)]))
+                    except RuntimeError as error:
+                        if size == 1 or not should_reduce_batch_size(error):
+                            raise
+                        room = min(size, len(waiting.row_R)) // 2 * tokens
+                    else:
+                        waiting = waiting.take(np.arange(size, max(size, len(waiting.row_R))))
+                        continue
+                    clear_device_cache(garbage_collection=True)
+        return _assembled(requests, rows, steps, self.end_tokens)
 
     def score(self, request: ScoreRequest, teachers: Sequence[HFTeacher]) -> PathScores:
-        question = request.question
-        sides = [Side(teacher.name, teacher.model, teacher.prompt(question)) for teacher in teachers]
-        return score_path(self._side(question), sides, request, self.sampling)
+        sides = [self._side(request.question, teacher) for teacher in teachers]
+        return score_path(self._side(request.question, None), sides, request, self.sampling)
 
     def token_log_probs(self, question: Question, rollouts: Rollouts, teacher: HFTeacher | None) -> Floats:
-        side = self._side(question) if teacher is None else Side(teacher.name, teacher.model, teacher.prompt(question))
         sampling = self.sampling if teacher is None else Sampling(self.sampling.temperature)
-        parts = [completion_log_probs(side, rollouts.completion(row), sampling) for row in range(len(rollouts))]
-        return np.concatenate([np.empty(0), *parts])
+        return rollout_log_probs(self._side(question, teacher), rollouts, sampling)
 
-    def _side(self, question: Question) -> Side:
-        return Side(self.name, self.model, self.prompt(question))
+    def _side(self, question: Question, teacher: HFTeacher | None) -> Side:
+        speaker = teacher or self
+        return Side(speaker.name, speaker.model, list(speaker.prompt(question)))
 
-    def _rows(self, number: int, request: SampleRequest) -> list[_Row]:
-        prompt = list(self.prompt(request.question))
+    def _read(self, requests: Sequence[SampleRequest]) -> tuple[list[tuple[int, ...]], _Rows]:
+        """What each request reads before it continues, and its rows."""
+        fingerprint = self.fingerprint
+        prompts: dict[str, list[int]] = {}
+        readings = []
+        for request in requests:
+            if request.question.id not in prompts:
+                prompts[request.question.id] = self._checked_prompt(request.question)
+            self._check_prefix(request.prefix)
+            readings.append((*prompts[request.question.id], *request.prefix.tolist()))
+        n_B = [request.n for request in requests]
+        request_R = np.repeat(np.arange(len(requests)), n_B)
+        keys = [request.keys(fingerprint) for request in requests]
+        room_B = [self.sampling.max_tokens - len(request.prefix) for request in requests]
+        return readings, _Rows(
+            np.arange(len(request_R)),
+            request_R,
+            np.array([len(reading) - 1 for reading in readings], np.int64)[request_R],
+            np.array([reading[-1] for reading in readings], np.int64)[request_R],
+            np.array(room_B, np.int64)[request_R],
+            np.concatenate([np.empty(0, np.uint64), *keys]),
+        )
+
+    def _checked_prompt(self, question: Question) -> list[int]:
+        prompt = list(self.prompt(question))
         if not prompt:
-            raise OpdAlignError(
-                f"question {request.question.id!r} has an empty prompt; at least one token must precede"
-            )
+            raise OpdAlignError(f"question {question.id!r} has an empty prompt; at least one token must precede")
         limit = getattr(self.model.config, "max_position_embeddings", None)
         if limit is not None and len(prompt) + self.sampling.max_tokens > limit:
             raise OpdAlignError(
-                f"question {request.question.id!r}: {len(prompt)} prompt tokens and up to {self.sampling.max_tokens} "
+                f"question {question.id!r}: {len(prompt)} prompt tokens and up to {self.sampling.max_tokens} "
                 f"new ones do not fit the context of {self.name!r} ({limit})"
             )
-        if np.isin(request.prefix, self.end_tokens).any():
+        return prompt
+
+    def _check_prefix(self, prefix: Tokens) -> None:
+        if np.isin(prefix, self.end_tokens).any():
             raise OpdAlignError("a prefix to continue cannot hold an end-of-sequence token")
-        keys = request.keys(self.fingerprint_once)
-        read = (*prompt, *request.prefix.tolist())
-        return [_Row(number, index, read, request.prefix, int(key)) for index, key in enumerate(keys)]
+        if len(prefix) > self.sampling.max_tokens:
+            raise OpdAlignError(
+                f"a prefix of {len(prefix)} tokens is longer than completions may be ({self.sampling.max_tokens})"
+            )
+        vocabulary = self.model.get_input_embeddings().weight.shape[0]
+        if len(prefix) and int(prefix.max()) >= vocabulary:
+            raise OpdAlignError(f"token {int(prefix.max())} of a prefix is beyond the vocabulary ({vocabulary})")
 
-    @property
-    def fingerprint_once(self) -> str:
-        return self.fingerprint
-
-    def _prefill(self, trunk: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of every layer along the trunk: (heads, tokens, size) each."""
+    def _prefill(self, trunk: tuple[int, ...], layers: int) -> _Shared | None:
         if not trunk:
-            return []
-        found = self.model(
-            input_ids=torch.as_tensor([trunk], device=self.model.device), use_cache=True, logits_to_keep=1
-        ).past_key_values
-        return [(layer.keys[0], layer.values[0]) for layer in found.layers]
+            return None
+        ids = torch.as_tensor([trunk], device=self.model.device)
+        found = self.model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
+        if len(found.layers) != layers:
+            raise OpdAlignError(f"{self.name!r} caches {len(found.layers)} layers, {layers} were expected")
+        return _Shared([layer.keys[0] for layer in found.layers], [layer.values[0] for layer in found.layers], None)
 
-    def _decode(self, cache: list[tuple[Tensor, Tensor]], rows: Sequence[_Row]) -> Any:
-        """Finished rows, batch by batch; batches hold rows of similar depth, so that little is padded."""
-        from accelerate.utils.memory import should_reduce_batch_size
-
-        waiting = sorted(rows, key=lambda row: (-len(row.read), row.request, row.index))
-        room = self.batch_tokens
-        while waiting:
-            deepest = len(waiting[0].read) + min(self.sampling.max_tokens, 256)
-            size = max(1, min(self.batch_rows, room // deepest))
-            try:
-                finished = list(_Batch(self, cache, waiting[:size]).run())
-            except Exception as error:
-                if size == 1 or not should_reduce_batch_size(error):
-                    raise
-                room = max(deepest, room // 2)
-                continue
-            yield from finished
-            waiting = waiting[size:]
+    def _continue(self, trunk: _Shared | None, rows: _Rows) -> list[tuple[Ints, Tokens]]:
+        """Decodes rows side by side until all have ended; step by step, which rows took which tokens."""
+        device = self.model.device
+        shared = None if trunk is None else trunk.cut(torch.as_tensor(rows.depth_R, device=device))
+        cache = Cache(layer_class_to_replicate=_OwnLayer)
+        input_B = torch.as_tensor(rows.last_R, device=device)
+        steps: list[tuple[Ints, Tokens]] = []
+        alive = np.ones(len(rows.row_R), bool)
+        with _attending(self.model):
+            while True:
+                position_B = rows.depth_R + np.minimum(len(steps), rows.room_R - 1)
+                logits = self.model(
+                    input_ids=input_B[:, None],
+                    position_ids=torch.as_tensor(position_B, device=device)[:, None],
+                    past_key_values=cache,
+                    use_cache=True,
+                    opd_align_shared=shared,
+                ).logits[:, -1]
+                input_B = _draw(self.sampling.log_probs(logits), _uniform(rows.key_R, position_B))
+                token_B = input_B.cpu().numpy()
+                steps.append((rows.row_R[alive], token_B[alive].astype(np.uint32)))
+                alive &= ~np.isin(token_B, self.end_tokens) & (rows.room_R > len(steps))
+                if not alive.any():
+                    return steps
+                # Moving the survivors together copies their caches, so rows that ended go along for a while.
+                if alive.mean() < 0.8:
+                    left = np.flatnonzero(alive)
+                    rows, alive = rows.take(left), alive[left]
+                    at = torch.as_tensor(left, device=device)
+                    input_B = input_B[at]
+                    shared = None if shared is None else shared.take(at)
+                    cache.batch_select_indices(at)
 
 
 @dataclass(frozen=True)
-class _Row:
-    """One rollout to make: what is read before it continues (prompt and prefix), and where its randomness comes from."""
+class _Rows:
+    """Rollouts to make, side by side: where each goes, how deep it starts, with which token, how far it may run."""
 
-    request: int
-    index: int
-    read: tuple[int, ...]
-    prefix: NDArray[np.uint32]
-    key: int
+    row_R: Ints
+    request_R: Ints
+    depth_R: Ints
+    last_R: Ints
+    room_R: Ints
+    key_R: NDArray[np.uint64]
 
-
-class _Batch:
-    """Rows that decode side by side; left-padded with copies of the trunk's cache."""
-
-    def __init__(self, student: HFStudent, cache: list[tuple[Tensor, Tensor]], rows: Sequence[_Row]) -> None:
-        self.student, self.model, self.rows = student, student.model, list(rows)
-        self.device = student.model.device
-        length_B = torch.tensor([len(row.read) - 1 for row in rows], device=self.device)
-        longest = int(length_B.max())
-        place = torch.arange(longest, device=self.device) - (longest - length_B[:, None])
-        self.mask = (place >= 0).long()
-        self.cache = _dynamic_cache()
-        for layer, (key, value) in enumerate(cache if longest else []):
-            # (heads, tokens, size) at (B, longest) → (B, heads, longest, size); padding repeats token 0, masked.
-            at = place.clamp(min=0)
-            self.cache.update(key[:, at].transpose(0, 1), value[:, at].transpose(0, 1), layer)
-        self.position = length_B
-        self.input = torch.tensor([row.read[-1] for row in rows], device=self.device)
-        self.key = torch.from_numpy(np.array([row.key for row in rows], np.uint64).view(np.int64).copy())
-        self.tokens: list[list[int]] = [[] for _ in rows]
-
-    def run(self) -> Any:
-        sampling, ends = self.student.sampling, set(self.student.end_tokens)
-        alive = [n for n, row in enumerate(self.rows) if len(row.prefix) < sampling.max_tokens]
-        for row in set(range(len(self.rows))) - set(alive):
-            yield self.rows[row], self.tokens[row], Finish.TRUNCATED
-        self._keep(alive, alive)
-        while alive:
-            drawn = self._step().tolist()
-            left = []
-            for slot, (row, token) in enumerate(zip(alive, drawn, strict=True)):
-                self.tokens[row].append(token)
-                if token in ends:
-                    yield self.rows[row], self.tokens[row], Finish.STOPPED
-                elif len(self.rows[row].prefix) + len(self.tokens[row]) >= sampling.max_tokens:
-                    yield self.rows[row], self.tokens[row], Finish.TRUNCATED
-                else:
-                    left.append(slot)
-            self._keep(left, alive)
-            alive = [alive[slot] for slot in left]
-
-    def _step(self) -> Tensor:
-        self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], dim=1)
-        logits = self.model(
-            input_ids=self.input[:, None],
-            attention_mask=self.mask,
-            position_ids=self.position[:, None],
-            past_key_values=self.cache,
-            use_cache=True,
-        ).logits[:, -1]
-        depth = np.array([len(self.rows[0].prefix)])  # replaced below, per row
-        del depth
-        token = _draw(self.student.sampling.log_probs(logits), self.key, self.position)
-        self.input, self.position = token, self.position + 1
-        return token
-
-    def _keep(self, slots: list[int], alive: list[int]) -> None:
-        if len(slots) == len(self.input):
-            return
-        at = torch.tensor(slots, dtype=torch.long, device=self.device)
-        self.mask, self.input, self.position = self.mask[at], self.input[at], self.position[at]
-        self.key = self.key[at.cpu()]
-        if len(slots):
-            self.cache.batch_select_indices(at)
-            # Columns that pad every remaining row need not be attended to any longer.
-            spare = int(self.mask.argmax(dim=1).min())
-            if spare:
-                self.mask = self.mask[:, spare:]
-                for layer in self.cache.layers:
-                    layer.keys, layer.values = layer.keys[:, :, spare:], layer.values[:, :, spare:]
+    def take(self, rows: Ints) -> _Rows:
+        return _Rows(*(getattr(self, column.name)[rows] for column in fields(self)))
 
 
-def _dynamic_cache() -> Any:
-    from transformers import DynamicCache
+@dataclass(frozen=True)
+class _Shared:
+    """Keys and values of a trunk, layer by layer (heads, tokens, size): one copy for all rows of a batch.
 
-    return DynamicCache()
+    `bias_BT` closes the part of the trunk that a row has not read; `None` if all have read all of it.
+    """
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    bias_BT: Tensor | None
+
+    def cut(self, depth_B: Tensor) -> _Shared | None:
+        """The part that rows have read which know `depth_B` tokens each."""
+        longest = int(depth_B.max())
+        if not longest:
+            return None
+        keys, values = ([layer[:, :longest] for layer in layers] for layers in (self.keys, self.values))
+        if bool((depth_B == longest).all()):
+            return _Shared(keys, values, None)
+        unread_BT = torch.arange(longest, device=depth_B.device) >= depth_B[:, None]
+        return _Shared(keys, values, torch.where(unread_BT, -torch.inf, 0.0).to(keys[0].dtype))
+
+    def take(self, rows: Tensor) -> _Shared:
+        return _Shared(self.keys, self.values, None if self.bias_BT is None else self.bias_BT[rows])
 
 
-def _draw(log_p: Tensor, key_B: Tensor, position_B: Tensor) -> Tensor:
-    """One token a row by inverting the distribution function at a uniform number from (key, position)."""
-    word = mix64(key_B.numpy().view(np.uint64) ^ mix64(position_B.cpu().numpy().astype(np.uint64)))
-    uniform = torch.from_numpy((word >> np.uint64(11)).astype(np.float64) * 2.0**-53).to(log_p.device)
-    cdf = log_p.double().exp().cumsum(-1)
-    token = torch.searchsorted(cdf, (uniform * cdf[:, -1])[:, None], right=True)[:, 0]
-    return token.clamp(max=log_p.shape[-1] - 1)
+class _OwnLayer(DynamicLayer):  # type: ignore[no-untyped-call]
+    """The keys and values that rows add themselves, in a buffer that doubles: a step writes, it does not copy."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.dtype, self.device = key_states.dtype, key_states.device
+            self.is_initialized, self.length = True, 0
+            self.room = key_states.new_empty(2, *key_states.shape[:2], 32, key_states.shape[-1])
+        if self.length == self.room.shape[-2]:
+            self.room = torch.cat([self.room, torch.empty_like(self.room)], dim=-2)
+        self.room[0, :, :, self.length] = key_states[:, :, 0]
+        self.room[1, :, :, self.length] = value_states[:, :, 0]
+        self.length += 1
+        self.keys, self.values = self.room[:, :, :, : self.length]
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.room = self.room[:, indices]
 
 
-def _by_trunk(rows: Sequence[_Row]) -> list[tuple[tuple[int, ...], list[_Row]]]:
-    """Rows grouped by the longest sequence that has all they read, but the last token, as a prefix."""
-    heads = sorted({row.read[:-1] for row in rows})
+def _attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    opd_align_shared: _Shared | None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """One new token a row over the shared trunk and the row's own tokens, in one softmax."""
+    unknown = [name for name in ("sliding_window", "softcap", "s_aux") if options.get(name) is not None]
+    if unknown:
+        raise OpdAlignError(f"sampling does not know attention with {unknown[0]}; use the vLLM backend for this model")
+    rows, heads, _, size = query.shape
+    groups = key.shape[1]
+    query = (query * scaling).view(rows, groups, heads // groups, size)
+    own = query @ key.transpose(-1, -2)
+    if opd_align_shared is None:
+        mixed = torch.softmax(own, dim=-1, dtype=torch.float32).to(value.dtype) @ value
+        return mixed.view(rows, 1, heads, value.shape[-1]), None
+    trunk_key, trunk_value = opd_align_shared.keys[module.layer_idx], opd_align_shared.values[module.layer_idx]
+    # Grouped by key head, all rows and query heads meet the trunk in one product.
+    gathered = query.transpose(0, 1).reshape(groups, -1, size)
+    common = (gathered @ trunk_key.transpose(-1, -2)).view(groups, rows, heads // groups, -1)
+    if opd_align_shared.bias_BT is not None:
+        common += opd_align_shared.bias_BT[:, None]
+    weight = torch.softmax(torch.cat([common.transpose(0, 1), own], dim=-1), dim=-1, dtype=torch.float32)
+    weight = weight.to(value.dtype)
+    length = common.shape[-1]
+    read = weight[..., :length].transpose(0, 1).reshape(groups, -1, length) @ trunk_value
+    mixed = read.view(groups, rows, heads // groups, -1).transpose(0, 1) + weight[..., length:] @ value
+    return mixed.reshape(rows, 1, heads, value.shape[-1]), None
+
+
+# No mask function goes with it: transformers then makes no mask, and `_attend` needs none.
+AttentionInterface.register(ATTENTION, _attend)
+
+
+@contextmanager
+def _attending(model: Any) -> Iterator[None]:
+    """Within, the model attends through `_attend`."""
+    config = model.config.get_text_config(decoder=True)
+    before = config._attn_implementation
+    config._attn_implementation = ATTENTION
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def _full_attention_layers(model: Any, name: str) -> int:
+    """Number of layers, all of which attend to everything; other models are refused."""
+    base = model.get_base_model() if hasattr(model, "peft_config") else model
+    layers = DynamicCache(config=model.config).layers
+    odd = sorted({type(layer).__name__ for layer in layers if type(layer) is not DynamicLayer})
+    if odd or not layers or not getattr(base, "_supports_attention_backend", False):
+        raise OpdAlignError(
+            f"{name!r} ({type(base).__name__}) cannot sample here: every layer must attend to the whole context, "
+            f"through transformers' attention interface{f' (it has {odd[0]})' if odd else ''}; use the vLLM backend"
+        )
+    return len(layers)
+
+
+def _adapters(model: Any) -> tuple[str, ...]:
+    """Names of the PEFT adapters that take part; their weights alone do not tell."""
+    if not hasattr(model, "peft_config"):
+        return ()
+    if any(getattr(module, "disable_adapters", False) is True for module in model.modules()):
+        return ("disabled",)
+    return tuple(sorted(map(str, model.active_adapters)))
+
+
+def _checksum(weight: Tensor) -> int:
+    """Sum of a tensor's bits as integers: exact, so the same on any number of threads, and as fast as memory."""
+    weight = weight.detach().contiguous()
+    if weight.data_ptr() % 8:  # a slice of a larger buffer need not start at a whole word
+        weight = weight.clone()
+    flat = weight.view(-1).view(torch.uint8)
+    whole = len(flat) // 8 * 8
+    return int(flat[:whole].view(torch.int64).sum()) + int(flat[whole:].sum())
+
+
+def _uniform(key_B: NDArray[np.uint64], position_B: Ints) -> Floats:
+    word = mix64(key_B ^ mix64(position_B.astype(np.uint64)))
+    return (word >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _draw(log_p: Tensor, uniform_B: Floats) -> Tensor:
+    """One token a row by inverting its distribution function, the likeliest token first, then in order of id."""
+    uniform = torch.as_tensor(uniform_B, device=log_p.device)
+    top, token = log_p.max(dim=-1)
+    beyond = uniform - top.double().exp()
+    # Most positions are all but certain: only the others need the whole distribution function.
+    rest = torch.nonzero(beyond >= 0)[:, 0]
+    if len(rest):
+        mass = log_p[rest].double().exp_().scatter_(-1, token[rest, None], 0.0)
+        cdf = mass.cumsum_(-1)
+        # Rounding may leave the uniform number beyond the last step; the last token with any mass takes it.
+        wanted = torch.minimum(beyond[rest], cdf[:, -1] * (1 - 2.0**-40))
+        found = torch.searchsorted(cdf, wanted[:, None], right=True)[:, 0]
+        token[rest] = torch.where(cdf[:, -1] > 0, found, token[rest])
+    return token
+
+
+def _by_trunk(readings: Sequence[tuple[int, ...]]) -> list[tuple[tuple[int, ...], list[int]]]:
+    """Requests grouped by the longest sequence that has all they read, but the last token, as a prefix."""
+    heads = sorted({reading[:-1] for reading in readings})
     # In lexicographic order a sequence stands right before its extensions.
-    trunks = [
-        head
-        for head, after in zip(heads, [*heads[1:], None], strict=True)
-        if after is None or after[: len(head)] != head
-    ]
-    groups: dict[tuple[int, ...], list[_Row]] = {trunk: [] for trunk in trunks}
-    from bisect import bisect_left
-
-    for row in rows:
-        groups[trunks[bisect_left(trunks, row.read[:-1])]].append(row)
+    follows = zip(heads, [*heads[1:], None], strict=True)
+    trunks = [head for head, after in follows if after is None or after[: len(head)] != head]
+    groups: dict[tuple[int, ...], list[int]] = {trunk: [] for trunk in trunks}
+    for number, reading in enumerate(readings):
+        groups[trunks[bisect_left(trunks, reading[:-1])]].append(number)
     return list(groups.items())
+
+
+def _assembled(
+    requests: Sequence[SampleRequest], rows: _Rows, steps: Sequence[tuple[Ints, Tokens]], ends: Sequence[int]
+) -> Rollouts:
+    """Prefixes and drawn tokens as rollouts; the steps of a row stand in their order."""
+    row = np.concatenate([np.empty(0, np.int64), *(step for step, _ in steps)])
+    drawn = np.concatenate([np.empty(0, np.uint32), *(token for _, token in steps)])
+    order = np.argsort(row, kind="stable")
+    drawn_R = np.split(drawn[order], np.searchsorted(row[order], np.arange(1, max(len(rows.row_R), 1))))
+    launch_R = [len(requests[number].prefix) for number in rows.request_R]
+    completions = [
+        np.concatenate([requests[number].prefix, tokens]).astype(np.uint32)
+        for number, tokens in zip(rows.request_R, drawn_R, strict=True)
+    ] if len(rows.row_R) else []  # fmt: skip
+    truncated = [not len(tokens) or int(tokens[-1]) not in ends for tokens in completions]
+    return Rollouts.of(completions, launch=launch_R, key=rows.key_R.tolist(), truncated=truncated)

@@ -1,0 +1,385 @@
+"""A vLLM server behind its OpenAI-compatible door as sampler: token ids in, token ids out, over HTTP.
+
+A run outlives its server. Connection errors, time-outs, 429 and 5xx are tried again with growing, jittered pauses
+until the server has kept a call waiting for longer than the line's patience. A request that the server refuses for
+good (HTTP 400, 413, 422) becomes failures with its reason, and the others go on; a wrong key, address or model stops
+the run. Each answer lands in the slot of its own call, so nothing is counted twice however often a call was repeated.
+
+vLLM gives the i-th of n samples the seed `seed + i`; we seed with (hash of the request's content) + number of the
+sample, so a request may be cut into calls of any size, or repeated, and asks for the same samples. Equal seeds give
+equal tokens as long as the logits are equal; those may differ in the last bits between batches.
+
+This room knows HTTP and nothing of models: scoring is the business of the scorer that it was given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from opd_align.types import (
+    Failure,
+    Finish,
+    Floats,
+    OpdAlignError,
+    PathScores,
+    Question,
+    Rollouts,
+    SampleRequest,
+    Scorer,
+    ScoreRequest,
+)
+
+if TYPE_CHECKING:  # a machine that only asks a server needs no torch, which `scoring` loads
+    from opd_align.scoring import Sampling
+
+Prompt = Callable[[Question], Sequence[int]]
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+COLDEST = 0.01
+"""vLLM silently raises lower temperatures to this one, and then samples from another distribution than we score."""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
+REFUSED_FOR_GOOD = {400, 413, 422}
+TRY_AGAIN = {408, 425, 429}
+
+
+class ServerGone(OpdAlignError):
+    """The server did not answer within the line's patience."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """How to talk to a server.
+
+    `concurrency` bounds the calls under way, `samples_per_call` the rollouts that one lost answer costs. `timeout_s`
+    is for one whole answer. `patience_s` is how long a call goes on trying after its first failure.
+    """
+
+    concurrency: int = 32
+    samples_per_call: int = 64
+    timeout_s: float = 900.0
+    patience_s: float = 300.0
+    api_key: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1 or self.samples_per_call < 1 or self.timeout_s <= 0 or self.patience_s < 0:
+            raise OpdAlignError(f"a line needs at least one call, one sample and a positive time-out; got {self}")
+
+
+@dataclass(frozen=True)
+class ServerStudent:
+    """A student that a vLLM server samples and `scorer` scores, which must hold the same weights.
+
+    `url` is the server's address, with or without `/v1`; `model` the name under which it serves the student.
+    `prompt` gives the token ids before the completion. Only `end_tokens` end a completion.
+    """
+
+    url: str
+    model: str
+    prompt: Prompt
+    end_tokens: tuple[int, ...]
+    scorer: Scorer
+    sampling: Sampling
+    line: Line = Line()
+
+    def __post_init__(self) -> None:
+        _httpx()
+        if self.sampling.temperature < COLDEST:
+            raise OpdAlignError(
+                f"{self.model!r}: vLLM samples at temperature {COLDEST} or above, not {self.sampling.temperature}"
+            )
+        for what in ("sampling", "end_tokens"):
+            mine, theirs = getattr(self, what), getattr(self.scorer, what, None)
+            if theirs is not None and mine != theirs:
+                raise OpdAlignError(
+                    f"{self.model!r} samples with {what} {mine}, but its scorer is set to {theirs}; "
+                    "the scores would be those of another distribution, so give both the same"
+                )
+
+    @property
+    def name(self) -> str:
+        return self.model
+
+    @property
+    def fingerprint(self) -> str:
+        """Model name, settings and the scorer's fingerprint, which knows the weights; the address is no part of it."""
+        parts = (self.model, self.sampling, sorted(self.end_tokens), getattr(self.scorer, "fingerprint", None))
+        return f"server-{blake2b(repr(parts).encode(), digest_size=16).hexdigest()}"
+
+    def check(self) -> int | None:
+        """Asks the server whether it serves the model; its context length, where it tells."""
+
+        async def ask() -> int | None:
+            async with _Session(self) as session:
+                return await session.context_length()
+
+        return _run(ask())
+
+    def sample(self, requests: Sequence[SampleRequest]) -> Rollouts:
+        calls = self._calls(requests)
+        if any(call.room for call in calls):
+            _run(self._answer(calls))
+        return Rollouts.join([self._rollouts(call) for call in calls])
+
+    def score(self, request: ScoreRequest, teachers: Sequence[Any]) -> PathScores:
+        return self.scorer.score(request, teachers)
+
+    def token_log_probs(self, question: Question, rollouts: Rollouts, teacher: Any | None) -> Floats:
+        return self.scorer.token_log_probs(question, rollouts, teacher)
+
+    def _calls(self, requests: Sequence[SampleRequest]) -> list[_Call]:
+        fingerprint, calls = self.fingerprint, []
+        for request in requests:
+            prompt = list(self.prompt(request.question))
+            if not prompt:
+                raise OpdAlignError(
+                    f"question {request.question.id!r} has an empty prompt; at least one token must precede"
+                )
+            if np.isin(request.prefix, self.end_tokens).any():
+                raise OpdAlignError("a prefix to continue cannot hold an end-of-sequence token")
+            # The limit counts the completion from its start.
+            room = max(0, self.sampling.max_tokens - len(request.prefix))
+            for start in range(0, request.n, self.line.samples_per_call):
+                n = min(self.line.samples_per_call, request.n - start)
+                part = replace(request, n=n, first=request.first + start)
+                calls.append(_Call(part, fingerprint, prompt, room))
+        return calls
+
+    async def _answer(self, calls: Sequence[_Call]) -> None:
+        async with _Session(self) as session:
+            limit = await session.context_length()
+            for call in calls:
+                if limit is not None and len(call.prompt) + self.sampling.max_tokens > limit:
+                    raise OpdAlignError(
+                        f"question {call.request.question.id!r}: {len(call.prompt)} prompt tokens and up to "
+                        f"{self.sampling.max_tokens} new ones do not fit the context of {self.model!r} "
+                        f"at {self.url} ({limit})"
+                    )
+            # Ascending as bytes: a prefix stands right before its extensions, and is in the server's cache for them.
+            order = sorted((call for call in calls if call.room), key=lambda call: np.array(call.read, ">u4").tobytes())
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for call in order:
+                        group.create_task(session.complete(call))
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+
+    def _rollouts(self, call: _Call) -> Rollouts:
+        prefix, keys = call.request.prefix, call.request.keys(call.fingerprint).tolist()
+        if not call.room:
+            return _joined([(key, prefix, Finish.TRUNCATED) for key in keys], len(prefix), ())
+        if call.refusal is not None:
+            return _joined([], len(prefix), tuple(Failure(key, call.refusal) for key in keys))
+        rows, failures = [], []
+        for key, (tokens, reason) in zip(keys, call.samples, strict=True):
+            completion = np.concatenate([prefix, np.asarray(tokens, np.uint32)])
+            if reason == "length":
+                rows.append((key, completion, Finish.TRUNCATED))
+            elif reason == "stop" and len(tokens) and tokens[-1] in self.end_tokens:
+                rows.append((key, completion, Finish.STOPPED))
+            else:
+                last = f" at token {tokens[-1]}" if reason == "stop" and len(tokens) else ""
+                failures.append(Failure(key, f"the server ended the rollout with {reason!r}{last}"))
+        return _joined(rows, len(prefix), tuple(failures))
+
+
+@dataclass
+class _Call:
+    """Some samples of one request, and what became of them: samples in order, or a refusal."""
+
+    request: SampleRequest
+    fingerprint: str
+    prompt: list[int]
+    room: int
+    samples: list[tuple[list[int], str]] = field(default_factory=list)
+    refusal: str | None = None
+
+    @property
+    def read(self) -> list[int]:
+        return self.prompt + self.request.prefix.tolist()
+
+    @property
+    def seed(self) -> int:
+        """Seed of the first sample; the following samples have the following seeds."""
+        content = replace(self.request, n=1, first=0).keys(self.fingerprint)[0]
+        return (int(content) >> 2) + self.request.first  # stays a positive int64
+
+
+class _Session:
+    """An open line to the server of one student."""
+
+    def __init__(self, student: ServerStudent) -> None:
+        self.student, self.line = student, student.line
+        self.base = student.url.rstrip("/").removesuffix("/v1")
+        self.places = asyncio.Semaphore(self.line.concurrency)
+        # Not the global generator: a student that is asked during training must not change the run.
+        self.jitter = random.Random()
+        self.complained_at = -np.inf
+
+    async def __aenter__(self) -> _Session:
+        httpx, key = _httpx(), self.line.api_key
+        self.client = httpx.AsyncClient(
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            # Our own places bound the calls; waiting for a connection must not eat into an answer's time.
+            timeout=httpx.Timeout(self.line.timeout_s, connect=min(30.0, self.line.timeout_s), pool=None),
+            limits=httpx.Limits(max_connections=self.line.concurrency),
+            # Loading the certificates takes longer than many an answer, and plain http has no use for them.
+            verify=not self.base.startswith("http://"),
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.client.aclose()
+
+    async def context_length(self) -> int | None:
+        """What the server says of the model, as a check of address, key and name before anything expensive."""
+        response = await self._patiently("GET", "/v1/models")
+        if response.status_code != 200:
+            raise self._unusable(response)
+        try:
+            served = {card["id"]: card.get("max_model_len") for card in response.json()["data"]}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise OpdAlignError(
+                f"{self.base}/v1/models does not answer like an OpenAI-compatible server: {response.text[:200]!r}"
+            ) from None
+        if self.student.model not in served:
+            raise OpdAlignError(f"{self.base} does not serve {self.student.model!r}; it serves {sorted(served)}")
+        limit = served[self.student.model]
+        return None if limit is None else int(limit)
+
+    async def complete(self, call: _Call) -> None:
+        async with self.places:
+            response = await self._patiently("POST", "/v1/completions", self._body(call))
+        if response.status_code in REFUSED_FOR_GOOD:
+            call.refusal = f"HTTP {response.status_code}: {_message(response)}"
+        elif response.status_code != 200:
+            raise self._unusable(response)
+        else:
+            call.samples = self._samples(response, call.request.n)
+
+    def _body(self, call: _Call) -> dict[str, Any]:
+        sampling = self.student.sampling
+        return {
+            "model": self.student.model,
+            "prompt": call.read,
+            "n": call.request.n,
+            "seed": call.seed,
+            "max_tokens": call.room,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            # Whatever is not said here, the server takes from the model's generation_config.json.
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "stop_token_ids": list(self.student.end_tokens),
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+
+    def _samples(self, response: Any, n: int) -> list[tuple[list[int], str]]:
+        try:
+            choices = sorted(response.json()["choices"], key=lambda choice: choice["index"])
+            samples = [(choice["token_ids"], choice["finish_reason"]) for choice in choices]
+        except (ValueError, KeyError, TypeError):
+            samples = []
+        if len(samples) != n or any(not isinstance(tokens, list) for tokens, _ in samples):
+            raise OpdAlignError(
+                f"{self.base}/v1/completions did not answer with {n} lists of token ids; "
+                f"that needs vLLM 0.10.2 or newer ('return_token_ids'). The answer began {response.text[:200]!r}"
+            )
+        return samples
+
+    async def _patiently(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """The first answer that is not a passing trouble."""
+        tries, down_since = 0, np.inf
+        while True:
+            tries += 1
+            try:
+                # httpx counts a time-out from each byte; a server that dribbles must not hold us for ever.
+                async with asyncio.timeout(self.line.timeout_s):
+                    response = await self.client.request(method, self.base + path, json=body)
+                if response.status_code < 500 and response.status_code not in TRY_AGAIN:
+                    return response
+                trouble = f"HTTP {response.status_code}: {_message(response)}"
+            except TimeoutError:
+                trouble = f"no answer in {self.line.timeout_s:g} s"
+            except _httpx().TransportError as error:
+                trouble = f"{type(error).__name__}: {error}"
+            except _httpx().InvalidURL as error:
+                raise OpdAlignError(f"{self.base!r} is no address of a server: {error}") from None
+            now = time.monotonic()
+            down_since = min(down_since, now)
+            pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(tries - 1, 16)) * self.jitter.uniform(0.5, 1.5)
+            # A slow failure may outlast the patience by itself; it still gets its second try.
+            if now + pause - down_since > self.line.patience_s and (tries > 1 or self.line.patience_s == 0):
+                raise ServerGone(
+                    f"{self.base}{path} did not answer: {tries} tries, "
+                    f"{now - down_since:.0f} s since the first failure (patience {self.line.patience_s:g} s). "
+                    f"Last error: {trouble}. Is the server up, and is the address right?"
+                )
+            if now - self.complained_at > 30.0:
+                self.complained_at = now
+                logger.warning("%s%s: %s; trying again for %g s", self.base, path, trouble, self.line.patience_s)
+            await asyncio.sleep(pause)
+
+    def _unusable(self, response: Any) -> OpdAlignError:
+        hint = {
+            401: "; is the line's api_key right?",
+            403: "; is the line's api_key right?",
+            404: "; is the url right?",
+        }
+        return OpdAlignError(
+            f"{response.request.url} answered HTTP {response.status_code}: {_message(response)}"
+            f"{hint.get(response.status_code, '')}"
+        )
+
+
+def _message(response: Any) -> str:
+    """What the server says is wrong, short."""
+    try:
+        text = response.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        text = response.text
+    return " ".join(str(text).split())[:300]
+
+
+def _joined(rows: Sequence[tuple[int, Any, Finish]], launch: int, failures: tuple[Failure, ...]) -> Rollouts:
+    batch = Rollouts.of(
+        [completion for _, completion, _ in rows], launch=[launch] * len(rows), key=[key for key, _, _ in rows]
+    )
+    return replace(batch, finish_R=np.asarray([finish for _, _, finish in rows], np.uint8), failures=failures)
+
+
+def _run(main: Coroutine[Any, Any, T]) -> T:
+    """`asyncio.run`, in a thread of its own where a loop is running already (a notebook)."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(main)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, main).result()
+
+
+def _httpx() -> Any:
+    try:
+        import httpx
+    except ImportError as error:
+        raise OpdAlignError(
+            "asking a server needs httpx, which is not installed: pip install 'opd-align[server]'"
+        ) from error
+    return httpx
