@@ -50,10 +50,15 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Rules:
-    """What counts as a node, and how sure a verdict must be."""
+    """What counts as a node, and how sure a verdict must be.
+
+    An SR range up to `resolution` counts as none: shrunk estimates are never quite equal, and where nothing is at stake
+    the sign of what is left is noise.
+    """
 
     n_sig: float = 20.0
     tau: float = 0.02
+    resolution: float = 0.001
     restrict: Restrict = "renormalise"
     draws: int = 200
     confidence: float = 0.95
@@ -149,6 +154,7 @@ def _group_rows(
     p_NK = np.exp(_normalised(scores.log_p_C[child_NK]))
     q_NK = path.estimate.q_C[child_NK]
     sr_range_N = np.ptp(q_NK, axis=-1)
+    matters_N = sr_range_N > rules.resolution
     ideal_NK = unified_update(p_NK, q_NK)
     drawn_DNK = path.estimate.draws(child_NK, depth_N, n=rules.draws, rng=rng)
     drawn_DNK = unified_update(p_NK, drawn_DNK)
@@ -175,7 +181,7 @@ def _group_rows(
     }
     for (teacher, objective), update_C in updates.items():
         update_NK = update_C[child_NK]
-        alignment_N = np.where(sr_range_N > 0, cosine(ideal_NK, update_NK), np.nan)
+        alignment_N = np.where(matters_N, cosine(ideal_NK, update_NK), np.nan)
         cosine_DN = cosine(drawn_DNK, update_NK)
         positive_N = (cosine_DN > 0).mean(0) + (cosine_DN == 0).mean(0) / 2
         low_N, high_N = np.quantile(cosine_DN, [0.05, 0.95], axis=0)
@@ -188,7 +194,7 @@ def _group_rows(
             "alignment_low": low_N,
             "alignment_high": high_N,
             "p_positive": positive_N,
-            "verdict": _verdicts(positive_N, rules.confidence),
+            "verdict": _verdicts(np.where(matters_N, positive_N, 0.5), rules.confidence),
             "alignment_a": half_N[0],
             "alignment_b": half_N[1],
             "update_norm": np.linalg.norm(update_NK, axis=-1),

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from opd_align.alignment import EstimatedPath, Rules, node_table
 from opd_align.enrich import Budget, Target, plan_adaptive, plan_paper
-from opd_align.estimate import Method, PathEstimate, estimate
+from opd_align.estimate import Method, PathEstimate, common_prefix, estimate
 from opd_align.future import log_ratio, reward_to_go
 from opd_align.objectives import Objective, ReverseKL
 from opd_align.tree import GenerationTree
@@ -325,12 +325,19 @@ class _Search:
 
     def score(self, completions: Sequence[Tokens]) -> list[PathScores]:
         """Scores the paths, keeping every token that the tree has seen at their nodes."""
-        scored = []
+        scored: list[PathScores] = []
         for completion in completions:
             counts = self.tree.counts_along(completion)
             depth_C = np.repeat(np.arange(len(counts)), np.diff(counts.offsets))
             request = ScoreRequest(self.question, completion, depth_C, counts.token_C, self.budget.tau)
-            scored.append(self.student.score(request, self.teachers))
+            scores = self.student.score(request, self.teachers)
+            # Nodes that paths share are scored once: two forward passes may disagree in the last digit, and about which
+            # tokens lie above the floor.
+            shared = [common_prefix(scores, other) for other in scored]
+            if shared:
+                nearest = int(np.argmax(shared))
+                scores = scores.with_head(scored[nearest], shared[nearest] + 1)
+            scored.append(scores)
             self.on_progress(Progress(self.question.id, "scoring", len(scored), len(completions)))
         return scored
 

@@ -102,12 +102,14 @@ class ForkPrior:
         return _RESEMBLANCE_J * exits.centre_E[:, None] + (1 - _RESEMBLANCE_J) * self.overall
 
     def _log_likelihood(self, exits: Exits) -> Floats:
-        """Beta-binomial, up to a constant of each exit."""
-        inside_EJ = np.clip(self._prior_means(exits), 0.004, 0.996)
+        """Beta-binomial, up to a constant of each exit; without samples every strength is as likely."""
+        log_EJ = np.zeros((len(exits.n_E), len(_STRENGTH_J)))
+        seen_E = exits.n_E > 0
+        w_E1, lost_E1 = exits.w_E[seen_E, None], (exits.n_E - exits.w_E)[seen_E, None]
+        inside_EJ = np.clip(self._prior_means(exits)[seen_E], 0.004, 0.996)
         a_EJ, b_EJ = _STRENGTH_J * inside_EJ, _STRENGTH_J * (1 - inside_EJ)
-        lost_E = exits.n_E - exits.w_E
-        result: Floats = betaln(exits.w_E[:, None] + a_EJ, lost_E[:, None] + b_EJ) - betaln(a_EJ, b_EJ)
-        return result
+        log_EJ[seen_E] = betaln(w_E1 + a_EJ, lost_E1 + b_EJ) - betaln(a_EJ, b_EJ)
+        return log_EJ
 
 
 def _class(p: Floats) -> Ints:

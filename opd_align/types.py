@@ -207,6 +207,32 @@ class PathScores:
     def __len__(self) -> int:
         return len(self.completion_T)
 
+    def with_head(self, other: PathScores, nodes: int) -> PathScores:
+        """The same path, its first `nodes` nodes as they were scored along another one that shares them."""
+        theirs, mine = int(other.offsets[nodes]), int(self.offsets[nodes])
+
+        def joined(head: NDArray[Any], tail: NDArray[Any], of: str) -> NDArray[Any]:
+            cut, rest = (theirs, mine) if of == "C" else (nodes, nodes)
+            return np.concatenate([head[:cut], tail[rest:]])
+
+        teachers = {
+            name: TeacherScores(
+                **{
+                    column: joined(getattr(other.teachers[name], column), getattr(scores, column), column[-1])
+                    for column in TeacherScores.__dataclass_fields__
+                }
+            )
+            for name, scores in self.teachers.items()
+        }
+        return PathScores(
+            self.completion_T,
+            np.concatenate([other.offsets[:nodes], self.offsets[nodes:] - mine + theirs]),
+            joined(other.token_C, self.token_C, "C"),
+            joined(other.log_p_C, self.log_p_C, "C"),
+            joined(other.entropy_T, self.entropy_T, "T"),
+            teachers,
+        )
+
 
 @dataclass(frozen=True)
 class ScoreRequest:
