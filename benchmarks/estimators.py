@@ -31,7 +31,8 @@ from opd_align.types import Question
 
 FRACTIONS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 FAMILIES = {"real": 1.0, "stakes": 4.0}
-RULES = Rules(draws=200)
+# No floor: a node that an estimator takes for flat must count as it was estimated, not be left out.
+RULES = Rules(draws=200, resolution=0.0)
 
 
 def measure(job: tuple[str, int, int, Sequence[float]]) -> dict[str, float]:

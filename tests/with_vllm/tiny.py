@@ -70,7 +70,8 @@ class RealServer:
             sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.folder),
             "--served-model-name", "tiny", "--dtype", "float32", "--enforce-eager", "--host", "127.0.0.1",
             # Chunked prefill of a seeded request stops the CPU engine.
-            "--no-enable-chunked-prefill", "--port", str(self.port), "--max-model-len", str(CONTEXT), "--skip-tokenizer-init",
+            "--no-enable-chunked-prefill", "--skip-tokenizer-init",
+            "--port", str(self.port), "--max-model-len", str(CONTEXT),
         ]  # fmt: skip
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
