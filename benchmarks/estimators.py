@@ -216,7 +216,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
     worlds = 5 if args.quick else 24
-    fractions = (0.2, 0.35, 0.5) if args.quick else FRACTIONS
+    fractions = (0.35, 0.5) if args.quick else FRACTIONS
     lengths = np.linspace(60, 300, worlds).astype(int)
     families = ["real", "stakes"]
     jobs = [
