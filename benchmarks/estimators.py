@@ -243,7 +243,8 @@ def main() -> None:
         table.add_row(f"[bold]{key}", *[f"[bold]{figures[key + s]:.3f}" for s in ("", "_stakes")])
     Console().print(table)
     if args.json:
-        args.json.write_text(json.dumps(figures, indent=1))
+        # Not reached, or not defined, is null: JSON knows no infinity.
+        args.json.write_text(json.dumps({key: v if np.isfinite(v) else None for key, v in figures.items()}, indent=1))
 
 
 if __name__ == "__main__":
