@@ -543,7 +543,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     """A tmpfs of 96 KiB in a mount namespace of its own; needs the right to make one."""
     probe = ["unshare", "-m", "true"]
     if shutil.which("unshare") is None or subprocess.run(probe, capture_output=True).returncode:
-        pytest.skip("no right to mount")
+        pytest.skip("may not mount a small disk here; run as root on Linux to try one that is really full")
     command = [
         sys.executable, "-m", "opd_align.cli", "analyze", "--questions", "2", "--length", "40", "--initial", "100",
         "--targeted", "3000", "--batch", "100", "--out", str(tmp_path / "run"),
@@ -551,7 +551,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     script = ["unshare", "-m", "sh", "-c", SMALL_DISK, "sh", str(tmp_path), *command]
     done = subprocess.run(script, capture_output=True, text=True, timeout=120, cwd=Path(store.__file__).parents[1])
     if done.returncode == 77:
-        pytest.skip("no right to mount")
+        pytest.skip("may not mount a small disk here; run as root on Linux to try one that is really full")
     assert done.returncode == 2, done.stderr
     assert "No space left on device" in done.stderr
     assert "finished batches are safe in" in done.stderr
