@@ -349,9 +349,8 @@ class _Search:
             for child in np.flatnonzero(np.isin(scores.token_C, self.ends)):
                 ended = np.append(scores.completion_T[: depth_C[child]], scores.token_C[child]).astype(np.uint32)
                 ends[ended.tobytes()] = ended
-        fingerprint = self.student.fingerprint  # may be a checksum of all weights
-        keys = [SampleRequest(self.question, ended, 1).keys(fingerprint)[0] for ended in ends.values()]
-        rollouts = Rollouts.of(list(ends.values()), launch=[len(ended) for ended in ends.values()], key=keys)
+        keys = self.student.keys([SampleRequest(self.question, ended, 1) for ended in ends.values()])
+        rollouts = Rollouts.of(list(ends.values()), launch=[len(ended) for ended in ends.values()], key=[int(key) for (key,) in keys])
         self.tree = self.tree.extended(self._graded(rollouts))
         return len(ends)
 

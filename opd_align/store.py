@@ -241,9 +241,12 @@ class Recorded:
     def end_tokens(self) -> Collection[int]:
         return self._student.end_tokens
 
+    def keys(self, requests: Sequence[SampleRequest]) -> list[NDArray[np.uint64]]:
+        return self._student.keys(requests)
+
     def sample(self, requests: Sequence[SampleRequest]) -> Rollouts:
         """The rollouts with their outcomes; when they are returned they are on disk."""
-        keys = [request.keys(self.fingerprint) for request in requests]
+        keys = self._student.keys(requests)
         name = batch_id(keys, "sample")
         batch = self._run.read(name)
         if batch is None:

@@ -167,10 +167,11 @@ class SampleRequest:
     n: int
     first: int = 0
 
-    def keys(self, fingerprint: str) -> NDArray[np.uint64]:
-        """Content keys of the rollouts asked for, from the sampler's fingerprint, question, prefix and number."""
+    def keys(self, fingerprint: str, prompt: Sequence[int] = ()) -> NDArray[np.uint64]:
+        """Content keys of the rollouts asked for: the sampler's fingerprint, question, prompt, prefix and number."""
         digest = blake2b(digest_size=8)
         digest.update(f"{fingerprint}\0{self.question.id}\0".encode())
+        digest.update(np.asarray([len(prompt), *prompt], dtype=">u4").tobytes())
         digest.update(np.ascontiguousarray(self.prefix, dtype=">u4").tobytes())
         base = int.from_bytes(digest.digest(), "little")
         return mix64(np.uint64(base) + np.arange(self.first, self.first + self.n, dtype=np.uint64))
@@ -267,6 +268,10 @@ class Sampler(Protocol):
     @property
     def end_tokens(self) -> Collection[int]:
         """Tokens that end a completion."""
+        ...
+
+    def keys(self, requests: Sequence[SampleRequest]) -> list[NDArray[np.uint64]]:
+        """The content keys under which each request's rollouts come back; what the student reads is part of them."""
         ...
 
     def sample(self, requests: Sequence[SampleRequest]) -> Rollouts:

@@ -65,7 +65,7 @@ def check_sampler(student: Any, question: Question, *, prefix: Any, n: int = 20)
     rollouts = student.sample(requests)
     assert len(rollouts) == 2 * n
     assert rollouts.launch_R.tolist() == [0] * n + [len(prefix)] * n
-    keys = np.concatenate([request.keys(student.fingerprint) for request in requests])
+    keys = np.concatenate(student.keys(requests))
     assert rollouts.key_R.tolist() == keys.tolist()
     assert (rollouts.outcome_R == Outcome.UNKNOWN).all()
     assert not rollouts.failures

@@ -50,7 +50,7 @@ def decoded_slowly(student: HFStudent, request: SampleRequest) -> list[tuple[int
     """The slow twin: every row by itself, the whole sequence read again for each token, no cache, no batch."""
     rows = []
     with torch.no_grad():
-        for key in request.keys(student.fingerprint):
+        for key in student.keys([request])[0]:
             read = [*student.prompt(request.question), *request.prefix.tolist()]
             completion = request.prefix.tolist()
             while len(completion) < student.sampling.max_tokens and (not completion or completion[-1] not in END):
@@ -264,3 +264,11 @@ def test_no_requests_no_rollouts():
     assert len(student_of(qwen3()).sample([])) == 0
     assert len(student_of(qwen3()).sample([SampleRequest(QUESTION, NOTHING, 0)])) == 0
     assert not len(student_of(qwen3()).token_log_probs(QUESTION, Rollouts.of([]), None))
+
+
+def test_another_prompt_means_other_rollouts():
+    model = llama()
+    told, asked = (student_of(model, prompt=prompt) for prompt in ((1, 2), (1, 3)))
+    request = SampleRequest(QUESTION, NOTHING, 5)
+    assert told.fingerprint == asked.fingerprint
+    assert not set(told.keys([request])[0].tolist()) & set(asked.keys([request])[0].tolist())

@@ -45,7 +45,7 @@ def begin(run, workers, syncs=None):
         log = os.open(f"{run}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
         def noted(self, requests):
-            keys = [int(key) for request in requests for key in request.keys(self.fingerprint)]
+            keys = [int(key) for key_R in self.keys(requests) for key in key_R]
             os.write(log, f"{hash(tuple(keys))}\\n".encode())  # of numbers only, so the same in every child
             return sample(self, requests)
 

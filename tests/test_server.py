@@ -179,7 +179,7 @@ def untroubled():
 def test_every_rollout_asked_for_comes_back_in_order_with_prefix_and_end(untroubled):
     with serving() as stub:
         asker = student(stub.url)
-        keys = np.concatenate([request.keys(asker.fingerprint) for request in requests()])
+        keys = np.concatenate(asker.keys(requests()))
         assert np.array_equal(untroubled.key_R, keys)
         assert untroubled.launch_R.tolist() == [0] * 7 + [1] * 7 + [2] * 7 + [5] * 7
         for row in range(len(untroubled)):
@@ -293,7 +293,7 @@ def test_a_request_refused_for_good_is_a_failure_and_the_others_go_on(status, un
     with serving(refuse) as stub:
         asker = student(stub.url)
         result = asker.sample(requests())
-        refused = requests()[1].keys(asker.fingerprint).tolist()
+        refused = asker.keys(requests()[1:2])[0].tolist()
         assert [failure.key for failure in result.failures] == refused
         assert {failure.reason for failure in result.failures} == {f"HTTP {status}: trouble {status} for a test"}
         others = untroubled.take(~np.isin(untroubled.key_R, refused))

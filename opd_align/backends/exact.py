@@ -238,6 +238,10 @@ class ExactWorld:
         cdf_LSV[..., -1] = np.inf
         return cdf_LSV, rank_LSV
 
+    def keys(self, requests: Sequence[SampleRequest]) -> list[NDArray[np.uint64]]:
+        fingerprint = self.fingerprint
+        return [request.keys(fingerprint) for request in requests]
+
     def sample(self, requests: Sequence[SampleRequest], fingerprint: str = "") -> Rollouts:
         """Vectorised over all requests; each token depends only on the rollout's key and position.
 
@@ -382,6 +386,10 @@ class ExactFamily:
     @cached_property
     def fingerprint(self) -> str:
         return "+".join(world.fingerprint for world in self.worlds.values())
+
+    def keys(self, requests: Sequence[SampleRequest]) -> list[NDArray[np.uint64]]:
+        fingerprint = self.fingerprint
+        return [request.keys(fingerprint) for request in requests]
 
     def sample(self, requests: Sequence[SampleRequest]) -> Rollouts:
         runs = groupby(requests, key=lambda request: request.question.id)

@@ -79,6 +79,12 @@ class HFStudent:
             digest.update(f"{name}\0{weight.dtype}\0{tuple(weight.shape)}\0{_checksum(weight)}\0".encode())
         return f"hf-{digest.hexdigest()}"
 
+    def keys(self, requests: Sequence[SampleRequest]) -> list[NDArray[np.uint64]]:
+        fingerprint = self.fingerprint
+        prompts = {request.question.id: request.question for request in requests}
+        read = {name: list(self.prompt(question)) for name, question in prompts.items()}
+        return [request.keys(fingerprint, read[request.question.id]) for request in requests]
+
     def sample(self, requests: Sequence[SampleRequest]) -> Rollouts:
         if not requests:
             return Rollouts.of([])
@@ -133,7 +139,7 @@ class HFStudent:
             readings.append((*prompts[request.question.id], *request.prefix.tolist()))
         n_B = [request.n for request in requests]
         request_R = np.repeat(np.arange(len(requests)), n_B)
-        keys = [request.keys(fingerprint) for request in requests]
+        keys = [request.keys(fingerprint, prompts[request.question.id]) for request in requests]
         room_B = [self.sampling.max_tokens - len(request.prefix) for request in requests]
         return readings, _Rows(
             np.arange(len(request_R)),

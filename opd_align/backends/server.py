@@ -25,6 +25,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from opd_align.types import (
     Failure,
@@ -128,6 +129,10 @@ class ServerStudent:
 
         return _run(ask())
 
+    def keys(self, requests: Sequence[SampleRequest]) -> list[NDArray[np.uint64]]:
+        fingerprint = self.fingerprint
+        return [request.keys(fingerprint, list(self.prompt(request.question))) for request in requests]
+
     def sample(self, requests: Sequence[SampleRequest]) -> Rollouts:
         calls = self._calls(requests)
         if any(call.room for call in calls):
@@ -178,7 +183,7 @@ class ServerStudent:
                 raise errors.exceptions[0] from None
 
     def _rollouts(self, call: _Call) -> Rollouts:
-        prefix, keys = call.request.prefix, call.request.keys(call.fingerprint).tolist()
+        prefix, keys = call.request.prefix, call.request.keys(call.fingerprint, call.prompt).tolist()
         if not call.room:
             return _joined([(key, prefix, Finish.TRUNCATED) for key in keys], len(prefix), ())
         if call.refusal is not None:
@@ -214,7 +219,7 @@ class _Call:
     @property
     def seed(self) -> int:
         """Seed of the first sample; the following samples have the following seeds."""
-        content = replace(self.request, n=1, first=0).keys(self.fingerprint)[0]
+        content = replace(self.request, n=1, first=0).keys(self.fingerprint, self.prompt)[0]
         return (int(content) >> 2) + self.request.first  # stays a positive int64
 
 

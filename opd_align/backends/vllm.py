@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from opd_align.scoring import Sampling
 from opd_align.types import (
@@ -90,8 +91,12 @@ class VLLMStudent:
         )  # fmt: skip
         return f"vllm-{blake2b(repr(parts).encode(), digest_size=16).hexdigest()}"
 
-    def sample(self, requests: Sequence[SampleRequest]) -> Rollouts:
+    def keys(self, requests: Sequence[SampleRequest]) -> list[NDArray[np.uint64]]:
         fingerprint = self.fingerprint
+        return [request.keys(fingerprint, list(self.prompt(request.question))) for request in requests]
+
+    def sample(self, requests: Sequence[SampleRequest]) -> Rollouts:
+        keys, seeds = self.keys(requests), self._seeds(requests)
         read = [self._read(request) for request in requests]
         open_ended = [n for n, request in enumerate(requests) if request.n and self._room(request)]
         # Ascending as bytes: a prefix stands right before its extensions.
@@ -100,13 +105,14 @@ class VLLMStudent:
         if open_ended:
             outputs = self.llm.generate(
                 [{"prompt_token_ids": read[n]} for n in open_ended],
-                [self._params(requests[n], fingerprint) for n in open_ended],
+                [self._params(requests[n], seeds[n]) for n in open_ended],
                 use_tqdm=False,
             )
             for n, output in zip(open_ended, outputs, strict=True):
                 found[n] = output.outputs
         return Rollouts.join([
-            self._rollouts(request, fingerprint, outputs) for request, outputs in zip(requests, found, strict=True)
+            self._rollouts(request, key_R.tolist(), outputs)
+            for request, key_R, outputs in zip(requests, keys, found, strict=True)
         ])  # fmt: skip
 
     def score(self, request: ScoreRequest, teachers: Sequence[Any]) -> PathScores:
@@ -146,11 +152,17 @@ class VLLMStudent:
             )
         return read
 
-    def _params(self, request: SampleRequest, fingerprint: str) -> Any:
+    def _seeds(self, requests: Sequence[SampleRequest]) -> list[int]:
+        """Seed of each request's first sample; the following samples have the following seeds."""
+        contents = self.keys([replace(request, n=1, first=0) for request in requests])
+        # Two bits less: it stays a positive int64.
+        return [(int(key) >> 2) + request.first for (key,), request in zip(contents, requests, strict=True)]
+
+    def _params(self, request: SampleRequest, seed: int) -> Any:
         # Text is never made: `detokenize` would cost time, and fails on an engine without a tokenizer.
         return _vllm().SamplingParams(
             n=request.n,
-            seed=_seed(request, fingerprint),
+            seed=seed,
             temperature=self.sampling.temperature,
             top_p=self.sampling.top_p,
             top_k=self.sampling.top_k,
@@ -160,8 +172,7 @@ class VLLMStudent:
             detokenize=False,
         )
 
-    def _rollouts(self, request: SampleRequest, fingerprint: str, outputs: Sequence[Any] | None) -> Rollouts:
-        keys = request.keys(fingerprint).tolist()
+    def _rollouts(self, request: SampleRequest, keys: Sequence[int], outputs: Sequence[Any] | None) -> Rollouts:
         if outputs is None:  # nothing may follow the prefix
             rows = [(key, request.prefix, Finish.TRUNCATED) for key in keys]
             return _joined(rows, len(request.prefix), ())
@@ -175,12 +186,6 @@ class VLLMStudent:
             else:
                 failures.append(Failure(key, f"vLLM ended the rollout with {output.finish_reason!r}"))
         return _joined(rows, len(request.prefix), tuple(failures))
-
-
-def _seed(request: SampleRequest, fingerprint: str) -> int:
-    """Seed of the request's first sample; the following samples have the following seeds."""
-    content = replace(request, n=1, first=0).keys(fingerprint)[0]
-    return (int(content) >> 2) + request.first  # stays a positive int64
 
 
 def _joined(rows: Sequence[tuple[int, Any, Finish]], launch: int, failures: tuple[Failure, ...]) -> Rollouts:

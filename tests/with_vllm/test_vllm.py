@@ -123,7 +123,7 @@ def test_completions_end_with_an_end_token_or_at_the_limit(make):
     asked = [request((), 60), request(PREFIX, 60), request((4,) * limit, 3)]
     result = student.sample(asked)
     assert not result.failures
-    assert np.array_equal(result.key_R, np.concatenate([each.keys(student.fingerprint) for each in asked]))
+    assert np.array_equal(result.key_R, np.concatenate(student.keys(asked)))
     assert result.launch_R.tolist() == [0] * 60 + [len(PREFIX)] * 60 + [limit] * 3
     ends = Counter()
     for row, completion in enumerate(rows(result)):
@@ -204,7 +204,7 @@ def test_a_request_that_the_server_refuses_is_a_failure(running, model, monkeypa
     )
     result = student.sample([request((), 3), long, request(PREFIX, 3)])
     assert len(result) == 6
-    assert [failure.key for failure in result.failures] == long.keys(student.fingerprint).tolist()
+    assert [failure.key for failure in result.failures] == student.keys([long])[0].tolist()
     assert all(failure.reason.startswith("HTTP 400") for failure in result.failures)
     assert all(str(CONTEXT) in failure.reason for failure in result.failures)
 
