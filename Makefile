@@ -68,9 +68,9 @@ bench: setup ## every benchmark, results in build/bench/*.json; QUICK=1 for smal
 		$(BIN)/python $$script $(if $(QUICK),--quick) --json build/bench/$$(basename $$script .py).json; \
 	done
 
-bench-vllm: $(VLLM_STAMP) ## our vLLM backend beside raw vLLM, result in build/bench/vllm.json; QUICK=1 for small sizes
+bench-vllm: setup $(VLLM_STAMP) ## our vLLM backend beside raw vLLM, result in build/bench/vllm.json; QUICK=1 for small sizes
 	@mkdir -p build/bench
-	VLLM_CPU_KVCACHE_SPACE=1 $(VLLM_BIN)/python benchmarks/_vllm.py $(if $(QUICK),--quick) --json build/bench/vllm.json
+	VLLM_CPU_KVCACHE_SPACE=1 $(BIN)/python benchmarks/sampling.py --vllm $(VLLM_BIN)/python $(if $(QUICK),--quick) --json build/bench/vllm.json
 
 demo: setup ## analyze the embedded default
 	$(BIN)/opd-align analyze

@@ -10,10 +10,13 @@ import sys
 import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from opd_align.engine import Analysis, Settings
+    from opd_align.study import Study
 
 ABOUT = """\
 At each token of a student's reasoning, does the teacher's distillation update point toward success?
@@ -36,6 +39,22 @@ is at stake, `adversarial` leans toward failure.
   opd-align analyze --objectives reverse_kl,forward_kl,dr_grpo --estimator pooled
   opd-align analyze --allocation adaptive --targeted 5000 --nodes nodes.parquet
   opd-align analyze --out runs/first --batch 2000
+"""
+
+SCREEN = """\
+Samples every question under the plain prompt and under each context (a correct demonstration, a correct and a wrong
+one, ...), and tables pass rates by context and difficulty. Interrupted, the same command goes on.
+
+  opd-align screen --student HuggingFaceTB/SmolLM2-135M-Instruct --task boolq --limit 20 --out runs/screen
+  opd-align screen --student model.gguf --task gsm8k --data gsm8k.jsonl --teachers Self-1C,Self-1C1W --out runs/screen
+  opd-align screen --config boolq.yaml --set demonstrations.trials=20 --out runs/screen
+"""
+
+PROMPT = """\
+Prints what the student and every teacher read for a question, special tokens included. Demonstrations come from a
+screening (--demonstrations-from), or are shown as placeholders.
+
+  opd-align show-prompt --student Qwen/Qwen3-0.6B --task mmlu --limit 1 --teachers Self-1C,Self-1C1W
 """
 
 REPORT = """\
@@ -98,12 +117,115 @@ def _parser() -> argparse.ArgumentParser:
     output = analyze.add_argument_group("the result")
     output.add_argument("--out", type=Path, metavar="DIR", help="run directory: every finished batch is kept there")
     output.add_argument("--nodes", type=Path, metavar="FILE", help="write the table of nodes as Parquet")
+    screen = commands.add_parser(
+        "screen", help="pass rates by context and difficulty", description=SCREEN, formatter_class=_Formatter
+    )
+    screen.set_defaults(run=_screen)
+    _study_arguments(screen)
+    screen.add_argument(
+        "--out", type=Path, metavar="DIR", required=True, help="run directory; continued if it is there"
+    )
+    prompt = commands.add_parser(
+        "show-prompt", help="what student and teachers read", description=PROMPT, formatter_class=_Formatter
+    )
+    prompt.set_defaults(run=_show_prompt)
+    _study_arguments(prompt)
+    prompt.add_argument("--demonstrations-from", type=Path, metavar="DIR", help="a finished screening")
     report = commands.add_parser(
         "report", help="print the tables of a run directory", description=REPORT, formatter_class=_Formatter
     )
     report.set_defaults(run=_report)
     report.add_argument("directory", type=Path, metavar="DIR", help="what was given to analyze --out")
     return parser
+
+
+def _study_arguments(parser: argparse.ArgumentParser) -> None:
+    """What names a study; each is short for a key of the configuration."""
+    group = parser.add_argument_group("the study")
+    group.add_argument("--config", type=Path, metavar="FILE", help="YAML; flags and --set win over it")
+    group.add_argument("--student", metavar="MODEL", help="folder, .gguf file, Hub name, or embedded:student")
+    group.add_argument("--teachers", metavar="LIST", help="contexts (Self-1C, ...) and models, comma-separated")
+    group.add_argument("--task", metavar="NAME", help="boolq, mmlu, gsm8k, aime2024, aime2025, ...")
+    group.add_argument("--data", metavar="FILE", help="questions from a file instead of the Hub")
+    group.add_argument("--limit", type=int, metavar="N", help="at most N questions")
+    group.add_argument("--questions-from", metavar="DIR", help="questions of a screening, in the bins of --bins")
+    group.add_argument("--bins", metavar="LIST", help="difficulty, such as medium,hard")
+    group.add_argument("--seed", type=int, metavar="N", help="of all draws")
+    group.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any key, dots for depth")
+
+
+def _study(args: argparse.Namespace) -> Study:
+    from opd_align.config import read_config
+    from opd_align.study import Study
+
+    short = {
+        "student": args.student, "teachers": args.teachers, "task": args.task, "questions.file": args.data,
+        "questions.limit": args.limit, "questions.screening": args.questions_from, "questions.bins": args.bins,
+        "seed": args.seed,
+    }  # fmt: skip
+    flags = [f"{key}={value}" for key, value in short.items() if value is not None]
+    study = Study(read_config(args.config, [*flags, *args.set]))
+    study.check()
+    return study
+
+
+def _screen(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from opd_align.report.screening import screening_tables
+    from opd_align.report.tables import rendered
+    from opd_align.screen import load_screening
+
+    study = _study(args)
+    with _bars() as bars:
+        tasks: dict[str, Any] = {}
+
+        def show(what: str, done: int, of: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=of)
+            bars.update(tasks[what], completed=done, total=max(of, 1))
+
+        study.screen(on_progress=show).into(args.out, study.questions)
+    Console().print(rendered(screening_tables(*load_screening(args.out))))
+    print(
+        f"the screening is in {args.out}; to analyze its questions: opd-align analyze --questions-from {args.out} ..."
+    )
+    return 0
+
+
+def _show_prompt(args: argparse.Namespace) -> int:
+    from dataclasses import replace
+
+    from opd_align.screen import load_screening
+    from opd_align.teachers import Demonstration
+
+    study = _study(args)
+    found = load_screening(args.demonstrations_from)[1] if args.demonstrations_from else None
+    for question in study.questions:
+        for role in [None, *study.roles]:
+            context = role.context if role else None
+            shown = found
+            if shown is None and context is not None:
+                kinds = [("correct", context.correct), ("wrong", context.wrong)]
+                shown = {
+                    question.id: [
+                        Demonstration(
+                            question.id,
+                            context.source,
+                            at,
+                            kind == "correct",
+                            f"{{{kind} response {at + 1}}}",
+                            f"{{summary of {kind} response {at + 1}}}",
+                        )
+                        for kind, count in kinds
+                        for at in range(count)
+                    ]
+                }
+            prompting = replace(study.prompting, context=context, demonstrations=shown or {})
+            print(f"── {question.id} · {role.name if role else 'student'} · {len(prompting(question)):,} tokens")
+            print(prompting.shown(question))
+            print()
+    return 0
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -174,9 +296,20 @@ def _choose(what: str, name: str, valid: Collection[str]) -> None:
         raise OpdAlignError(f"unknown {what} {name!r}{hint} There are: {', '.join(valid)}")
 
 
-def _run(args: argparse.Namespace, settings: Settings) -> Analysis:
+def _bars() -> Progress:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description:32}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, transient=True)
+
+
+def _run(args: argparse.Namespace, settings: Settings) -> Analysis:
     from opd_align.backends.exact import ExactFamily
     from opd_align.engine import Progress as Step
     from opd_align.engine import analyze
@@ -190,14 +323,7 @@ def _run(args: argparse.Namespace, settings: Settings) -> Analysis:
         family.teacher("style", lambda world: world.style_teacher(seed=args.seed)),
         family.teacher("adversarial", lambda world: world.adversarial_teacher(seed=args.seed)),
     ]
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description:32}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, transient=True) as bars:
+    with _bars() as bars:
         overall = bars.add_task("questions", total=args.questions)
         current = bars.add_task("", total=1)
         seen: list[str] = []

@@ -25,7 +25,7 @@ from opd_align.enrich import Budget
 from opd_align.objectives import OBJECTIVES, Ideal, Nodes, Objective
 from opd_align.types import Floats, Grader, OpdAlignError, Question, Student, Teacher
 
-FORMAT = 1
+FORMAT = 2
 SHOWN = 12
 """How many differences are spelled out."""
 
@@ -50,16 +50,18 @@ def describe(
 ) -> dict[str, Any]:
     """What a run is, as JSON holds it.
 
-    Teachers and graders may say more of themselves in a `fingerprint`, the student in a `tokenizer_hash`.
+    Teachers and graders may say more of themselves in a `fingerprint`; whoever has a `prompt`, by what it reads.
     """
     described = {
         "format": FORMAT,
+        "kind": "analysis",
         "student": student.fingerprint,
-        "tokenizer": getattr(student, "tokenizer_hash", None),
+        "tokenizer": getattr(getattr(student, "prompt", None), "tokenizer_hash", None),
+        "prompts": {speaker.name: _prompts_digest(speaker, questions) for speaker in _speakers(student, teachers)},
         "teachers": {teacher.name: getattr(teacher, "fingerprint", None) for teacher in teachers},
         "grader": getattr(grader, "fingerprint", _type_name(grader)),
         "settings": asdict(replace(settings, objectives=())) | {"objectives": [*map(_written, settings.objectives)]},
-        "questions": {question.id: _question_digest(question) for question in questions},
+        "questions": {question.id: question_digest(question) for question in questions},
     }
     plain: dict[str, Any] = json.loads(json.dumps(described, default=_plain))
     return plain
@@ -125,9 +127,10 @@ def refuse_other(folder: Path, stored: Mapping[str, Any], now: Mapping[str, Any]
 
 def _orders(manifest: Mapping[str, Any]) -> dict[str, list[str]]:
     return {
-        "teachers": [*manifest["teachers"]],
+        "teachers": [*manifest.get("teachers", ())],
+        "contexts": [*manifest.get("contexts", ())],
         "questions": [*manifest["questions"]],
-        "objectives": [objective["name"] for objective in manifest["settings"]["objectives"]],
+        "objectives": [objective["name"] for objective in manifest["settings"].get("objectives", ())],
     }
 
 
@@ -158,9 +161,23 @@ def _type_name(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def _question_digest(question: Question) -> str:
+def question_digest(question: Question) -> str:
+    """A question by its content, as manifests name it."""
     content = json.dumps([question.text, question.answer, dict(question.fields)], sort_keys=True, default=_plain)
     return blake2b(content.encode(), digest_size=8).hexdigest()
+
+
+def _speakers(student: Any, teachers: Sequence[Any]) -> list[Any]:
+    return [speaker for speaker in (student, *teachers) if callable(getattr(speaker, "prompt", None))]
+
+
+def _prompts_digest(speaker: Any, questions: Sequence[Question]) -> str:
+    """All that a speaker reads before a completion, question by question."""
+    digest = blake2b(digest_size=8)
+    for question in questions:
+        prompt = list(speaker.prompt(question))
+        digest.update(np.asarray([len(prompt), *prompt], ">u4").tobytes())
+    return digest.hexdigest()
 
 
 def _plain(value: Any) -> Any:

@@ -176,10 +176,10 @@ def teacher_ranking(nodes: pa.Table, objective: Name = None) -> list[TeacherRank
         rank = TeacherRank(
             teacher=teacher,
             objective=rows.objective,
-            alignment=_estimate(rows.question_means(alignment_N)),
-            fraction_positive=_estimate(rows.question_means((alignment_N > 0).astype(np.float64))),
-            weighted_cosine=_estimate(_mean_by(rows.question_N, alignment_N, rows.n_questions, rows["sr_range"])),
-            advantage=_estimate(rows.question_means(rows["advantage"])),
+            alignment=interval(rows.question_means(alignment_N)),
+            fraction_positive=interval(rows.question_means((alignment_N > 0).astype(np.float64))),
+            weighted_cosine=interval(_mean_by(rows.question_N, alignment_N, rows.n_questions, rows["sr_range"])),
+            advantage=interval(rows.question_means(rows["advantage"])),
             helpful=_share(pc.equal(spoken, "helpful").to_numpy()),
             harmful=_share(pc.equal(spoken, "harmful").to_numpy()),
             undecided=_share(pc.equal(spoken, "undecided").to_numpy()),
@@ -269,7 +269,7 @@ def selective_oracle(
         beating = nan if threshold is None else _share(kept_U > full_U + ROUNDING)
         ways = [np.where(one > bar, rows["sr_range"] * other, nan) for one, other in ((a_N, b_N), (b_N, a_N))]
         fitted_UU = np.concatenate([rows.path_means(value_N) for value_N in ways])
-        honest = _estimate(_mean_by(np.tile(rows.question_U, 2), fitted_UU, rows.n_questions))
+        honest = interval(_mean_by(np.tile(rows.question_U, 2), fitted_UU, rows.n_questions))
         table.append(OracleRow(threshold, *_distilled(rows, alignment_N > bar), beating, honest))
     return table
 
@@ -319,7 +319,7 @@ def within_path_correlations(nodes: pa.Table, objective: Name = None) -> list[Co
         mine_U = (rows.teacher_U == teacher) | (teacher is None)
         for feature, rho_U in rho.items():
             used = int(np.isfinite(rho_U[mine_U]).sum())
-            mean = _estimate(rows.over_paths(np.where(mine_U, rho_U, nan)))
+            mean = interval(rows.over_paths(np.where(mine_U, rho_U, nan)))
             table.append(Correlation(feature, teacher, mean, used, int(mine_U.sum()) - used))
     return table
 
@@ -446,7 +446,7 @@ def _distilled(rows: _Rows, kept_N: NDArray[np.bool_]) -> tuple[Estimate, Estima
     signal_N = rows["sr_range"] * rows["alignment"]
     kept_Q = rows.question_means(np.where(kept_N, signal_N, nan))
     gain_Q = kept_Q - rows.question_means(signal_N)
-    return _estimate(kept_Q), _estimate(gain_Q), _share(kept_N), int(kept_N.sum())
+    return interval(kept_Q), interval(gain_Q), _share(kept_N), int(kept_N.sum())
 
 
 def _spearman_within(group_N: Ints, a_N: Floats, b_N: Floats, size: int) -> Floats:
@@ -473,7 +473,8 @@ def _mean_by(group: Ints, value: Floats, size: int, weight: Floats | None = None
     return np.bincount(group, weight * value, size) / np.where(total > 0, total, nan)
 
 
-def _estimate(value_Q: Floats) -> Estimate:
+def interval(value_Q: Floats) -> Estimate:
+    """Mean of the known values and its interval."""
     known = value_Q[np.isfinite(value_Q)]
     n = len(known)
     half_width = stats.t.ppf(TAILS[1], n - 1) * known.std(ddof=1) / sqrt(n) if n > 1 else nan

@@ -32,12 +32,16 @@ class TokenizerMismatch(OpdAlignError):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How completions are drawn; the same settings define the student's probabilities. `top_k` 0: no limit."""
+    """How completions are drawn; the same settings define the student's probabilities. `top_k` 0: no limit.
+
+    Another `seed` gives other completions of the same distribution.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     max_tokens: int = 1024
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < np.inf:
@@ -54,20 +58,34 @@ class Sampling:
         if self.top_k and self.top_k < log_p.shape[-1]:
             # Tokens that tie with the last one stay, as in transformers.
             least = log_p.topk(self.top_k, dim=-1).values[..., -1:]
-            log_p = torch.log_softmax(log_p.masked_fill(log_p < least, -torch.inf), dim=-1)
+            log_p = _normalised(log_p.masked_fill(log_p < least, -torch.inf))
         if self.top_p < 1:
             ranked, order = log_p.sort(dim=-1, descending=True, stable=True)
             # A token stays if the mass before it has not reached top_p; so the likeliest always stays.
             before = ranked.exp().cumsum(-1) - ranked.exp()
             ranked = ranked.masked_fill(before >= self.top_p, -torch.inf)
-            log_p = torch.log_softmax(torch.empty_like(log_p).scatter_(-1, order, ranked), dim=-1)
+            log_p = _normalised(torch.empty_like(log_p).scatter_(-1, order, ranked))
         return log_p
 
 
 def tempered(logits: Tensor, temperature: float) -> Tensor:
     """Log-probabilities at a temperature, in float32."""
     logits = logits.float()
-    return torch.log_softmax(logits if temperature == 1 else logits / temperature, dim=-1)
+    return _normalised(logits if temperature == 1 else logits / temperature)
+
+
+def _normalised(logits: Tensor) -> Tensor:
+    """`log_softmax` in float32 whose normaliser is summed in float64: over 152,000 tokens that is two digits more."""
+    logits = logits - logits.amax(-1, keepdim=True)
+    return logits.sub_(_summed(logits.exp()).log_().float()[..., None])
+
+
+def _summed(values: Tensor) -> Tensor:
+    return values.sum(-1, dtype=torch.float64)
+
+
+def _length(values: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(values, dim=-1, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -253,18 +271,18 @@ def _compare(log_p: Tensor, p: Tensor, log_t: Tensor) -> dict[str, Any]:
     t = log_t.exp()
     log_m = ((p + t) / 2).log_()
     js = (_kl(p, log_p, log_m) + _kl(t, log_t, log_m)) / 2
-    dot = (p * t).sum(-1) / (p.norm(dim=-1) * t.norm(dim=-1))
-    columns = {"kl_T": _kl(p, log_p, log_t), "js_T": js, "l2_T": (p - t).norm(dim=-1), "cosine_T": dot}
-    return {name: column.double().cpu().numpy() for name, column in columns.items()} | {"entropy_T": _entropy(log_t, t)}
+    dot = _summed(p * t) / (_length(p) * _length(t))
+    columns = {"kl_T": _kl(p, log_p, log_t), "js_T": js, "l2_T": _length(p - t), "cosine_T": dot}
+    return {name: column.cpu().numpy() for name, column in columns.items()} | {"entropy_T": _entropy(log_t, t)}
 
 
 def _kl(weight: Tensor, log_a: Tensor, log_b: Tensor) -> Tensor:
     # 0 · log(0 / x) is 0, and rounding must not make a divergence negative.
-    return (log_a - log_b).mul_(weight).masked_fill_(weight == 0, 0.0).sum(-1).clamp(min=0.0)
+    return _summed((log_a - log_b).mul_(weight).masked_fill_(weight == 0, 0.0)).clamp(min=0.0)
 
 
 def _entropy(log_p: Tensor, p: Tensor) -> Any:
-    return -(p * log_p).masked_fill_(p == 0, 0.0).sum(-1).double().cpu().numpy()
+    return -_summed((p * log_p).masked_fill_(p == 0, 0.0)).cpu().numpy()
 
 
 def _assemble(parts: Sequence[_Part], completion: Tokens, names: Sequence[str]) -> PathScores:

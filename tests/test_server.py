@@ -319,7 +319,7 @@ def test_a_wrong_model_name_is_found_before_anything_is_asked():
 
 def test_a_context_too_short_is_found_before_anything_is_asked():
     with serving(context=6) as stub:
-        assert student(stub.url).check() == 6
+        assert student(stub.url).context_length == 6
         with pytest.raises(OpdAlignError, match=r"2 prompt tokens and up to 5 new ones do not fit .*\(6\)"):
             student(stub.url).sample(requests())
         assert not stub.bodies
@@ -329,7 +329,7 @@ def test_a_context_too_short_is_found_before_anything_is_asked():
 
 def test_a_server_that_does_not_tell_its_context_is_believed(untroubled):
     with serving(context=None) as stub:
-        assert student(stub.url).check() is None
+        assert student(stub.url).context_length is None
         assert same(student(stub.url).sample(requests()), untroubled)
 
 

@@ -52,6 +52,15 @@ class HFTeacher:
     model: Any
     prompt: Prompt
 
+    @property
+    def context_length(self) -> int | None:
+        return _context_length(self.model)
+
+    @property
+    def fingerprint(self) -> str:
+        """The weights as they are now; what the teacher reads is the manifest's to tell."""
+        return f"hf-{_weights(self.model, blake2b(digest_size=16)).hexdigest()}"
+
 
 @dataclass(frozen=True)
 class HFStudent:
@@ -70,14 +79,17 @@ class HFStudent:
     batch_rows: int = 512
 
     @property
+    def context_length(self) -> int | None:
+        """How many tokens the model can read and write, where it tells."""
+        return _context_length(self.model)
+
+    @property
     def fingerprint(self) -> str:
         """Name, sampling settings and weights as they are now: a model in training has another after each step."""
         digest = blake2b(digest_size=16)
-        settings = (self.name, self.sampling, sorted(self.end_tokens), _adapters(self.model))
+        settings = (self.name, self.sampling, sorted(self.end_tokens))
         digest.update(repr(settings).encode())
-        for name, weight in self.model.named_parameters():
-            digest.update(f"{name}\0{weight.dtype}\0{tuple(weight.shape)}\0{_checksum(weight)}\0".encode())
-        return f"hf-{digest.hexdigest()}"
+        return f"hf-{_weights(self.model, digest).hexdigest()}"
 
     def keys(self, requests: Sequence[SampleRequest]) -> list[NDArray[np.uint64]]:
         fingerprint = self.fingerprint
@@ -154,7 +166,7 @@ class HFStudent:
         prompt = list(self.prompt(question))
         if not prompt:
             raise OpdAlignError(f"question {question.id!r} has an empty prompt; at least one token must precede")
-        limit = getattr(self.model.config, "max_position_embeddings", None)
+        limit = self.context_length
         if limit is not None and len(prompt) + self.sampling.max_tokens > limit:
             raise OpdAlignError(
                 f"question {question.id!r}: {len(prompt)} prompt tokens and up to {self.sampling.max_tokens} "
@@ -342,6 +354,11 @@ def _full_attention_layers(model: Any, name: str) -> int:
     return len(layers)
 
 
+def _context_length(model: Any) -> int | None:
+    limit = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return None if limit is None else int(limit)
+
+
 def _adapters(model: Any) -> tuple[str, ...]:
     """Names of the PEFT adapters that take part; their weights alone do not tell."""
     if not hasattr(model, "peft_config"):
@@ -349,6 +366,14 @@ def _adapters(model: Any) -> tuple[str, ...]:
     if any(getattr(module, "disable_adapters", False) is True for module in model.modules()):
         return ("disabled",)
     return tuple(sorted(map(str, model.active_adapters)))
+
+
+def _weights(model: Any, digest: Any) -> Any:
+    """All weights and active adapters, into a digest."""
+    digest.update(repr(_adapters(model)).encode())
+    for name, weight in model.named_parameters():
+        digest.update(f"{name}\0{weight.dtype}\0{tuple(weight.shape)}\0{_checksum(weight)}\0".encode())
+    return digest
 
 
 def _checksum(weight: Tensor) -> int:

@@ -120,7 +120,8 @@ class ServerStudent:
         parts = (self.model, self.sampling, sorted(self.end_tokens), getattr(self.scorer, "fingerprint", None))
         return f"server-{blake2b(repr(parts).encode(), digest_size=16).hexdigest()}"
 
-    def check(self) -> int | None:
+    @property
+    def context_length(self) -> int | None:
         """Asks the server whether it serves the model; its context length, where it tells."""
 
         async def ask() -> int | None:

@@ -82,6 +82,10 @@ class VLLMStudent:
                 )
 
     @property
+    def context_length(self) -> int:
+        return int(self._config.max_model_len)
+
+    @property
     def fingerprint(self) -> str:
         """Name, settings, the engine's model and precision; the weights through the scorer's own fingerprint."""
         config = self._config
@@ -131,7 +135,7 @@ class VLLMStudent:
 
     def _read(self, request: SampleRequest) -> list[int]:
         """What the engine reads before it continues: prompt and prefix."""
-        prompt, limit = list(self.prompt(request.question)), self._config.max_model_len
+        prompt, limit = list(self.prompt(request.question)), self.context_length
         if not prompt:
             raise OpdAlignError(
                 f"question {request.question.id!r} has an empty prompt; at least one token must precede"

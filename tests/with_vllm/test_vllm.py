@@ -184,9 +184,9 @@ def test_the_scorer_is_asked_for_scores(make):
 
 def test_the_server_says_what_it_serves(running, model):
     scorer = HFStudent("tiny", model, prompt, END, Sampling())
-    assert ServerStudent(running.url, "tiny", prompt, END, scorer, Sampling()).check() == CONTEXT
+    assert ServerStudent(running.url, "tiny", prompt, END, scorer, Sampling()).context_length == CONTEXT
     with pytest.raises(OpdAlignError, match=r"does not serve 'tinny'; it serves \['tiny'\]"):
-        ServerStudent(running.url, "tinny", prompt, END, scorer, Sampling()).check()
+        ServerStudent(running.url, "tinny", prompt, END, scorer, Sampling()).context_length
 
 
 def test_a_request_that_the_server_refuses_is_a_failure(running, model, monkeypatch):

@@ -1,0 +1,129 @@
+"""Models by name: a folder, a GGUF file, a name on the Hub, or one that ships with the package.
+
+What comes back is a causal language model in eval mode with its tokenizer, ready for `backends.hf`. Files and names are
+looked at before anything is loaded. This room knows transformers and PEFT; it knows no task and no teacher.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from opd_align.types import OpdAlignError
+
+EMBEDDED = "embedded:"
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model and its tokenizer."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+
+    @property
+    def configs(self) -> tuple[Any, ...]:
+        """Where the model names the tokens that end a reply."""
+        return self.model.config, self.model.generation_config
+
+
+def load_model(
+    reference: str, *, adapter: str | None = None, dtype: str = "auto", device: str = "auto", name: str | None = None
+) -> Loaded:
+    """Loads a model; `auto` means a GPU if there is one, and the precision it was saved in (float32 on a CPU)."""
+    if dtype not in DTYPES:
+        raise OpdAlignError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    place, options = _place(reference)
+    tokenizer = load_tokenizer(reference)
+    torch, transformers = _libraries()
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    precision = "float32" if dtype == "auto" and device == "cpu" else dtype
+    options["dtype"] = precision if precision == "auto" else getattr(torch, precision)
+    model = _from_pretrained(transformers.AutoModelForCausalLM, reference, place, options)
+    if "gguf_file" in options:
+        model = _plain(model)
+    if adapter is not None:
+        model = _adapted(model, adapter)
+    return Loaded(name or _short(reference), model.to(device).eval(), tokenizer)
+
+
+def load_tokenizer(reference: str) -> Any:
+    """Only the tokenizer: enough to write prompts."""
+    place, options = _place(reference)
+    return _from_pretrained(_libraries()[1].AutoTokenizer, reference, place, options)
+
+
+def _from_pretrained(kind: Any, reference: str, place: str, options: dict[str, Any]) -> Any:
+    try:
+        return kind.from_pretrained(place, **options)
+    except (OSError, ValueError, ImportError) as error:
+        raise OpdAlignError(
+            f"cannot load {reference!r}: {_first_line(error)}. Give a folder made by save_pretrained, a .gguf file, "
+            "the name of a model on the Hub (which needs a connection, or a copy in its cache), "
+            f"or {EMBEDDED}student / {EMBEDDED}teacher"
+        ) from error
+
+
+def _place(reference: str) -> tuple[str, dict[str, Any]]:
+    if reference.startswith(EMBEDDED):
+        from opd_align import embedded
+
+        folders = {"student": embedded.student_path, "teacher": embedded.teacher_path}
+        which = reference.removeprefix(EMBEDDED)
+        if which not in folders:
+            raise OpdAlignError(
+                f"there is no {reference!r}; there are {' and '.join(EMBEDDED + name for name in folders)}"
+            )
+        return str(folders[which]()), {}
+    path = Path(reference).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise OpdAlignError(f"{reference!r} does not exist")
+        return str(path.parent), {"gguf_file": path.name}
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise OpdAlignError(f"{reference!r} is a folder without a config.json; a model is saved by save_pretrained")
+        return str(path), {}
+    if reference.startswith((".", "/", "~")) or reference.count("/") > 1:
+        raise OpdAlignError(f"there is no folder {reference!r}")
+    return reference, {}
+
+
+def _plain(model: Any) -> Any:
+    """What comes out of a GGUF file counts as quantised; its weights are plain, and a plain model holds them."""
+    model.config.quantization_config = None
+    plain = type(model)(model.config)
+    plain.load_state_dict(model.state_dict())
+    plain.generation_config = model.generation_config
+    return plain.to(model.dtype)
+
+
+def _adapted(model: Any, adapter: str) -> Any:
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise OpdAlignError("an adapter needs PEFT: pip install 'opd-align[train]'") from error
+    try:
+        return PeftModel.from_pretrained(model, adapter)
+    except (OSError, ValueError) as error:
+        raise OpdAlignError(f"cannot load the adapter {adapter!r}: {_first_line(error)}") from error
+
+
+def _libraries() -> tuple[Any, Any]:
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise OpdAlignError(f"language models need {error.name}: pip install 'opd-align[hf]'") from error
+    return torch, transformers
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def _short(reference: str) -> str:
+    return reference.removeprefix(EMBEDDED) if reference.startswith(EMBEDDED) else Path(reference).stem

@@ -1,0 +1,244 @@
+"""A study: what a configuration names, as objects.
+
+Names are resolved and questions read before any model is loaded, so that a mistake costs a second. The same student,
+prompts and writers of demonstrations serve a screening and an analysis; models that are named twice are loaded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from opd_align.chat import Chat
+from opd_align.config import ModelConfig, StudyConfig, TeacherConfig
+from opd_align.demonstrations import Cast, Source, Trials, Ungraded
+from opd_align.models import Loaded, load_model, load_tokenizer
+from opd_align.screen import Screen, load_screening
+from opd_align.tasks import Task, TextGrader, own_task, task
+from opd_align.teachers import SELF, Context, Demonstration, Prompting, context
+from opd_align.types import OpdAlignError, Question
+
+SOURCE = "source"
+
+
+@dataclass(frozen=True)
+class Role:
+    """A teacher before its model is loaded; without a model it is the student."""
+
+    name: str
+    context: Context | None
+    model: ModelConfig | None
+
+
+@dataclass(frozen=True)
+class Study:
+    """A configuration's objects, made when they are first asked for; `task`, `questions` and `roles` need no model."""
+
+    config: StudyConfig
+
+    def check(self) -> None:
+        """Everything that can go wrong before a model is loaded."""
+        self.config.settings()
+        names = [role.name for role in self.roles]
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise OpdAlignError(f"teachers: {twice[0]!r} appears more than once; give each its own name")
+        if not self.questions:
+            raise OpdAlignError("questions: there are none")
+
+    @cached_property
+    def task(self) -> Task:
+        chosen = self.config.task
+        if chosen.kind is None:
+            return task(chosen.name)
+        optional = {
+            "instruction": chosen.instruction, "hub": chosen.hub, "config": chosen.hub_config, "split": chosen.split,
+        }  # fmt: skip
+        return own_task(
+            chosen.name,
+            kind=chosen.kind,
+            question=chosen.question,
+            answer=chosen.answer,
+            choices=chosen.choices,
+            passage=chosen.passage,
+            **{name: value for name, value in optional.items() if value is not None},
+        )
+
+    @cached_property
+    def questions(self) -> list[Question]:
+        chosen = self.config.questions
+        wanted = list(chosen.ids)
+        if chosen.screening is not None:
+            wanted = load_screening(chosen.screening)[0].selected(chosen.bins)
+            if not wanted:
+                raise OpdAlignError(f"no question of {chosen.screening!r} is in the bins {', '.join(chosen.bins)}")
+        if not wanted:
+            return self._read(chosen.limit, chosen.offset)
+        by_id = {question.id: question for question in self._read(None, 0)}
+        unknown = [name for name in wanted if name not in by_id]
+        if unknown:
+            raise OpdAlignError(
+                f"questions: there is no question {unknown[0]!r} in the data of task {self.task.name!r}"
+            )
+        found = [by_id[name] for name in wanted]
+        return found[chosen.offset :][: chosen.limit]
+
+    def _read(self, limit: int | None, offset: int) -> list[Question]:
+        chosen = self.config.questions
+        return self.task.load(chosen.file, split=self.config.task.split, limit=limit, offset=offset)
+
+    @cached_property
+    def roles(self) -> list[Role]:
+        return [_role(teacher) for teacher in self.config.teachers]
+
+    @property
+    def contexts(self) -> list[Context]:
+        return [role.context for role in self.roles if role.context is not None]
+
+    @cached_property
+    def chat(self) -> Chat:
+        return self._chat(self.config.student)
+
+    @cached_property
+    def prompting(self) -> Prompting:
+        return Prompting(self.chat, self.task)
+
+    @cached_property
+    def student(self) -> Any:
+        return self._sampler(self.config.student, self.prompting, self._sampling())
+
+    @property
+    def grader(self) -> TextGrader:
+        return TextGrader(self.task, self.chat.said, self.student.end_tokens)
+
+    @cached_property
+    def cast(self) -> Cast:
+        """Who writes demonstrations, as far as the contexts need them."""
+        chosen = self.config.demonstrations
+        needed = {each.source for each in self.contexts if each.correct + each.wrong}
+        sources = {}
+        for name, model in ((SELF, self.config.student), (SOURCE, self.config.source)):
+            if name in needed and model is not None:
+                sources[name] = self._source(name, model)
+        summariser = None
+        if any(each.summarised for each in self.contexts):
+            model = self.config.summariser or self.config.source or self.config.student
+            chat = self._chat(model)
+            sampler = self._sampler(
+                model,
+                lambda question: chat.prompt([{"role": "user", "content": question.text}]),
+                self._sampling(demo=True),
+            )
+            summariser = Source("summariser", sampler, chat.said, Ungraded())
+        cast = Cast(sources, summariser, Trials(most=chosen.trials))
+        cast.check(self.contexts)
+        return cast
+
+    def screen(self, **options: Any) -> Screen:
+        """The screening of the student under all contexts."""
+        return Screen(self.student, self.prompting, self.contexts, self.cast, rollouts=self.config.rollouts, **options)
+
+    def teachers(self, demonstrations: Mapping[str, Sequence[Demonstration]]) -> list[Any]:
+        """The teachers, with the demonstrations in their prompts."""
+        from opd_align.backends.hf import HFTeacher
+        from opd_align.scoring import check_tokenizers
+
+        made = []
+        for role in self.roles:
+            model = role.model or self.config.student
+            chat = self._chat(model)
+            if role.model is not None:
+                check_tokenizers(self.chat.tokenizer, chat.tokenizer, role.name)
+            prompting = Prompting(chat, self.task, role.context, demonstrations)
+            made.append(HFTeacher(role.name, self._loaded(model).model, prompting))
+        return made
+
+    def _chat(self, model: ModelConfig) -> Chat:
+        thinking = self.config.student.thinking if model.thinking is None else model.thinking
+        return Chat(self._tokenizer(model), thinking)
+
+    def _source(self, name: str, model: ModelConfig) -> Source:
+        chat = self._chat(model)
+        sampler = self._sampler(model, Prompting(chat, self.task), self._sampling(demo=True))
+        return Source(name, sampler, chat.said, TextGrader(self.task, chat.said, sampler.end_tokens))
+
+    def _sampling(self, *, demo: bool = False) -> Any:
+        from opd_align.scoring import Sampling
+
+        plain, shown = self.config.sampling, self.config.demonstrations
+        sampling = Sampling(plain.temperature, plain.top_p, plain.top_k, plain.max_tokens, self.config.seed)
+        if not demo:
+            return sampling
+        return replace(sampling, temperature=shown.temperature, max_tokens=shown.max_tokens or plain.max_tokens)
+
+    def _sampler(self, model: ModelConfig, prompt: Any, sampling: Any) -> Any:
+        from opd_align.backends.hf import HFStudent
+
+        loaded = self._loaded(model)
+        ends = self._chat(model).ends(*loaded.configs)
+        local = HFStudent(loaded.name, loaded.model, prompt, ends, sampling)
+        if model.backend == "hf":
+            return local
+        if model.backend == "server":
+            from opd_align.backends.server import ServerStudent
+
+            return ServerStudent(model.url or "", model.served_as or model.model, prompt, ends, local, sampling)
+        from opd_align.backends.vllm import VLLMStudent
+
+        return VLLMStudent(loaded.name, self._engine(model), prompt, ends, local, sampling)
+
+    def _tokenizer(self, model: ModelConfig) -> Any:
+        return self._once(("tokenizer", model.model), lambda: load_tokenizer(model.model))
+
+    def _loaded(self, model: ModelConfig) -> Loaded:
+        return self._once(
+            ("weights", model.model, model.adapter, model.dtype, model.device),
+            lambda: load_model(
+                model.model, adapter=model.adapter, dtype=model.dtype, device=model.device, name=model.name
+            ),
+        )
+
+    def _engine(self, model: ModelConfig) -> Any:
+        from opd_align.backends.vllm import vllm_engine
+
+        return self._once(("engine", model.model), lambda: vllm_engine(model.model, **model.options))
+
+    def _once(self, key: Any, make: Any) -> Any:
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    @cached_property
+    def _made(self) -> dict[Any, Any]:
+        return {}
+
+
+def _role(teacher: TeacherConfig) -> Role:
+    own = teacher.correct is not None or teacher.wrong is not None
+    shown: Context | None = None
+    if teacher.context is not None:
+        if own:
+            raise OpdAlignError(
+                f"teachers: {teacher.context!r} is built in; leave out correct and wrong, or the context"
+            )
+        shown = context(teacher.context)
+    elif own:
+        if not teacher.name:
+            raise OpdAlignError("teachers: a context of your own needs a name")
+        shown = Context(
+            teacher.name, teacher.correct or 0, teacher.wrong or 0, teacher.summarised, teacher.source or SELF
+        )
+    elif teacher.model is None:
+        raise OpdAlignError("teachers: each needs a context, a model, or both")
+    if teacher.name and shown is not None:
+        shown = replace(shown, name=teacher.name)
+    if shown is not None and teacher.source and teacher.context:
+        shown = replace(shown, source=teacher.source)
+    model = teacher.model
+    fallback = model.name or model.model.rpartition("/")[2] if model else ""
+    name = teacher.name or (shown.name if shown else fallback)
+    if shown is not None and model is not None and not teacher.name:
+        name = f"{shown.name} · {fallback}"
+    return Role(name, shown, model)

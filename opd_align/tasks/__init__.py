@@ -1,0 +1,49 @@
+"""Tasks: from a benchmark's question to a user message, and from a model's text to a verdict.
+
+What is built in is written out below; nothing registers itself. This room knows words, not models: no torch, no
+tokenizer, and libraries for data and mathematics are loaded when first needed.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from opd_align.tasks.aime import AIME2024, AIME2025
+from opd_align.tasks.boolq import BOOLQ
+from opd_align.tasks.grading import TextGrader
+from opd_align.tasks.gsm8k import GSM8K
+from opd_align.tasks.jsonl import own_task
+from opd_align.tasks.mmlu import MMLU
+from opd_align.tasks.task import Form, Message, Source, Task
+from opd_align.tasks.verify import Choice, Maths, Number, TrueFalse, Verdict, Verifier
+from opd_align.types import OpdAlignError
+
+__all__ = [
+    "TASKS",
+    "Choice",
+    "Form",
+    "Maths",
+    "Message",
+    "Number",
+    "Source",
+    "Task",
+    "TextGrader",
+    "TrueFalse",
+    "Verdict",
+    "Verifier",
+    "own_task",
+    "task",
+]
+
+# The place of ARITHMETIC (opd_align/tasks/arithmetic.py) is at the end of this tuple.
+TASKS: dict[str, Task] = {built_in.name: built_in for built_in in (BOOLQ, MMLU, AIME2024, AIME2025, GSM8K)}
+"""The built-in tasks by name."""
+
+
+def task(name: str) -> Task:
+    """The built-in task of that name."""
+    if name in TASKS:
+        return TASKS[name]
+    near = get_close_matches(name.lower().replace("_", "").replace("-", ""), TASKS, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "for data of your own, see own_task"
+    raise OpdAlignError(f"there is no task {name!r}, only {', '.join(TASKS)}; {hint}")
