@@ -46,7 +46,7 @@ class Chat:
             if self.thinking is not None:
                 raise OpdAlignError("thinking cannot be switched: this tokenizer has no chat template; leave it out")
             return "\n\n".join(message["content"] for message in messages) + "\n\n"
-        return self._rendered(messages, self._switch)
+        return self._rendered(messages, self._options)
 
     def said(self, tokens: Iterable[int]) -> str:
         """The text of a completion, without special tokens; marks of thinking stay."""
@@ -83,18 +83,30 @@ class Chat:
 
     @cached_property
     def _silent(self) -> frozenset[int]:
-        spoken = {self.tokenizer.convert_tokens_to_ids(mark) for mark in THOUGHT}
-        return frozenset(int(token) for token in self.tokenizer.all_special_ids if token not in spoken)
+        vocabulary = self.tokenizer.get_vocab()  # not convert_tokens_to_ids, which calls a word it lacks <unk>
+        spoken = {vocabulary.get(mark) for mark in THOUGHT}
+        # Not every special token has a role (eos, bos, ...) by which all_special_ids would know it.
+        added = {number for number, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        return frozenset(int(token) for token in added.union(self.tokenizer.all_special_ids) if token not in spoken)
 
     @cached_property
-    def _switch(self) -> dict[str, bool]:
-        if self.thinking is None:
-            return {}
+    def switch(self) -> str | None:
+        """What the template calls its switch for thinking; `None` if it has none."""
+        if not self._has_template:
+            return None
         probe = [{"role": "user", "content": "?"}]
         for name in SWITCHES:
             # Not by reading the template: a switch is what makes a difference when it is turned.
             if self._rendered(probe, {name: True}) != self._rendered(probe, {name: False}):
-                return {name: self.thinking}
+                return name
+        return None
+
+    @cached_property
+    def _options(self) -> dict[str, bool]:
+        if self.thinking is None:
+            return {}
+        if self.switch is not None:
+            return {self.switch: self.thinking}
         raise OpdAlignError(
             f"thinking: {str(self.thinking).lower()} was asked for, but this chat template has no such switch "
             f"(tried {', '.join(SWITCHES)}); leave it out"
@@ -122,9 +134,10 @@ class Chat:
         return render([first, *others])
 
     def _end_of_turn(self) -> set[int]:
-        """The special token that the template puts after a reply, if it puts one there."""
+        """The added token that the template puts after a reply, if it puts one there."""
         mark = "opd-align"
         turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": mark}]
-        after = self._rendered(turns, {}, reply=False).rpartition(mark)[2]
+        after = self._rendered(turns, {}, reply=False).rpartition(mark)[2].lstrip()
         ids = self.tokenizer(after, add_special_tokens=False)["input_ids"]
-        return {int(ids[0])} if ids and ids[0] in self.tokenizer.all_special_ids else set()
+        # Words of the text are not in the added vocabulary; a mark of the template is, special or not.
+        return {int(ids[0])} if ids and ids[0] in self.tokenizer.added_tokens_decoder else set()

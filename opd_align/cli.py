@@ -8,37 +8,40 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from opd_align.engine import Analysis, Settings
+    from opd_align.config import StudyConfig
+    from opd_align.engine import Analysis
+    from opd_align.engine import Progress as Step
     from opd_align.study import Study
 
 ABOUT = """\
 At each token of a student's reasoning, does the teacher's distillation update point toward success?
 
-  opd-align analyze                     an exact world, whose truth is known; about half a minute
-  opd-align analyze --out runs/first    the same in a run directory: kept, and continued after an interruption
-  opd-align report runs/first           the tables of a finished run
-  opd-align analyze --help              what can be chosen
+  opd-align analyze                                    the models that ship with the package; a minute or two
+  opd-align analyze --config boolq_qwen3_0.6b          the paper's settings on a real student
+  opd-align screen --student MODEL --task boolq ...    which contexts help, and which questions are worth it
+  opd-align report runs/first                          tables and report of a finished run
+  opd-align compare runs/first runs/second             several runs side by side
 """
 
 ANALYZE = """\
 Samples rollouts, grows a generation tree around a few of them, estimates the success probability of each next
-token, and compares the ideal update with the one each teacher's loss would make.
+token, and compares the ideal update with the one each teacher's loss would make. Ends in tables and an HTML report.
+Every finished batch is on disk: interrupted, the same command goes on where it was left.
 
-The student is a family of exact worlds: automaton language models whose success probabilities are known in closed
-form, so that the tables can be checked. Teachers: `tilted` leans toward success, `style` disagrees only where nothing
-is at stake, `adversarial` leans toward failure.
-
-  opd-align analyze --questions 8 --length 200
-  opd-align analyze --objectives reverse_kl,forward_kl,dr_grpo --estimator pooled
-  opd-align analyze --allocation adaptive --targeted 5000 --nodes nodes.parquet
-  opd-align analyze --out runs/first --batch 2000
+  opd-align analyze
+  opd-align analyze --student Qwen/Qwen3-0.6B --task boolq --limit 8 --teachers Self-1C,Self-1C1W,Qwen/Qwen3-4B
+  opd-align analyze --config boolq_qwen3_0.6b --set student.backend=vllm --out runs/boolq
+  opd-align analyze --estimator pooled --reuse runs/first --out runs/pooled      same rollouts, other counting
+  opd-align analyze --dry-run                                                    the plan, and what it will cost
+  opd-align analyze --student exact --worlds 8                                   worlds whose truth is known
 """
 
 SCREEN = """\
@@ -58,7 +61,16 @@ screening (--demonstrations-from), or are shown as placeholders.
 """
 
 REPORT = """\
-Prints the tables of a finished run directory. Nothing is computed by a model, nothing is written.
+Prints the tables of a finished run directory, and writes them anew where asked. No model is needed.
+
+  opd-align report runs/first
+  opd-align report runs/first --html report.html --tables tables/       Markdown, LaTeX and CSV
+"""
+
+COMPARE = """\
+Prints the tables of several finished runs side by side: other students, other budgets, other estimators.
+
+  opd-align compare runs/backup runs/pooled
 """
 
 
@@ -77,7 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from opd_align.types import OpdAlignError
 
     try:
-        return int(args.run(args))
+        with _spoken_warnings():
+            return int(args.run(args))
     except OpdAlignError as error:
         print(f"opd-align: {error}", file=sys.stderr)
         return 2
@@ -88,64 +101,83 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+@contextmanager
+def _spoken_warnings() -> Iterator[None]:
+    """What was left out or set aside is news for the user, not for the developer."""
+    from opd_align.store import DamagedFile
+
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+
+        def show(message: Any, category: Any, *place: Any, **options: Any) -> None:
+            if category is DamagedFile or category.__name__ == "LeftOut":
+                print(f"opd-align: {message}", file=sys.stderr)
+            else:
+                usual(message, category, *place, **options)
+
+        warnings.showwarning = show
+        yield
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("opd-align", description=ABOUT, formatter_class=_Formatter)
     parser.add_argument("--version", action="store_true", help="show the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    analyze = commands.add_parser(
-        "analyze", help="measure alignment, token by token", description=ANALYZE, formatter_class=_Formatter
-    )
-    analyze.set_defaults(run=_analyze)
-    world = analyze.add_argument_group("the exact world")
-    world.add_argument("--questions", type=int, default=6, metavar="N", help="how many worlds (default: %(default)s)")
-    world.add_argument("--length", type=int, default=120, help="typical completion length (default: %(default)s)")
-    world.add_argument("--forks", type=float, default=1 / 3, help="share of forking positions (default: 0.33)")
-    world.add_argument(
-        "--stakes", type=float, default=1.0, help="how much ordinary forks matter (default: %(default)s)"
-    )
-    work = analyze.add_argument_group("the work")
-    work.add_argument("--initial", type=int, default=200, metavar="G", help="initial rollouts (default: %(default)s)")
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], help: str, text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=help, description=text, formatter_class=_Formatter)
+        added.set_defaults(run=run)
+        return added
+
+    analyze = command("analyze", _analyze, "measure alignment, token by token", ANALYZE)
+    _study_arguments(analyze)
+    work = analyze.add_argument_group("the work (defaults are the configuration's)")
+    work.add_argument("--initial", type=int, metavar="G", help="initial rollouts a question")
     work.add_argument("--targeted", type=int, metavar="N", help="at most N targeted rollouts a question")
     work.add_argument("--seconds", type=float, help="stop enriching a question after this time")
-    work.add_argument("--allocation", default="paper", help="paper or adaptive (default: %(default)s)")
-    work.add_argument("--estimator", default="backup", help="backup, direct or pooled (default: %(default)s)")
-    work.add_argument("--objectives", default="reverse_kl", help="comma-separated (default: %(default)s)")
-    work.add_argument("--n-sig", type=float, default=20, help="effective visits a child needs (default: %(default)s)")
-    work.add_argument("--seed", type=int, default=0, help="of worlds and draws (default: %(default)s)")
-    work.add_argument("--batch", type=int, default=8192, help="rollouts asked for at a time (default: %(default)s)")
-    work.add_argument("--workers", type=int, default=1, help="questions worked on at a time (default: %(default)s)")
-    output = analyze.add_argument_group("the result")
-    output.add_argument("--out", type=Path, metavar="DIR", help="run directory: every finished batch is kept there")
-    output.add_argument("--nodes", type=Path, metavar="FILE", help="write the table of nodes as Parquet")
-    screen = commands.add_parser(
-        "screen", help="pass rates by context and difficulty", description=SCREEN, formatter_class=_Formatter
+    work.add_argument("--allocation", metavar="NAME", help="paper or adaptive")
+    work.add_argument("--estimator", metavar="NAME", help="backup, direct or pooled")
+    work.add_argument("--objectives", metavar="LIST", help="reverse_kl, forward_kl, jsd(0.5), minillm, dr_grpo, ...")
+    work.add_argument("--n-sig", type=float, metavar="N", help="effective visits a child needs")
+    work.add_argument("--backend", metavar="NAME", help="who samples: hf, vllm or server")
+    work.add_argument("--batch", type=int, metavar="N", help="rollouts asked for at a time")
+    work.add_argument("--workers", type=int, default=1, metavar="N", help="questions worked on at a time (default: 1)")
+    work.add_argument(
+        "--reuse", type=Path, metavar="DIR", help="take rollouts from another run where they are the same"
     )
-    screen.set_defaults(run=_screen)
+    work.add_argument("--dry-run", action="store_true", help="print the plan, sample a little to time it, and stop")
+    world = analyze.add_argument_group("exact worlds (--student exact)")
+    world.add_argument("--worlds", type=int, default=6, metavar="N", help="how many (default: %(default)s)")
+    world.add_argument("--length", type=int, default=120, help="typical completion length (default: %(default)s)")
+    world.add_argument("--forks", type=float, default=1 / 3, help="share of forking positions (default: 0.33)")
+    world.add_argument("--stakes", type=float, default=1.0, help="how much forks matter (default: %(default)s)")
+    analyze.add_argument("--out", type=Path, metavar="DIR", help="run directory (default: one under runs/)")
+
+    screen = command("screen", _screen, "pass rates by context and difficulty", SCREEN)
     _study_arguments(screen)
     screen.add_argument(
         "--out", type=Path, metavar="DIR", required=True, help="run directory; continued if it is there"
     )
-    prompt = commands.add_parser(
-        "show-prompt", help="what student and teachers read", description=PROMPT, formatter_class=_Formatter
-    )
-    prompt.set_defaults(run=_show_prompt)
+    prompt = command("show-prompt", _show_prompt, "what student and teachers read", PROMPT)
     _study_arguments(prompt)
     prompt.add_argument("--demonstrations-from", type=Path, metavar="DIR", help="a finished screening")
-    report = commands.add_parser(
-        "report", help="print the tables of a run directory", description=REPORT, formatter_class=_Formatter
-    )
-    report.set_defaults(run=_report)
+    report = command("report", _report, "tables and report of a run directory", REPORT)
     report.add_argument("directory", type=Path, metavar="DIR", help="what was given to analyze --out")
+    report.add_argument("--html", type=Path, metavar="FILE", help="write the report")
+    report.add_argument("--tables", type=Path, metavar="FOLDER", help="write the tables as Markdown, LaTeX and CSV")
+    compare = command("compare", _compare, "several runs side by side", COMPARE)
+    compare.add_argument("directories", type=Path, nargs="+", metavar="DIR", help="finished run directories")
+    compare.add_argument("--tables", type=Path, metavar="FOLDER", help="write the tables as Markdown, LaTeX and CSV")
     return parser
 
 
 def _study_arguments(parser: argparse.ArgumentParser) -> None:
     """What names a study; each is short for a key of the configuration."""
     group = parser.add_argument_group("the study")
-    group.add_argument("--config", type=Path, metavar="FILE", help="YAML; flags and --set win over it")
-    group.add_argument("--student", metavar="MODEL", help="folder, .gguf file, Hub name, or embedded:student")
+    group.add_argument("--config", metavar="FILE", help="YAML file, or the name of one that ships")
+    group.add_argument("--student", metavar="MODEL", help="folder, .gguf file, Hub name, embedded:student, or exact")
     group.add_argument("--teachers", metavar="LIST", help="contexts (Self-1C, ...) and models, comma-separated")
-    group.add_argument("--task", metavar="NAME", help="boolq, mmlu, gsm8k, aime2024, aime2025, ...")
+    group.add_argument("--task", metavar="NAME", help="boolq, mmlu, gsm8k, aime2024, aime2025, arithmetic")
     group.add_argument("--data", metavar="FILE", help="questions from a file instead of the Hub")
     group.add_argument("--limit", type=int, metavar="N", help="at most N questions")
     group.add_argument("--questions-from", metavar="DIR", help="questions of a screening, in the bins of --bins")
@@ -154,39 +186,108 @@ def _study_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any key, dots for depth")
 
 
-def _study(args: argparse.Namespace) -> Study:
+SHORT = {
+    "student": "student", "teachers": "teachers", "task": "task", "data": "questions.file", "limit": "questions.limit",
+    "questions_from": "questions.screening", "bins": "questions.bins", "seed": "seed", "initial": "budget.initial",
+    "targeted": "budget.targeted", "seconds": "budget.seconds", "allocation": "budget.allocation",
+    "estimator": "estimator", "objectives": "objectives", "n_sig": "rules.n_sig", "backend": "student.backend",
+    "batch": "batch",
+}  # fmt: skip
+"""Flags, and the keys they are short for."""
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28, width=100)
+
+
+def _config(args: argparse.Namespace) -> StudyConfig:
     from opd_align.config import read_config
+
+    flags = [f"{key}={getattr(args, flag)}" for flag, key in SHORT.items() if getattr(args, flag, None) is not None]
+    if args.seed is not None:
+        flags.append(f"rules.seed={args.seed}")
+    named = args.config or (None if args.student else "demo")
+    return read_config(named, [*flags, *args.set])
+
+
+def _study(args: argparse.Namespace) -> Study:
     from opd_align.study import Study
 
-    short = {
-        "student": args.student, "teachers": args.teachers, "task": args.task, "questions.file": args.data,
-        "questions.limit": args.limit, "questions.screening": args.questions_from, "questions.bins": args.bins,
-        "seed": args.seed,
-    }  # fmt: skip
-    flags = [f"{key}={value}" for key, value in short.items() if value is not None]
-    study = Study(read_config(args.config, [*flags, *args.set]))
+    study = Study(_config(args))
     study.check()
     return study
+
+
+def _analyze(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from opd_align.report.html import write_report
+    from opd_align.report.tables import all_tables, write_tables
+    from opd_align.types import OpdAlignError
+
+    config = _config(args)
+    if args.workers < 1:
+        raise OpdAlignError(f"--workers must be at least 1, not {args.workers}")
+    if config.student.model == "exact":
+        analysis = _exact(args, config)
+    else:
+        from opd_align.study import Study
+
+        study = Study(config)
+        study.check()
+        args.out = args.out or Path("runs") / study.name
+        if args.dry_run:
+            from opd_align.plan import plan
+
+            Console().print(plan(study, args.out))
+            return 0
+        with _progress(len(study.questions)) as (phase, step):
+            analysis = study.analyze(args.out, on_phase=phase, on_progress=step, workers=args.workers, reuse=args.reuse)
+    Console().print(all_tables(analysis))
+    write_tables(analysis, args.out / "tables")
+    page = write_report(analysis, args.out / "report.html", title=str(args.out.name))
+    print(f"run directory  {args.out}")
+    print(f"tables         {args.out / 'tables'}")
+    print(f"report         {page.resolve().as_uri()}")
+    return 0
+
+
+def _exact(args: argparse.Namespace, config: StudyConfig) -> Analysis:
+    from opd_align.backends.exact import ExactFamily
+    from opd_align.store import analyze_into
+    from opd_align.types import OpdAlignError
+
+    if args.worlds < 1:
+        raise OpdAlignError(f"--worlds must be at least 1, not {args.worlds}")
+    seed, settings = config.seed, config.settings()
+    family = ExactFamily.random(seed, args.worlds, length=args.length, forks=args.forks, stakes=args.stakes)
+    teachers = [
+        family.teacher("tilted", lambda world: world.tilted_teacher(seed=seed)),
+        family.teacher("style", lambda world: world.style_teacher(seed=seed)),
+        family.teacher("adversarial", lambda world: world.adversarial_teacher(seed=seed)),
+    ]
+    args.out = args.out or Path("runs") / f"exact-{seed}"
+    with _progress(args.worlds) as (_, step):
+        return analyze_into(
+            args.out, family, teachers, family.questions, family, settings=settings, on_progress=step,
+            workers=args.workers, reuse=args.reuse,
+        )  # fmt: skip
 
 
 def _screen(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from opd_align.report.screening import screening_tables
-    from opd_align.report.tables import rendered
+    from opd_align.report.tables import rendered, write
     from opd_align.screen import load_screening
 
     study = _study(args)
-    with _bars() as bars:
-        tasks: dict[str, Any] = {}
-
-        def show(what: str, done: int, of: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=of)
-            bars.update(tasks[what], completed=done, total=max(of, 1))
-
-        study.screen(on_progress=show).into(args.out, study.questions)
-    Console().print(rendered(screening_tables(*load_screening(args.out))))
+    with _progress(0) as (phase, _):
+        study.screen(on_progress=phase).into(args.out, study.questions)
+    tables = screening_tables(*load_screening(args.out))
+    Console().print(rendered(tables))
+    write(tables, args.out / "tables")
     print(
         f"the screening is in {args.out}; to analyze its questions: opd-align analyze --questions-from {args.out} ..."
     )
@@ -197,153 +298,94 @@ def _show_prompt(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from opd_align.screen import load_screening
-    from opd_align.teachers import Demonstration
 
     study = _study(args)
     found = load_screening(args.demonstrations_from)[1] if args.demonstrations_from else None
     for question in study.questions:
         for role in [None, *study.roles]:
             context = role.context if role else None
-            shown = found
-            if shown is None and context is not None:
-                kinds = [("correct", context.correct), ("wrong", context.wrong)]
-                shown = {
-                    question.id: [
-                        Demonstration(
-                            question.id,
-                            context.source,
-                            at,
-                            kind == "correct",
-                            f"{{{kind} response {at + 1}}}",
-                            f"{{summary of {kind} response {at + 1}}}",
-                        )
-                        for kind, count in kinds
-                        for at in range(count)
-                    ]
-                }
-            prompting = replace(study.prompting, context=context, demonstrations=shown or {})
+            shown = found or ({question.id: context.placeholders(question)} if context else {})
+            prompting = replace(study.prompting, context=context, demonstrations=shown)
             print(f"── {question.id} · {role.name if role else 'student'} · {len(prompting(question)):,} tokens")
             print(prompting.shown(question))
             print()
     return 0
 
 
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=28, width=100)
-
-
-def _analyze(args: argparse.Namespace) -> int:
-    settings = _settings(args)
-    if args.nodes and not args.nodes.parent.is_dir():
-        from opd_align.types import OpdAlignError
-
-        raise OpdAlignError(f"the folder of {str(args.nodes)!r} does not exist; make it, or write elsewhere")
-    from rich.console import Console
-
-    from opd_align.report.tables import all_tables
-
-    analysis = _run(args, settings)
-    Console().print(all_tables(analysis))
-    if args.nodes:
-        import pyarrow.parquet as pq
-
-        pq.write_table(analysis.nodes, args.nodes)
-        print(f"{analysis.nodes.num_rows:,} rows written to {args.nodes}")
-    if args.out:
-        print(f"the run is in {args.out}; to see this again: opd-align report {args.out}")
-    return 0
-
-
 def _report(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from opd_align.report.tables import all_tables
+    from opd_align.report.html import write_report
+    from opd_align.report.tables import all_tables, write_tables
     from opd_align.store import RunDirectory
 
-    Console().print(all_tables(RunDirectory.load(args.directory)))
+    analysis = RunDirectory.load(args.directory)
+    Console().print(all_tables(analysis))
+    if args.html:
+        print(f"report  {write_report(analysis, args.html, title=args.directory.name).resolve().as_uri()}")
+    if args.tables:
+        write_tables(analysis, args.tables)
+        print(f"tables  {args.tables}")
     return 0
 
 
-def _settings(args: argparse.Namespace) -> Settings:
-    from typing import get_args
+def _compare(args: argparse.Namespace) -> int:
+    from rich.console import Console
 
-    from opd_align.alignment import Rules
-    from opd_align.engine import Settings
-    from opd_align.enrich import Allocation, Budget
-    from opd_align.estimate import Method
-    from opd_align.objectives import OBJECTIVES
+    from opd_align.report.tables import compare, rendered, write
+    from opd_align.store import RunDirectory
 
-    named = {objective.name: objective for objective in OBJECTIVES}
-    _choose("estimator", args.estimator, get_args(Method))
-    _choose("allocation", args.allocation, get_args(Allocation))
-    wanted = [name.strip() for name in args.objectives.split(",") if name.strip()]
-    for name in wanted:
-        _choose("objective", name, named)
-    budget = Budget(initial=args.initial, targeted=args.targeted, seconds=args.seconds, allocation=args.allocation)
-    rules = Rules(n_sig=args.n_sig, seed=args.seed)
-    return Settings([named[name] for name in wanted], budget, rules, args.estimator, batch=args.batch)
+    tables = compare({str(directory): RunDirectory.load(directory) for directory in args.directories})
+    Console().print(rendered(tables))
+    if args.tables:
+        write(tables, args.tables)
+        print(f"tables  {args.tables}")
+    return 0
 
 
-def _choose(what: str, name: str, valid: Collection[str]) -> None:
-    if name not in valid:
-        from difflib import get_close_matches
+@contextmanager
+def _progress(questions: int) -> Iterator[tuple[Callable[[str, int, int], None], Callable[[Step], None]]]:
+    """Bars for phases (what, done, of how many) and for the engine's steps."""
+    with _bars() as bars:
+        phases: dict[str, Any] = {}
+        seen: list[str] = []
 
-        from opd_align.types import OpdAlignError
+        def phase(what: str, done: int, of: int) -> None:
+            if what not in phases:
+                phases[what] = bars.add_task(what, total=of)
+            bars.update(phases[what], completed=done, total=max(of, 1))
 
-        near = get_close_matches(name, list(valid), 1, 0.5)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise OpdAlignError(f"unknown {what} {name!r}{hint} There are: {', '.join(valid)}")
+        def step(progress: Step) -> None:
+            if progress.question not in seen:
+                seen.append(progress.question)
+            phase("questions", len(seen) - 1, questions)
+            what = f"{progress.question}: {progress.phase}"
+            if "now" not in phases:
+                phases["now"] = bars.add_task(what, total=1)
+            bars.update(phases["now"], description=what, completed=progress.done, total=max(progress.planned, 1))
+
+        yield phase, step
 
 
 def _bars() -> Progress:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
-
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description:32}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        SpinnerColumn,
+        TextColumn,
+        TimeRemainingColumn,
     )
-    return Progress(*columns, transient=True)
+    from rich.text import Text
 
+    class Rate(ProgressColumn):
+        def render(self, task: Any) -> Text:
+            return Text(f"{task.speed:,.1f}/s" if task.speed else "", style="dim")
 
-def _run(args: argparse.Namespace, settings: Settings) -> Analysis:
-    from opd_align.backends.exact import ExactFamily
-    from opd_align.engine import Progress as Step
-    from opd_align.engine import analyze
-    from opd_align.types import OpdAlignError
-
-    if args.questions < 1:
-        raise OpdAlignError(f"--questions must be at least 1, not {args.questions}")
-    family = ExactFamily.random(args.seed, args.questions, length=args.length, forks=args.forks, stakes=args.stakes)
-    teachers = [
-        family.teacher("tilted", lambda world: world.tilted_teacher(seed=args.seed)),
-        family.teacher("style", lambda world: world.style_teacher(seed=args.seed)),
-        family.teacher("adversarial", lambda world: world.adversarial_teacher(seed=args.seed)),
-    ]
-    with _bars() as bars:
-        overall = bars.add_task("questions", total=args.questions)
-        current = bars.add_task("", total=1)
-        seen: list[str] = []
-
-        def show(progress: Step) -> None:
-            if progress.question not in seen:
-                seen.append(progress.question)
-                bars.update(overall, completed=len(seen) - 1)
-            what = f"{progress.question}: {progress.phase}"
-            bars.update(current, description=what, completed=progress.done, total=max(progress.planned, 1))
-
-        task = family, teachers, family.questions, family
-        if args.out is None:
-            return analyze(*task, settings=settings, on_progress=show, workers=args.workers)
-        from opd_align.store import analyze_into
-
-        with warnings.catch_warnings():
-            # A shard that was set aside is news for the user, not for the developer.
-            warnings.showwarning = lambda message, *_, **__: print(f"opd-align: {message}", file=sys.stderr)
-            return analyze_into(args.out, *task, settings=settings, on_progress=show, workers=args.workers)
+    what = TextColumn("{task.description:36}")
+    left = TimeRemainingColumn(elapsed_when_finished=True)
+    return Progress(SpinnerColumn(), what, BarColumn(), MofNCompleteColumn(), Rate(), left, transient=True)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ from opd_align.types import OpdAlignError
 
 T = TypeVar("T")
 
+CONFIGS = Path(__file__).parent / "configs"
+
 EMBEDDED_STUDENT = "embedded:student"
 
 Backend = Literal["hf", "vllm", "server"]
@@ -162,13 +164,17 @@ def objective(name: str) -> Objective:
 
 
 def read_config(file: str | Path | None = None, overrides: Sequence[str] = ()) -> StudyConfig:
-    """A configuration from a YAML file, then `key=value` overrides with dots for depth (`budget.initial=100`)."""
+    """A configuration from a YAML file or one that ships, by its name; then overrides.
+
+    An override is written `key=value`, with dots for depth: `budget.initial=100`.
+    """
     import yaml
 
     tree: dict[str, Any] = {}
     if file is not None:
+        file = _config_file(file)
         try:
-            tree = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
+            tree = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
         except OSError as error:
             raise OpdAlignError(f"cannot read the configuration {str(file)!r}: {error.strerror}") from error
         except yaml.YAMLError as error:
@@ -187,6 +193,21 @@ def read_config(file: str | Path | None = None, overrides: Sequence[str] = ()) -
     if isinstance(tree.get("student"), dict):
         tree["student"].setdefault("model", EMBEDDED_STUDENT)
     return built(StudyConfig, tree, "")
+
+
+def shipped() -> dict[str, Path]:
+    """The configurations that come with the package, by name."""
+    return {file.stem: file for file in sorted(CONFIGS.glob("*.yaml"))}
+
+
+def _config_file(named: str | Path) -> Path:
+    path = Path(named)
+    if path.is_file() or path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        return path
+    known = shipped()
+    if str(named) not in known:
+        raise OpdAlignError(f"{_unknown('configuration', str(named), list(known))} (or give a YAML file)")
+    return known[str(named)]
 
 
 def _set(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opd_align.teachers import Context, Demonstration
-from opd_align.types import Finish, Grader, OpdAlignError, Outcome, Question, Rollouts, Sampler, SampleRequest
+from opd_align.types import Finish, Grader, Ints, OpdAlignError, Outcome, Question, Rollouts, Sampler, SampleRequest
 
 NOTHING = np.empty(0, np.uint32)
 
@@ -53,14 +53,22 @@ class Trials:
         return rounds
 
 
+def _fits(question: Question) -> str | None:
+    return None
+
+
 @dataclass(frozen=True)
 class Source:
-    """A model that writes: its sampler (with its own prompt and temperature), its tokens as text, and its judge."""
+    """A model that writes: its sampler (with its own prompt and temperature), its tokens as text, and its judge.
+
+    `unfit` says why a question cannot be put to it, such as a prompt that is too long; `None`: it can.
+    """
 
     name: str
     sampler: Sampler
     said: Callable[[Sequence[int]], str]
     grader: Grader
+    unfit: Callable[[Question], str | None] = _fits
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,11 @@ class Cast:
     sources: Mapping[str, Source]
     summariser: Source | None = None
     trials: Trials = field(default_factory=Trials)
+
+    def __post_init__(self) -> None:
+        for name, source in self.sources.items():
+            if name != source.name:  # contexts ask by the one, demonstrations carry the other
+                raise OpdAlignError(f"the source {source.name!r} is filed under {name!r}; both must be the same")
 
     def check(self, contexts: Sequence[Context]) -> None:
         """Refuses contexts that nobody here can serve."""
@@ -156,11 +169,12 @@ def collect(
     found: dict[str, list[Demonstration]] = {question.id: [] for question in questions}
     if not correct and not wrong:
         return found
+    able = [question for question in questions if source.unfit(question) is None]
 
     def open_ones() -> list[Question]:
         return [
             question
-            for question in questions
+            for question in able
             if sum(each.correct for each in found[question.id]) < correct
             or sum(not each.correct for each in found[question.id]) < wrong
         ]
@@ -173,8 +187,8 @@ def collect(
         for at in range(0, len(waiting), per_call):
             asked = waiting[at : at + per_call]
             requests = [SampleRequest(question, NOTHING, size, start) for question in asked]
-            for question, rollouts in _by_request(source.sampler, requests):
-                found[question.id] += _demonstrations(source, question, rollouts, start)
+            for question, rollouts, trial_R in _by_request(source.sampler, requests):
+                found[question.id] += _demonstrations(source, question, rollouts, trial_R)
     if on_progress:
         on_progress(len(questions), len(questions))
     return {name: _first(responses, correct, wrong) for name, responses in found.items()}
@@ -192,22 +206,23 @@ def summarise(
 
     The summariser's sampler reads what `summary_question` makes: its prompt is given that question.
     """
-    waiting = [
+    asked_about = [
         (each, summary_question(questions[name], each))
         for name, responses in demonstrations.items()
         for each in responses
     ]
+    waiting = [asked for _, asked in asked_about if summariser.unfit(asked) is None]
     size = (trials or Trials()).summaries
     summary: dict[str, str] = {}
     per_call = max(1, batch // size)
     for at in range(0, len(waiting), per_call):
-        requests = [SampleRequest(asked, NOTHING, size) for _, asked in waiting[at : at + per_call]]
-        for asked, rollouts in _by_request(summariser.sampler, requests):
+        requests = [SampleRequest(asked, NOTHING, size) for asked in waiting[at : at + per_call]]
+        for asked, rollouts, _ in _by_request(summariser.sampler, requests):
             for row in np.flatnonzero(rollouts.finish_R == Finish.STOPPED):
                 text = summariser.said(rollouts.completion(int(row)).tolist()).rpartition("</think>")[2].strip()
                 if text:
                     summary.setdefault(asked.id, text)
-    named = {(each.question, each.source, each.trial): asked.id for each, asked in waiting}
+    named = {(each.question, each.source, each.trial): asked.id for each, asked in asked_about}
     return {
         name: [replace(each, summary=summary.get(named[each.question, each.source, each.trial])) for each in responses]
         for name, responses in demonstrations.items()
@@ -220,25 +235,26 @@ def summary_question(question: Question, demonstration: Demonstration) -> Questi
     return Question(f"{question.id}#{demonstration.source}/{demonstration.trial}", text)
 
 
-def _by_request(sampler: Sampler, requests: Sequence[SampleRequest]) -> list[tuple[Question, Rollouts]]:
-    """Each request's rollouts, in order of trial; failed ones are missing."""
+def _by_request(sampler: Sampler, requests: Sequence[SampleRequest]) -> list[tuple[Question, Rollouts, Ints]]:
+    """Each request's rollouts, in order of trial, and the trials' numbers; failed ones are missing."""
     rollouts = sampler.sample(requests)
     row_of = {int(key): row for row, key in enumerate(rollouts.key_R)}
     result = []
     for request, key_R in zip(requests, sampler.keys(requests), strict=True):
-        rows = [row_of[int(key)] for key in key_R if int(key) in row_of]
-        result.append((request.question, rollouts.take(np.array(rows, np.int64))))
+        made = [(row_of[int(key)], request.first + nth) for nth, key in enumerate(key_R) if int(key) in row_of]
+        row_R, trial_R = np.array(made, np.int64).reshape(-1, 2).T
+        result.append((request.question, rollouts.take(row_R), trial_R))
     return result
 
 
-def _demonstrations(source: Source, question: Question, rollouts: Rollouts, start: int) -> list[Demonstration]:
+def _demonstrations(source: Source, question: Question, rollouts: Rollouts, trial_R: Ints) -> list[Demonstration]:
     outcome_R = source.grader.grade(question, rollouts)
     known_R = (rollouts.finish_R == Finish.STOPPED) & (outcome_R != Outcome.UNKNOWN)
     return [
         Demonstration(
             question.id,
             source.name,
-            start + int(row),
+            int(trial_R[row]),
             bool(outcome_R[row] == Outcome.CORRECT),
             source.said(rollouts.completion(int(row)).tolist()).strip(),
         )

@@ -36,7 +36,7 @@ def load_model(
     """Loads a model; `auto` means a GPU if there is one, and the precision it was saved in (float32 on a CPU)."""
     if dtype not in DTYPES:
         raise OpdAlignError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
-    place, options = _place(reference)
+    place, options = place_of(reference)
     tokenizer = load_tokenizer(reference)
     torch, transformers = _libraries()
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
@@ -52,8 +52,17 @@ def load_model(
 
 def load_tokenizer(reference: str) -> Any:
     """Only the tokenizer: enough to write prompts."""
-    place, options = _place(reference)
+    place, options = place_of(reference)
     return _from_pretrained(_libraries()[1].AutoTokenizer, reference, place, options)
+
+
+def generation_configs(reference: str) -> tuple[Any, ...]:
+    """The generation config by itself, where there is one: it names the tokens that end a reply."""
+    place, options = place_of(reference)
+    try:
+        return (_libraries()[1].GenerationConfig.from_pretrained(place, **options),)
+    except (OSError, ValueError):
+        return ()
 
 
 def _from_pretrained(kind: Any, reference: str, place: str, options: dict[str, Any]) -> Any:
@@ -67,7 +76,8 @@ def _from_pretrained(kind: Any, reference: str, place: str, options: dict[str, A
         ) from error
 
 
-def _place(reference: str) -> tuple[str, dict[str, Any]]:
+def place_of(reference: str) -> tuple[str, dict[str, Any]]:
+    """What transformers takes for a reference: a folder or Hub name, and the options that go with it."""
     if reference.startswith(EMBEDDED):
         from opd_align import embedded
 

@@ -252,25 +252,13 @@ class Screen:
         return rows
 
     def _manifest(self, questions: Sequence[Question], grader: TextGrader) -> dict[str, Any]:
-        def writer(source: Source) -> str:
-            return f"{source.name}: {source.sampler.fingerprint}"
-
-        contexts = {
-            context.name: {key: value for key, value in asdict(context).items() if key != "write"}
-            | {"write": f"{context.write.__module__}.{context.write.__qualname__}"}
-            for context in self.contexts
-        }
-        return {
-            "format": FORMAT,
+        shared = demonstrations_manifest(self.cast, self.contexts, questions)
+        return shared | {
             "kind": "screening",
             "student": self.student.fingerprint,
             "tokenizer": self.prompting.chat.fingerprint,
             "grader": grader.fingerprint,
-            "contexts": contexts,
-            "sources": {name: writer(source) for name, source in self.cast.sources.items()},
-            "summariser": writer(self.cast.summariser) if self.cast.summariser else None,
-            "settings": {"rollouts": self.rollouts, "batch": self.batch, "trials": asdict(self.cast.trials)},
-            "questions": {question.id: question_digest(question) for question in questions},
+            "settings": {**shared["settings"], "rollouts": self.rollouts, "batch": self.batch},
         }
 
 
@@ -278,6 +266,27 @@ _PASSES = pa.schema(
     [("question", pa.string()), ("variant", pa.string()), ("prompt_tokens", pa.int32())]
     + [(name, pa.int32()) for name in COUNTS]
 )
+
+
+def demonstrations_manifest(cast: Cast, contexts: Sequence[Context], questions: Sequence[Question]) -> dict[str, Any]:
+    """What a collection of demonstrations is, as JSON holds it."""
+
+    def writer(source: Source) -> str:
+        return f"{source.name}: {source.sampler.fingerprint}"
+
+    return {
+        "format": FORMAT,
+        "kind": "demonstrations",
+        "contexts": {
+            context.name: {key: value for key, value in asdict(context).items() if key != "write"}
+            | {"write": f"{context.write.__module__}.{context.write.__qualname__}"}
+            for context in contexts
+        },
+        "sources": {name: writer(source) for name, source in cast.sources.items()},
+        "summariser": writer(cast.summariser) if cast.summariser else None,
+        "settings": {"trials": asdict(cast.trials)},
+        "questions": {question.id: question_digest(question) for question in questions},
+    }
 
 
 def recorded_cast(run: RunDirectory, cast: Cast) -> Cast:

@@ -2,7 +2,8 @@
 
     manifest.json       what the run is: student, teachers, questions, grader, settings; and what made it
     rollouts/*.parquet  one shard a batch, named by the content keys of its rollouts
-    nodes.parquet, questions.parquet, summary.json      the analysis; the summary comes last and means finished
+    nodes.parquet, children.parquet, questions.parquet, tokens.parquet      the analysis
+    summary.json        its main numbers; comes last and means finished
 
 The engine knows nothing of this. It is given a student and a grader that look on the disk first, asks the same
 batches in the same order after a resume, and gets the same rollouts: so a run that was killed ends like one that was
@@ -24,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from opd_align import metrics
-from opd_align.alignment import SCHEMA
+from opd_align import alignment, metrics
 from opd_align.engine import Analysis, Progress, Settings, analyze, check, encoded
 from opd_align.manifest import describe, read_manifest, refuse_other, settings_of, versions
 from opd_align.shards import (
@@ -59,9 +60,15 @@ from opd_align.types import (
     Teacher,
 )
 
-MANIFEST, ROLLOUTS, NODES, QUESTIONS, SUMMARY, LOCK = (
-    "manifest.json", "rollouts", "nodes.parquet", "questions.parquet", "summary.json", "lock",
+MANIFEST, ROLLOUTS, NODES, CHILDREN, QUESTIONS, TOKENS, SUMMARY, LOCK = (
+    "manifest.json", "rollouts", "nodes.parquet", "children.parquet", "questions.parquet", "tokens.parquet",
+    "summary.json", "lock",
 )  # fmt: skip
+TEXTS = pa.schema([("token", pa.uint32()), ("text", pa.string())])
+
+
+DEMONSTRATIONS = "demonstrations"
+"""A run directory within one: what the teachers are shown."""
 
 
 class RunBusy(OpdAlignError):
@@ -82,15 +89,17 @@ def analyze_into(
     settings: Settings | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     workers: int = 1,
+    reuse: str | os.PathLike[str] | None = None,
 ) -> Analysis:
     """Like `analyze`, in a run directory: new, or continued where it was left. What is on disk is not sampled again.
 
-    A limit of `Budget.seconds` starts anew with every resume.
+    `reuse` names another run whose rollouts serve here too, as far as the same are asked for: another estimator or
+    objective costs no sampling. A limit of `Budget.seconds` starts anew with every resume.
     """
     settings, questions = settings or Settings(), list(questions)
     check(teachers, questions, settings)
     manifest = describe(student, teachers, questions, grader, settings)
-    with RunDirectory(path, manifest) as run:
+    with RunDirectory(path, manifest, reuse=reuse) as run:
         recorded = run.recorded(student, grader)
         analysis = analyze(
             recorded, teachers, questions, recorded, settings=settings, on_progress=on_progress, workers=workers
@@ -102,8 +111,13 @@ def analyze_into(
 class RunDirectory:
     """A run directory opened for work; one process at a time. Use it as a context manager."""
 
-    def __init__(self, path: str | os.PathLike[str], manifest: Mapping[str, Any]) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], manifest: Mapping[str, Any], *, reuse: str | os.PathLike[str] | None = None
+    ) -> None:
         self.path = Path(path)
+        self.reuse = None if reuse is None else Path(reuse) / ROLLOUTS
+        if self.reuse is not None and not self.reuse.is_dir():
+            raise OpdAlignError(f"{str(reuse)!r} is no run directory: it has no rollouts to reuse")
         self.rollouts = self.path / ROLLOUTS
         try:
             fresh = _is_fresh(self.path)
@@ -132,21 +146,28 @@ class RunDirectory:
             os.close(self._lock)
             self._lock = None
 
-    def recorded(self, student: Student, grader: Grader) -> Recorded:
-        """Student and grader in one, both of which look on the disk before they ask the real ones."""
+    def recorded(self, student: Any, grader: Grader) -> Recorded:
+        """Student (or sampler) and grader in one, both of which look on the disk before they ask the real ones."""
         return Recorded(self, student, grader)
 
     def finish(self, analysis: Analysis) -> None:
         """Writes the result; the summary last, since it says that the others are complete."""
+        texts = pa.table([list(analysis.texts), list(analysis.texts.values())], schema=TEXTS)
         summary = json.dumps(metrics.summary(analysis.nodes), indent=1, sort_keys=True) + "\n"
 
         def write() -> None:
             (self.path / SUMMARY).unlink(missing_ok=True)
             write_file(self.path / QUESTIONS, table_bytes(analysis.questions))
+            write_file(self.path / TOKENS, table_bytes(texts))
+            write_file(self.path / CHILDREN, table_bytes(analysis.children))
             write_file(self.path / NODES, table_bytes(analysis.nodes))
             write_file(self.path / SUMMARY, summary.encode())
 
         self._guarded(write)
+
+    def keep(self, name: str, content: bytes | memoryview) -> None:
+        """Writes a file of the result, whole or not at all."""
+        self._guarded(lambda: write_file(self.path / name, content))
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Analysis:
@@ -156,31 +177,39 @@ class RunDirectory:
         if manifest is None:
             what = "is not a run directory: it has no manifest.json" if folder.is_dir() else "does not exist"
             raise OpdAlignError(f"{str(folder)!r} {what}; one is made by: opd-align analyze --out {folder}")
-        missing = [name for name in (SUMMARY, NODES, QUESTIONS) if not (folder / name).is_file()]
+        missing = [name for name in (SUMMARY, NODES, CHILDREN, QUESTIONS, TOKENS) if not (folder / name).is_file()]
         if missing:
             raise OpdAlignError(
                 f"the run in {str(folder)!r} is not finished: {missing[0]} is missing, {_kept(folder / ROLLOUTS)}; run "
                 f"the same opd-align analyze command with --out {folder} again, it goes on where it was left"
             )
+        tables = {}
         try:
-            name = NODES
-            nodes = encoded(read_table((folder / NODES).read_bytes()))
-            if not nodes.schema.equals(SCHEMA):
-                raise DamagedFileError("its columns are not those of a table of nodes")
-            name = QUESTIONS
-            questions = read_table((folder / QUESTIONS).read_bytes())
+            for name, schema in (
+                (NODES, alignment.SCHEMA), (CHILDREN, alignment.CHILDREN), (TOKENS, TEXTS), (QUESTIONS, None),
+            ):  # fmt: skip
+                table = read_table((folder / name).read_bytes())
+                tables[name] = encoded(table) if name in (NODES, CHILDREN) else table
+                if schema is not None and not tables[name].schema.equals(schema):
+                    raise DamagedFileError("its columns are not those of such a table")
         except DamagedFileError as error:
             raise OpdAlignError(
                 f"{str(folder / name)!r} cannot be read ({error}); run the same opd-align analyze command with "
                 f"--out {folder} again: it is made anew from the rollouts, none of which is sampled again"
             ) from error
-        return Analysis(nodes, questions, settings_of(manifest))
+        texts = dict(zip(*(tables[TOKENS][column].to_pylist() for column in TEXTS.names), strict=True))
+        return Analysis(tables[NODES], tables[QUESTIONS], settings_of(manifest), tables[CHILDREN], texts)
 
     # -- what `Recorded` needs -------------------------------------------------------------------------------
 
     def read(self, batch: str) -> Batch | None:
         """A batch from disk; a damaged shard is set aside with a warning, and its batch counts as not there."""
         file = self.rollouts / f"{batch}.parquet"
+        if self.reuse is not None and not file.exists() and (self.reuse / file.name).is_file():
+            with suppress(OSError, DamagedFileError):  # the other run's trouble, not ours
+                content = read_shard(self.reuse / file.name)
+                if content is not None:
+                    self.write(batch, content)
         try:
             return read_shard(file)
         except DamagedFileError as error:
@@ -229,7 +258,7 @@ class RunDirectory:
 class Recorded:
     """A student and its grader behind a run directory; gives what is on disk, and puts there what is not."""
 
-    def __init__(self, run: RunDirectory, student: Student, grader: Grader) -> None:
+    def __init__(self, run: RunDirectory, student: Any, grader: Grader) -> None:
         self._run, self._student, self._grader = run, student, grader
         self.fingerprint = student.fingerprint  # asked for once: it may be a digest of all weights
         # Rows that the grader has seen and could not decide: they stay unknown and are not graded again.
@@ -240,6 +269,11 @@ class Recorded:
     @property
     def end_tokens(self) -> Collection[int]:
         return self._student.end_tokens
+
+    @property
+    def token_text(self) -> Callable[[int], str] | None:
+        """What a token reads, where the student can tell."""
+        return getattr(self._student, "token_text", None)
 
     def keys(self, requests: Sequence[SampleRequest]) -> list[NDArray[np.uint64]]:
         return self._student.keys(requests)
@@ -322,7 +356,7 @@ def _is_fresh(folder: Path) -> bool:
     others = [
         entry.name
         for entry in sorted(folder.iterdir())
-        if entry.name not in (LOCK, ROLLOUTS) and not entry.name.endswith(TEMPORARY)
+        if entry.name not in (LOCK, ROLLOUTS, DEMONSTRATIONS) and not entry.name.endswith(TEMPORARY)
     ]
     if others or any((folder / ROLLOUTS).glob("*.parquet")):
         raise OpdAlignError(

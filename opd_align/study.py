@@ -6,21 +6,30 @@ prompts and writers of demonstrations serve a screening and an analysis; models 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 from opd_align.chat import Chat
 from opd_align.config import ModelConfig, StudyConfig, TeacherConfig
-from opd_align.demonstrations import Cast, Source, Trials, Ungraded
-from opd_align.models import Loaded, load_model, load_tokenizer
-from opd_align.screen import Screen, load_screening
+from opd_align.demonstrations import Cast, Source, Trials, Ungraded, demonstrate
+from opd_align.engine import Analysis
+from opd_align.models import Loaded, generation_configs, load_model, load_tokenizer, place_of
+from opd_align.screen import Screen, demonstrations_manifest, load_screening, recorded_cast, unfit
+from opd_align.store import DEMONSTRATIONS, RunDirectory, analyze_into
 from opd_align.tasks import Task, TextGrader, own_task, task
-from opd_align.teachers import SELF, Context, Demonstration, Prompting, context
+from opd_align.teachers import SELF, Context, Demonstration, Prompting, context, unavailable
 from opd_align.types import OpdAlignError, Question
 
 SOURCE = "source"
+
+
+class LeftOut(UserWarning):
+    """A question that cannot be compared, and why."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,13 @@ class Study:
             raise OpdAlignError(f"teachers: {twice[0]!r} appears more than once; give each its own name")
         if not self.questions:
             raise OpdAlignError("questions: there are none")
+
+    @property
+    def name(self) -> str:
+        """Task, student and a digest of the whole configuration: the same study, the same name."""
+        told = blake2b(repr(self.config).encode(), digest_size=3).hexdigest()
+        student = Path(self.config.student.name or self.config.student.model.removeprefix("embedded:")).stem
+        return f"{self.config.task.name}-{student}-{told}"
 
     @cached_property
     def task(self) -> Task:
@@ -107,7 +123,11 @@ class Study:
 
     @cached_property
     def student(self) -> Any:
-        return self._sampler(self.config.student, self.prompting, self._sampling())
+        return self._sampler(self.config.student, self.prompting, self._sampling(), scored=True)
+
+    def student_weights(self) -> Iterator[Any]:
+        """The student's parameters."""
+        return iter(self._loaded(self.config.student).model.parameters())
 
     @property
     def grader(self) -> TextGrader:
@@ -155,6 +175,48 @@ class Study:
             made.append(HFTeacher(role.name, self._loaded(model).model, prompting))
         return made
 
+    def demonstrated(
+        self, path: Path, on_progress: Callable[[str, int, int], None] | None = None
+    ) -> dict[str, list[Demonstration]]:
+        """What the contexts need: from the screening that the questions came from, or collected into `path`."""
+        if not any(each.correct + each.wrong for each in self.contexts):
+            return {}
+        if self.config.questions.screening is not None:
+            found = load_screening(self.config.questions.screening)[1]
+            if not unavailable(self.questions, self.contexts, found):
+                return found
+        manifest = demonstrations_manifest(self.cast, self.contexts, self.questions)
+        with RunDirectory(path, manifest) as run:
+            return demonstrate(recorded_cast(run, self.cast), self.contexts, self.questions, on_progress=on_progress)
+
+    def left_out(self, demonstrations: Mapping[str, Sequence[Demonstration]]) -> dict[str, str]:
+        """Question → why it cannot be compared: a demonstration is missing, or a prompt does not fit."""
+        room = self.config.sampling.max_tokens
+        lacking = unavailable(self.questions, self.contexts, demonstrations)
+        reasons = {name: f"{context}: {reason}" for name, by in lacking.items() for context, reason in by.items()}
+        for speaker in (self.student, *self.teachers(demonstrations)):
+            able = [question for question in self.questions if question.id not in reasons]
+            reasons |= unfit(speaker, able, room)
+        return reasons
+
+    def analyze(self, path: Path, **options: Any) -> Analysis:
+        """Demonstrations, then the analysis, both in a run directory: new, or continued where it was left.
+
+        Questions that cannot be compared fairly are left out, and named in a warning.
+        """
+        on_phase = options.pop("on_phase", None)
+        demonstrations = self.demonstrated(path / DEMONSTRATIONS, on_phase)
+        left_out = self.left_out(demonstrations)
+        for name, reason in left_out.items():
+            warnings.warn(f"question {name!r} is left out: {reason}", LeftOut, stacklevel=2)
+        asked = [question for question in self.questions if question.id not in left_out]
+        if not asked:
+            raise OpdAlignError(f"no question is left to analyse; the last one: {[*left_out.values()][-1]}")
+        teachers = self.teachers(demonstrations)
+        return analyze_into(
+            path, self.student, teachers, asked, self.grader, settings=self.config.settings(), **options
+        )
+
     def _chat(self, model: ModelConfig) -> Chat:
         thinking = self.config.student.thinking if model.thinking is None else model.thinking
         return Chat(self._tokenizer(model), thinking)
@@ -173,7 +235,9 @@ class Study:
             return sampling
         return replace(sampling, temperature=shown.temperature, max_tokens=shown.max_tokens or plain.max_tokens)
 
-    def _sampler(self, model: ModelConfig, prompt: Any, sampling: Any) -> Any:
+    def _sampler(self, model: ModelConfig, prompt: Any, sampling: Any, *, scored: bool = False) -> Any:
+        if model.backend == "server" and not scored:
+            return self._served(model, prompt, sampling, self._chat(model).ends(*generation_configs(model.model)), None)
         from opd_align.backends.hf import HFStudent
 
         loaded = self._loaded(model)
@@ -182,12 +246,16 @@ class Study:
         if model.backend == "hf":
             return local
         if model.backend == "server":
-            from opd_align.backends.server import ServerStudent
-
-            return ServerStudent(model.url or "", model.served_as or model.model, prompt, ends, local, sampling)
+            return self._served(model, prompt, sampling, ends, local)
         from opd_align.backends.vllm import VLLMStudent
 
         return VLLMStudent(loaded.name, self._engine(model), prompt, ends, local, sampling)
+
+    def _served(self, model: ModelConfig, prompt: Any, sampling: Any, ends: tuple[int, ...], scorer: Any) -> Any:
+        """A sampler behind a server; one that only writes demonstrations needs no scorer, and no weights here."""
+        from opd_align.backends.server import ServerStudent
+
+        return ServerStudent(model.url or "", model.served_as or model.model, prompt, ends, scorer, sampling)
 
     def _tokenizer(self, model: ModelConfig) -> Any:
         return self._once(("tokenizer", model.model), lambda: load_tokenizer(model.model))
@@ -203,7 +271,10 @@ class Study:
     def _engine(self, model: ModelConfig) -> Any:
         from opd_align.backends.vllm import vllm_engine
 
-        return self._once(("engine", model.model), lambda: vllm_engine(model.model, **model.options))
+        precision = {} if model.dtype == "auto" else {"dtype": model.dtype}
+        return self._once(
+            ("engine", model.model), lambda: vllm_engine(place_of(model.model)[0], **(precision | dict(model.options)))
+        )
 
     def _once(self, key: Any, make: Any) -> Any:
         if key not in self._made:

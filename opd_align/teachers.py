@@ -47,15 +47,12 @@ def in_the_papers_form(question: Question, message: str, demonstrations: Sequenc
     """The message, the demonstrations, and the request to answer in one's own words; without any, the message."""
     if not demonstrations:
         return message
-    quoted = {demonstration: f'"""\n{demonstration.text}\n"""' for demonstration in demonstrations}
-    if all(demonstration.correct for demonstration in demonstrations):
+    quoted = [(demonstration.correct, f'"""\n{demonstration.text}\n"""') for demonstration in demonstrations]
+    if all(correct for correct, _ in quoted):
         lead = "This is a correct response" if len(demonstrations) == 1 else "These are correct responses"
-        shown = f"{lead} to the question:\n" + "\n\n".join(quoted.values())
+        shown = f"{lead} to the question:\n" + "\n\n".join(quote for _, quote in quoted)
     else:
-        labelled = [
-            f"{'Correct:' if demonstration.correct else 'WRONG (do NOT imitate):'}\n{quote}"
-            for demonstration, quote in quoted.items()
-        ]
+        labelled = [f"{'Correct:' if correct else 'WRONG (do NOT imitate):'}\n{quote}" for correct, quote in quoted]
         shown = "\n\n".join([WARNING, *labelled])
     return f"{message}\n\n{shown}\n\n{CLOSING}"
 
@@ -78,6 +75,22 @@ class Context:
     def __post_init__(self) -> None:
         if not self.name or min(self.correct, self.wrong) < 0:
             raise OpdAlignError(f"a context needs a name and counts of 0 or more; got {self}")
+
+    def placeholders(self, question: Question) -> list[Demonstration]:
+        """Stand-ins that show where demonstrations go."""
+        kinds = [("correct", self.correct), ("wrong", self.wrong)]
+        return [
+            Demonstration(
+                question.id,
+                self.source,
+                number,
+                kind == "correct",
+                f"{{{kind} response {number + 1}}}",
+                f"{{summary of {kind} response {number + 1}}}",
+            )
+            for kind, count in kinds
+            for number in range(count)
+        ]
 
     def missing(self, found: Sequence[Demonstration]) -> str | None:
         """Why these demonstrations are not enough; `None` if they are."""
@@ -139,6 +152,10 @@ class Prompting:
 
     def __call__(self, question: Question) -> tuple[int, ...]:
         return self.chat.prompt(self.messages(question))
+
+    def token_text(self, token: int) -> str:
+        """What one token reads."""
+        return self.chat.token_text(token)
 
     def shown(self, question: Question) -> str:
         """The prompt as text."""

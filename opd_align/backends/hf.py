@@ -91,6 +91,11 @@ class HFStudent:
         digest.update(repr(settings).encode())
         return f"hf-{_weights(self.model, digest).hexdigest()}"
 
+    @property
+    def token_text(self) -> Callable[[int], str] | None:
+        """What a token reads, if whoever writes the prompts can tell."""
+        return getattr(self.prompt, "token_text", None)
+
     def keys(self, requests: Sequence[SampleRequest]) -> list[NDArray[np.uint64]]:
         fingerprint = self.fingerprint
         prompts = {request.question.id: request.question for request in requests}

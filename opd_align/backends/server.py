@@ -130,6 +130,11 @@ class ServerStudent:
 
         return _run(ask())
 
+    @property
+    def token_text(self) -> Callable[[int], str] | None:
+        """What a token reads, if whoever writes the prompts can tell."""
+        return getattr(self.prompt, "token_text", None)
+
     def keys(self, requests: Sequence[SampleRequest]) -> list[NDArray[np.uint64]]:
         fingerprint = self.fingerprint
         return [request.keys(fingerprint, list(self.prompt(request.question))) for request in requests]

@@ -95,6 +95,11 @@ class VLLMStudent:
         )  # fmt: skip
         return f"vllm-{blake2b(repr(parts).encode(), digest_size=16).hexdigest()}"
 
+    @property
+    def token_text(self) -> Callable[[int], str] | None:
+        """What a token reads, if whoever writes the prompts can tell."""
+        return getattr(self.prompt, "token_text", None)
+
     def keys(self, requests: Sequence[SampleRequest]) -> list[NDArray[np.uint64]]:
         fingerprint = self.fingerprint
         return [request.keys(fingerprint, list(self.prompt(request.question))) for request in requests]

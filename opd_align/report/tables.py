@@ -1,149 +1,285 @@
-"""The paper's tables from a NodeTable, as rich text for the terminal.
+"""The paper's tables from an analysis.
 
-Each function draws one table from records of `metrics`; numbers come in finished.
+Each function lays out one table from records of `metrics`; numbers come in finished. How a table is written, `model`
+knows.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import pyarrow as pa
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from opd_align import metrics
 from opd_align.engine import Analysis
-from opd_align.types import REWARD
+from opd_align.report.model import Cell, Column, Table, file_name, row, to_csv, to_latex, to_markdown, to_rich
+from opd_align.types import REWARD, OpdAlignError
+
+MEASURES = ("kl", "js")
+SHOWN = 20
+"""Questions listed in the terminal."""
 
 
 def all_tables(analysis: Analysis) -> RenderableType:
-    """Everything worth reading about an analysis, from the questions to the filters."""
+    """Everything worth reading about an analysis, from the questions to the filters, for the terminal."""
+    first, *others = tables(analysis)
+    if len(first.rows) > SHOWN:
+        first = Table(
+            first.name, first.title, first.columns, first.rows[:SHOWN], f"… and {len(first.rows) - SHOWN} more"
+        )
+    return rendered([first, *others])
+
+
+def rendered(parts: Iterable[Table]) -> RenderableType:
+    """Tables for the terminal, one below the other."""
+    return Group(*(piece for table in parts for piece in (to_rich(table), Text())))
+
+
+def write_tables(analysis: Analysis, folder: str | os.PathLike[str]) -> list[Path]:
+    """Writes `tables.md`, `tables.tex` and one CSV a table; returns the files."""
+    return write(tables(analysis, every=True), folder)
+
+
+def write(parts: Sequence[Table], folder: str | os.PathLike[str]) -> list[Path]:
+    """Writes the given tables; returns the files."""
+    place = Path(folder)
+    texts = {"tables.md": to_markdown(parts), "tables.tex": to_latex(parts)}
+    texts |= {f"{file_name(table.name)}.csv": to_csv(table) for table in parts}
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (place / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OpdAlignError(f"cannot write tables to {str(place)!r}: {error.strerror}; choose another folder") from error
+    return [place / name for name in texts]
+
+
+def tables(analysis: Analysis, *, every: bool = False) -> list[Table]:
+    """The tables of an analysis; contrasts and what follows for its first objective, with `every` for all of them."""
     nodes = analysis.nodes
-    objectives = [objective for objective in analysis.settings.objectives if objective.signal != "reward"]
-    parts: list[RenderableType] = [question_table(analysis.questions)]
-    for objective in objectives:
-        ranks = metrics.teacher_ranking(nodes, objective.name)
-        parts.append(ranking_table(ranks, objective.name))
-    rewards = [objective for objective in analysis.settings.objectives if objective.signal == "reward"]
-    for objective in rewards:
-        parts.append(ranking_table(metrics.teacher_ranking(nodes, objective.name), objective.name))
-    if objectives:
-        main = objectives[0].name
-        teachers = sorted({name for name in nodes["teacher"].to_pylist() if name != REWARD})
-        contrasts = [contrast for name in teachers for contrast in _contrasts(nodes, main, name)]
-        parts.append(contrast_table([*metrics.correct_vs_incorrect(nodes, main), *contrasts], main))
-        parts.append(oracle_table([(name, _oracle(nodes, main, name)) for name in teachers], main))
-        parts.append(filter_table([(name, _filters(nodes, main, name)) for name in teachers], main))
-        parts.append(correlation_table(metrics.within_path_correlations(nodes, main), main))
-    return Group(*_spaced(parts))
+    guided, rewarded = objectives_of(analysis)
+    parts = [question_table(analysis.questions)]
+    for objective in (*guided, *rewarded):
+        ranks = metrics.teacher_ranking(nodes, objective)
+        parts += [ranking_table(ranks, objective), alternative_table(ranks, objective)]
+    for objective in guided if every else guided[:1]:
+        teachers = teachers_of(analysis, objective)
+        parts += [
+            contrast_table(metrics.correct_vs_incorrect(nodes, objective), objective),
+            delta_table(metrics.per_teacher_delta(nodes, objective), objective),
+            oracle_table([(name, _oracle(nodes, objective, name)) for name in teachers], objective),
+            filter_table([(name, _filters(nodes, objective, name)) for name in teachers], objective),
+            correlation_table(metrics.within_path_correlations(nodes, objective), objective),
+        ]
+    return parts
+
+
+def objectives_of(analysis: Analysis) -> tuple[list[str], list[str]]:
+    """Objectives that follow a teacher, and those that follow the reward."""
+    objectives = analysis.settings.objectives
+    guided = [objective.name for objective in objectives if objective.signal != "reward"]
+    return guided, [objective.name for objective in objectives if objective.signal == "reward"]
+
+
+def teachers_of(analysis: Analysis, objective: str) -> list[str]:
+    """The teachers of an objective, by name; those without a single node are absent."""
+    pairs = analysis.nodes.unify_dictionaries().group_by(["objective", "teacher"]).aggregate([]).to_pylist()
+    return sorted(pair["teacher"] for pair in pairs if pair["objective"] == objective and pair["teacher"] != REWARD)
 
 
 def question_table(questions: pa.Table) -> Table:
-    """What became of each question, the first twenty of them."""
-    table = _table("Questions", "question", "pass rate", "rollouts", "targeted", "paths + / −", "rows", "note")
-    for row in questions.slice(0, 20).to_pylist():
-        paths = f"{row['correct_paths']} / {row['incorrect_paths']}"
-        table.add_row(
-            row["question"], _plain(row["pass_rate"]), f"{row['initial']:,}", f"{row['targeted']:,}", paths,
-            f"{row['nodes']:,}", row["note"],
-        )  # fmt: skip
-    if len(questions) > 20:
-        table.caption = f"… and {len(questions) - 20} more"
-    return table
+    """What became of each question."""
+    names = ("pass_rate", "initial", "targeted", "correct_paths", "incorrect_paths", "nodes", "note")
+    rows = [row(record["question"], *(record[name] for name in names)) for record in questions.to_pylist()]
+    columns = (
+        Column("question"), Column("pass rate", "plain"), Column("rollouts", "count"), Column("targeted", "count"),
+        Column("paths +", "count"), Column("paths −", "count"), Column("rows", "count"), Column("note"),
+    )  # fmt: skip
+    return Table("questions", "Questions", columns, tuple(rows))
 
 
 def ranking_table(ranks: Sequence[metrics.TeacherRank], objective: str) -> Table:
     """Teachers, best first; ± is a 95 % interval across questions."""
-    table = _table(
-        f"Does following the teacher help? Alignment with the ideal update ({objective})",
-        "teacher", "alignment", "positive", "SR-weighted", "advantage", "helps / harms / open", "ceiling",
-        "nodes",
+    columns = (
+        Column("teacher"), Column("alignment", "signed"), Column("helps", "share"), Column("harms", "share"),
+        Column("open", "share"), Column("ceiling", "plain"), Column("questions", "count"), Column("nodes", "count"),
     )  # fmt: skip
-    for rank in ranks:
-        verdicts = f"{rank.helpful:.0%} / {rank.harmful:.0%} / {rank.undecided:.0%}" if rank.n_nodes else "–"
-        table.add_row(
-            rank.teacher, _estimate(rank.alignment), _estimate(rank.fraction_positive, sign=""),
-            _estimate(rank.weighted_cosine), _estimate(rank.advantage), verdicts,
-            _plain(rank.noise_ceiling.ceiling), f"{rank.n_nodes:,}",
-        )  # fmt: skip
+    rows = [
+        row(
+            rank.teacher, estimate(rank.alignment), rank.helpful, rank.harmful, rank.undecided,
+            rank.noise_ceiling.ceiling, rank.n_questions, rank.n_nodes,
+        )
+        for rank in ranks
+    ]  # fmt: skip
     pairs = [rank.two_children for rank in ranks if rank.n_nodes]
-    table.caption = "ceiling: the largest correlation with the truth that this many rollouts allow (split halves)"
+    caption = "ceiling: the largest correlation with the truth that this many rollouts allow (split halves)"
     if pairs:
-        table.caption += f"; {max(pairs):.0%} of the nodes have two children, there alignment is ±1"
-    return table
+        caption += f"; {max(pairs):.0%} of the nodes have two children, there alignment is ±1"
+    title = f"Does following the teacher help? Alignment with the ideal update ({objective})"
+    return Table(f"ranking-{objective}", title, columns, tuple(rows), caption)
+
+
+def alternative_table(ranks: Sequence[metrics.TeacherRank], objective: str) -> Table:
+    """The same ranking by other measures."""
+    columns = (
+        Column("teacher"), Column("positive", "number"), Column("SR-weighted", "signed"), Column("advantage", "signed"),
+    )  # fmt: skip
+    rows = [
+        row(
+            rank.teacher, estimate(rank.fraction_positive), estimate(rank.weighted_cosine), estimate(rank.advantage)
+        )
+        for rank in ranks
+    ]  # fmt: skip
+    return Table(f"alternative-{objective}", f"The same by other measures ({objective})", columns, tuple(rows))
 
 
 def contrast_table(contrasts: Iterable[metrics.Contrast], objective: str) -> Table:
-    """Correct against incorrect paths."""
-    table = _table(
-        f"Correct against incorrect rollouts ({objective})",
-        "teacher", "metric", "correct", "incorrect", "Δ", "p", "test",
+    """Correct against incorrect paths, all teachers together."""
+    columns = (
+        Column("metric"), Column("correct", "signed"), Column("incorrect", "signed"), Column("Δ", "signed"),
+        Column("p", "p"), Column("test"),
     )  # fmt: skip
-    for contrast in contrasts:
-        delta = metrics.Estimate(contrast.delta, contrast.half_width, contrast.n_pairs)
-        table.add_row(
-            contrast.teacher or "all", contrast.metric.replace("_", " "), _number(contrast.correct),
-            _number(contrast.incorrect), _estimate(delta), _p_value(contrast.p_value), contrast.test,
-        )  # fmt: skip
-    return table
+    rows = [
+        row(
+            contrast.metric.replace("_", " "), contrast.correct, contrast.incorrect,
+            Cell(contrast.delta, contrast.half_width), contrast.p_value, contrast.test,
+        )
+        for contrast in contrasts
+    ]  # fmt: skip
+    title = f"Correct against incorrect rollouts ({objective})"
+    return Table(f"correct-incorrect-{objective}", title, columns, tuple(rows))
+
+
+def delta_table(contrasts: Iterable[metrics.Contrast], objective: str) -> Table:
+    """Correct against incorrect paths, teacher by teacher."""
+    columns = (
+        Column("teacher"), Column("metric"), Column("correct", "signed"), Column("incorrect", "signed"),
+        Column("Δ", "signed"), Column("p", "p"), Column("questions with both", "count"),
+    )  # fmt: skip
+    rows = [
+        row(
+            contrast.teacher, contrast.metric.replace("_", " "), contrast.correct, contrast.incorrect,
+            Cell(contrast.delta, contrast.half_width), contrast.p_value, contrast.n_pairs,
+        )
+        for contrast in contrasts
+    ]  # fmt: skip
+    title = f"Correct against incorrect rollouts, teacher by teacher ({objective})"
+    return Table(f"teacher-delta-{objective}", title, columns, tuple(rows), grouped=True)
 
 
 def oracle_table(rows: Iterable[tuple[str, Sequence[metrics.OracleRow]]], objective: str) -> Table:
     """What selective distillation could gain if alignment were known."""
-    table = _table(
-        f"Selective distillation, with hindsight ({objective})",
-        "teacher", "keep", "signal", "cross-fitted", "nodes kept", "paths that gain",
+    columns = (
+        Column("teacher"), Column("keep"), Column("signal", "signed"), Column("cross-fitted", "signed"),
+        Column("nodes kept", "share"), Column("paths that gain", "share"),
     )  # fmt: skip
-    for teacher, oracle in rows:
-        for row in oracle:
-            keep = "all" if row.threshold is None else f"alignment > {row.threshold:g}"
-            gaining = "–" if row.threshold is None else _share(row.share_beating)
-            table.add_row(
-                teacher,
-                keep,
-                _estimate(row.signal),
-                _estimate(row.cross_fitted_signal),
-                _share(row.share_kept),
-                gaining,
-            )
-            teacher = ""
-    table.caption = (
-        "signal: SR range × alignment; cross-fitted: chosen on one half of the rollouts, valued on the other"
-    )
-    return table
+    lines = [
+        row(
+            teacher, "all" if line.threshold is None else f"alignment > {line.threshold:g}", estimate(line.signal),
+            estimate(line.cross_fitted_signal), line.share_kept, line.share_beating,
+        )
+        for teacher, oracle in rows
+        for line in oracle
+    ]  # fmt: skip
+    caption = "signal: SR range × alignment; cross-fitted: chosen on one half of the rollouts, valued on the other"
+    title = f"Selective distillation, with hindsight ({objective})"
+    return Table(f"oracle-{objective}", title, columns, tuple(lines), caption, grouped=True)
 
 
 def filter_table(rows: Iterable[tuple[str, Sequence[metrics.FilterRow]]], objective: str) -> Table:
     """What a filter by divergence recovers of that."""
-    table = _table(
-        f"Divergence as a filter ({objective})",
-        "teacher", "keep the most divergent by", "threshold", "signal", "nodes kept", "of the oracle's gain",
+    columns = (
+        Column("teacher"), Column("most divergent by"), Column("threshold", "plain"), Column("signal", "signed"),
+        Column("nodes kept", "share"), Column("of the oracle's gain", "share"),
     )  # fmt: skip
-    for teacher, filters in rows:
-        for row in filters:
-            table.add_row(
-                teacher, row.measure, _plain(row.threshold), _estimate(row.signal), _share(row.share_kept),
-                _share(row.share_of_oracle_gain),
-            )  # fmt: skip
-            teacher = ""
-    return table
+    lines = [
+        row(
+            teacher, line.measure, line.threshold, estimate(line.signal), line.share_kept, line.share_of_oracle_gain
+        )
+        for teacher, filters in rows
+        for line in filters
+    ]  # fmt: skip
+    return Table(
+        f"filter-{objective}", f"Divergence as a filter ({objective})", columns, tuple(lines), grouped=True
+    )  # fmt: skip
 
 
 def correlation_table(correlations: Iterable[metrics.Correlation], objective: str) -> Table:
     """Within-path rank correlations of alignment with what a single forward pass shows."""
-    table = _table(
-        f"What goes along with alignment within a path ({objective})", "feature", "teacher", "Spearman ρ", "paths"
-    )
-    for row in correlations:
-        table.add_row(row.feature.replace("_", " "), row.teacher or "all", _estimate(row.rho), f"{row.n_paths:,}")
-    return table
+    columns = Column("teacher"), Column("feature"), Column("Spearman ρ", "signed"), Column("paths", "count")
+    rows = [
+        row(line.teacher or "all", line.feature.replace("_", " "), estimate(line.rho), line.n_paths)
+        for line in correlations
+    ]
+    title = f"What goes along with alignment within a path ({objective})"
+    return Table(f"correlations-{objective}", title, columns, tuple(rows), grouped=True)
 
 
-def _contrasts(nodes: pa.Table, objective: str, teacher: str) -> list[metrics.Contrast]:
-    found = metrics.correct_vs_incorrect(nodes, objective, teacher=teacher)
-    return [contrast for contrast in found if contrast.metric == "mean_cosine"]
+def compare(analyses: Mapping[str, Analysis]) -> list[Table]:
+    """Analyses side by side: the same run under two estimators, or several runs. Absent is unknown."""
+    if not analyses:
+        raise OpdAlignError("there is no run to compare; name two or more run directories")
+    columns = (
+        Column("run"), Column("estimator"), Column("allocation"), Column("questions", "count"), Column("nodes", "count"),
+    )  # fmt: skip
+    rows = [
+        row(
+            name, analysis.settings.estimator, analysis.settings.budget.allocation, analysis.questions.num_rows,
+            analysis.nodes.num_rows,
+        )
+        for name, analysis in analyses.items()
+    ]  # fmt: skip
+    parts = [Table("runs", "Runs", columns, tuple(rows))]
+    named = dict.fromkeys(name for analysis in analyses.values() for names in objectives_of(analysis) for name in names)
+    for objective in named:
+        ranks = {
+            run: {rank.teacher: rank for rank in metrics.teacher_ranking(analysis.nodes, objective)}
+            for run, analysis in analyses.items()
+            if objective in analysis.nodes["objective"].unique().to_pylist()
+        }
+        if ranks:
+            parts.append(_ranks_beside(objective, list(analyses), ranks))
+            parts.append(_deltas_beside(objective, analyses, ranks))
+    return parts
+
+
+_Ranks = Mapping[str, Mapping[str, metrics.TeacherRank]]
+
+
+def _ranks_beside(objective: str, runs: Sequence[str], ranks: _Ranks) -> Table:
+    columns, rows = [Column("teacher"), Column("metric")], []
+    columns += [Column(run, "signed") for run in runs]
+    for teacher in dict.fromkeys(name for found in ranks.values() for name in found):
+        for metric in ("alignment", "weighted_cosine", "advantage"):
+            found = [ranks.get(run, {}).get(teacher) for run in runs]
+            cells = [Cell(None) if rank is None else estimate(getattr(rank, metric)) for rank in found]
+            rows.append(row(teacher, metric.replace("_", " "), *cells))
+    title = f"Teachers side by side ({objective})"
+    return Table(f"compare-ranking-{objective}", title, tuple(columns), tuple(rows), grouped=True)
+
+
+def _deltas_beside(objective: str, analyses: Mapping[str, Analysis], ranks: _Ranks) -> Table:
+    columns = (
+        Column("teacher"), Column("run"), Column("correct", "signed"), Column("incorrect", "signed"),
+        Column("Δ", "signed"), Column("p", "p"),
+    )  # fmt: skip
+    rows = []
+    for teacher in dict.fromkeys(name for found in ranks.values() for name in found):
+        for run in (run for run in ranks if teacher in ranks[run]):
+            mean = metrics.correct_vs_incorrect(analyses[run].nodes, objective, teacher=teacher)[0]
+            delta = Cell(mean.delta, mean.half_width)
+            rows.append(row(teacher, run, mean.correct, mean.incorrect, delta, mean.p_value))
+    title = f"Mean cosine on correct and incorrect rollouts, side by side ({objective})"
+    return Table(f"compare-delta-{objective}", title, columns, tuple(rows), grouped=True)
+
+
+def estimate(value: metrics.Estimate) -> Cell:
+    """A cell with its interval."""
+    return Cell(value.mean, value.half_width)
 
 
 def _oracle(nodes: pa.Table, objective: str, teacher: str) -> list[metrics.OracleRow]:
@@ -152,44 +288,7 @@ def _oracle(nodes: pa.Table, objective: str, teacher: str) -> list[metrics.Oracl
 
 def _filters(nodes: pa.Table, objective: str, teacher: str) -> list[metrics.FilterRow]:
     return [
-        row
-        for measure in ("kl", "js")
-        for row in metrics.divergence_filter(nodes, measure, (0.5,), objective=objective, teacher=teacher)
+        line
+        for measure in MEASURES
+        for line in metrics.divergence_filter(nodes, measure, (0.5,), objective=objective, teacher=teacher)
     ]
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(
-        title=Text(title, style="bold"), title_justify="left", caption_justify="left", box=None, pad_edge=False
-    )
-    for index, column in enumerate(columns):
-        left = index == 0 or column in ("note", "test", "metric")
-        table.add_column(column, justify="left" if left else "right", no_wrap=index == 0, overflow="fold")
-    return table
-
-
-def _spaced(parts: Sequence[RenderableType]) -> list[RenderableType]:
-    return [piece for part in parts for piece in (part, Text())]
-
-
-def _number(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:+.3f}"
-
-
-def _plain(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.3g}"
-
-
-def _share(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.0%}"
-
-
-def _estimate(estimate: metrics.Estimate, sign: str = "+") -> str:
-    if math.isnan(estimate.mean):
-        return "–"
-    spread = "" if math.isnan(estimate.half_width) else f" ± {estimate.half_width:.3f}"
-    return f"{estimate.mean:{sign}.3f}{spread}"
-
-
-def _p_value(p: float) -> str:
-    return "–" if math.isnan(p) else f"{p:.3f}" if p >= 0.001 else f"{p:.0e}"
