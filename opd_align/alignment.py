@@ -5,11 +5,15 @@ children whose success is known well enough. Each row carries its own uncertaint
 `Q`. With two such children both updates sum to zero, so the cosine is exactly ±1 and only its sign is estimated:
 read `p_positive` and `verdict` beside it.
 
+Beside it the table of children: one row for every token that was looked at anywhere along a path, so that a node can
+be shown without any model.
+
 This room reads estimates and scores; it samples nothing and knows no files.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -29,6 +33,7 @@ NO_PUSH = 1e-7
 """Updates shorter than this are no push at all: student and teacher agree up to rounding, and alignment is 0."""
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())
+_NUMBERS = pa.list_(pa.field("element", pa.float32()))  # the name that Parquet gives it: a round trip changes nothing
 SCHEMA = pa.schema(
     [
         ("question", _TEXT), ("path", pa.int16()), ("path_correct", pa.bool_()), ("path_length", pa.int32()),
@@ -46,6 +51,19 @@ SCHEMA = pa.schema(
     ]
 )  # fmt: skip
 """Columns of a NodeTable."""
+
+CHILDREN = pa.schema(
+    [
+        ("question", _TEXT), ("path", pa.int16()), ("path_correct", pa.bool_()), ("depth", pa.int32()),
+        ("token", pa.uint32()), ("own", pa.bool_()), ("significant", pa.bool_()),
+        ("p", pa.float32()), ("q", pa.float32()), ("q_low", pa.float32()), ("q_high", pa.float32()),
+        ("visits", pa.int64()), ("effective", pa.float32()), ("ideal", pa.float32()),
+        ("t", _NUMBERS), ("update", _NUMBERS),
+    ]
+)  # fmt: skip
+"""Columns of a table of children. `own` is the path's next token, `significant` a member of `S_u`; `ideal` and `update`
+are null elsewhere. `t` has one entry a teacher and `update` one a pair of teacher and objective, in the order that
+`teachers_of` and `pairs_of` read from the schema's metadata."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +104,27 @@ def node_table(paths: Sequence[EstimatedPath], objectives: Sequence[Objective], 
     return pa.concat_tables(parts).unify_dictionaries() if parts else SCHEMA.empty_table()
 
 
+def child_table(
+    paths: Sequence[EstimatedPath], teachers: Sequence[str], objectives: Sequence[Objective], rules: Rules
+) -> pa.Table:
+    """Every kept child of every depth of all paths; `teachers` are named for the questions that have no path."""
+    pairs = _pairs(teachers, objectives)
+    order = {"teachers": list(teachers), "pairs": list(pairs)}
+    schema = CHILDREN.with_metadata({f"opd_align.{name}": json.dumps(value) for name, value in order.items()})
+    parts = [_path_children(path, teachers, pairs, rules).cast(schema) for path in paths]
+    return pa.concat_tables(parts).unify_dictionaries() if parts else schema.empty_table()
+
+
+def teachers_of(children: pa.Table) -> list[str]:
+    """The order of the teachers in the column `t`."""
+    return [str(name) for name in _order(children, "teachers")]
+
+
+def pairs_of(children: pa.Table) -> list[tuple[str, str]]:
+    """The order of (teacher, objective) in the column `update`."""
+    return [(str(teacher), str(objective)) for teacher, objective in _order(children, "pairs")]
+
+
 def significant(path: PathScores, estimate: PathEstimate, rules: Rules) -> NDArray[np.bool_]:
     """The children that make up `S_u`: they matter to student or teachers, and their `Q` is known well enough."""
     floor = np.log(rules.tau)
@@ -123,7 +162,7 @@ def _path_rows(path: EstimatedPath, objectives: Sequence[Objective], rules: Rule
     chosen_C = significant(path.scores, path.estimate, rules)
     updates = {
         pair: _update_C(path, objective, teacher, chosen_C, rules)
-        for pair, (objective, teacher) in _pairs(path.scores, objectives).items()
+        for pair, (objective, teacher) in _pairs(list(path.scores.teachers), objectives).items()
     }
     # Seeded by content: the draws do not depend on which other questions were analysed, or in what order.
     seed = blake2b(f"{rules.seed}\0{path.question}\0{path.index}".encode(), digest_size=8).digest()
@@ -134,13 +173,68 @@ def _path_rows(path: EstimatedPath, objectives: Sequence[Objective], rules: Rule
             yield from _group_rows(path, part, updates, rules, rng)
 
 
-def _pairs(scores: PathScores, objectives: Sequence[Objective]) -> dict[tuple[str, str], tuple[Objective, str]]:
+def _pairs(teachers: Sequence[str], objectives: Sequence[Objective]) -> dict[tuple[str, str], tuple[Objective, str]]:
     """Every (teacher, objective) that gets a row; objectives without a teacher get one, under "reward"."""
     pairs = {}
     for objective in objectives:
-        for teacher in [REWARD] if objective.signal == "reward" else scores.teachers:
+        for teacher in [REWARD] if objective.signal == "reward" else teachers:
             pairs[teacher, objective.name] = (objective, teacher)
     return pairs
+
+
+def _order(children: pa.Table, name: str) -> list[Any]:
+    return list(json.loads((children.schema.metadata or {}).get(f"opd_align.{name}".encode(), b"[]")))
+
+
+def _path_children(
+    path: EstimatedPath,
+    teachers: Sequence[str],
+    pairs: Mapping[tuple[str, str], tuple[Objective, str]],
+    rules: Rules,
+) -> pa.Table:
+    scores, estimate = path.scores, path.estimate
+    n, depth_C = len(scores.token_C), np.repeat(np.arange(len(scores)), np.diff(scores.offsets))
+    chosen_C = significant(scores, estimate, rules)
+    ideal_C = np.full(n, np.nan)
+    for group in _groups(chosen_C, scores.offsets, least=1):
+        p_NK = np.exp(_normalised(scores.log_p_C[group.child_NK]))
+        ideal_C[group.child_NK] = unified_update(p_NK, estimate.q_C[group.child_NK])
+    low_C, high_C = estimate.interval_C()
+    t_CT = np.exp(np.array([scores.teachers[name].log_t_C for name in teachers]).reshape(len(teachers), n).T)
+    updates = [_update_C(path, objective, teacher, chosen_C, rules) for objective, teacher in pairs.values()]
+    update_CO = np.array(updates).reshape(len(pairs), n).T[chosen_C]
+    columns = {
+        "question": _text(path.question, n),
+        "path": np.full(n, path.index),
+        "path_correct": np.full(n, path.correct),
+        "depth": depth_C,
+        "token": scores.token_C,
+        "own": scores.token_C == scores.completion_T[depth_C],
+        "significant": chosen_C,
+        "p": np.exp(scores.log_p_C),
+        "q": estimate.q_C,
+        "q_low": low_C,
+        "q_high": high_C,
+        "visits": estimate.visits_C,
+        "effective": estimate.effective_C,
+        "ideal": pa.array(ideal_C, pa.float32(), mask=~chosen_C),
+        "t": _lists(np.arange(n + 1) * len(teachers), t_CT),
+        "update": _lists(np.append(0, np.cumsum(chosen_C)) * len(pairs), update_CO, absent=~chosen_C),
+    }
+    arrays = [_column(columns[field.name], field.type) for field in CHILDREN]
+    return pa.Table.from_arrays(arrays, schema=CHILDREN)
+
+
+def _column(value: Any, kind: pa.DataType) -> pa.Array:
+    if isinstance(value, pa.Array):
+        return value
+    return pa.array(value.astype(np.float32) if kind == pa.float32() else value, kind)
+
+
+def _lists(offsets: Ints, values: Floats, absent: NDArray[np.bool_] | None = None) -> pa.Array:
+    flat = pa.array(values.ravel().astype(np.float32))
+    mask = None if absent is None else pa.array(absent)
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), flat, type=_NUMBERS, mask=mask)
 
 
 def _group_rows(

@@ -8,6 +8,7 @@ questions, grader. Config objects stop here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -19,6 +20,7 @@ from opd_align.engine import BATCH, Settings
 from opd_align.enrich import Budget
 from opd_align.estimate import Method
 from opd_align.objectives import OBJECTIVES, GeneralisedJSD, Objective
+from opd_align.teachers import CONTEXTS
 from opd_align.types import OpdAlignError
 
 T = TypeVar("T")
@@ -52,6 +54,13 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.backend == "server" and not self.url:
             raise OpdAlignError(f"model {self.model!r} has backend server but no url")
+        if self.backend != "server" and (self.url or self.served_as):
+            raise OpdAlignError(f"model {self.model!r} has a url or served_as, but its backend is {self.backend}")
+        if self.backend == "vllm" and self.adapter:
+            raise OpdAlignError(
+                f"model {self.model!r}: vLLM would sample without the adapter; merge it into the weights, or use "
+                "backend hf or server"
+            )
 
 
 @dataclass(frozen=True)
@@ -84,10 +93,21 @@ class TaskConfig:
     hub_config: str | None = None
     split: str | None = None
 
+    def __post_init__(self) -> None:
+        own = [each.name for each in fields(self) if each.name not in ("name", "kind", "split")]
+        given = [name for name in own if getattr(self, name) != getattr(type(self), name)]
+        if self.kind is None and given:
+            raise OpdAlignError(
+                f"{given[0]} belongs to data of your own, which needs a kind; {self.name!r} has its own"
+            )
+
 
 @dataclass(frozen=True)
 class QuestionsConfig:
-    """Which questions: from a file or the Hub, a part of them, or those that a screening put into given bins."""
+    """Which questions: from a file or the Hub, a part of them, or those that a screening put into given bins.
+
+    `seed` is for tasks that make their questions up.
+    """
 
     file: str | None = None
     limit: int | None = None
@@ -96,6 +116,12 @@ class QuestionsConfig:
     screening: str | None = None
     bins: Sequence[str] = ("medium", "hard")
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.offset < 0 or (self.limit is not None and self.limit < 0):
+            raise OpdAlignError(f"offset ({self.offset}) and limit ({self.limit}) count questions, from 0")
+        if self.ids and self.screening is not None:
+            raise OpdAlignError("ids and screening both choose the questions; give one of them")
 
 
 @dataclass(frozen=True)
@@ -138,6 +164,11 @@ class StudyConfig:
     batch: int = BATCH
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        for name in ("rollouts", "batch"):
+            if getattr(self, name) < 1:
+                raise OpdAlignError(f"{name} must be at least 1, not {getattr(self, name)}")
+
     def settings(self) -> Settings:
         """The engine's settings."""
         return Settings(
@@ -177,7 +208,7 @@ def read_config(file: str | Path | None = None, overrides: Sequence[str] = ()) -
             tree = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
         except OSError as error:
             raise OpdAlignError(f"cannot read the configuration {str(file)!r}: {error.strerror}") from error
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise OpdAlignError(f"{str(file)!r} is not YAML: {error}") from error
         if not isinstance(tree, dict):
             raise OpdAlignError(f"{str(file)!r} must hold keys and values, not {type(tree).__name__}")
@@ -213,7 +244,9 @@ def _config_file(named: str | Path) -> Path:
 def _set(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
     *above, last = path
     for key in above:
-        inner = tree.setdefault(key, {})
+        if tree.get(key) is None:
+            tree[key] = {}
+        inner = tree[key]
         if isinstance(inner, str):  # a model by its name alone
             inner = tree[key] = {_short_form(key): inner}
         if not isinstance(inner, dict):
@@ -229,12 +262,12 @@ def _short_form(key: str) -> str:
 def built(kind: type[T], tree: Any, at: str) -> T:
     """A dataclass from plain values; every complaint names the key."""
     if not isinstance(tree, Mapping):
-        raise OpdAlignError(f"{at or 'the configuration'}: expected keys and values, got {tree!r}")
+        raise OpdAlignError(f"{at.rstrip('.') or 'the configuration'}: expected keys and values, got {tree!r}")
     hints = get_type_hints(kind)
     known = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
     for key in tree:
         if key not in known:
-            raise OpdAlignError(_unknown("key", f"{at}{key}", [f"{at}{name}" for name in known]))
+            raise OpdAlignError(_unknown("key", str(key), list(known), at))
     for name, each in known.items():
         if name not in tree and each.default is MISSING and each.default_factory is MISSING:
             raise OpdAlignError(f"{at}{name} is missing")
@@ -242,7 +275,8 @@ def built(kind: type[T], tree: Any, at: str) -> T:
     try:
         return kind(**values)
     except OpdAlignError as error:
-        raise OpdAlignError(f"{at.rstrip('.')}: {error}" if at else str(error)) from error
+        prefix = f"{at.rstrip('.')}: " if at and not str(error).startswith(f"{at.rstrip('.')}: ") else ""
+        raise OpdAlignError(f"{prefix}{error}") from error
 
 
 def _value(hint: Any, value: Any, at: str) -> Any:
@@ -257,17 +291,23 @@ def _value(hint: Any, value: Any, at: str) -> Any:
             raise OpdAlignError(f"{at}: {_unknown('value', str(value), [str(each) for each in arguments])}")
         return value
     if isinstance(hint, type) and is_dataclass(hint):
-        return built(hint, _long_form(hint, value), f"{at}.")
+        # A key with nothing after it is a section whose lines were all taken out.
+        return built(hint, {} if value is None else _long_form(hint, value), f"{at}.")
     if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(value, Mapping | None):
+            raise OpdAlignError(f"{at}: expected keys and values, got {value!r}")
         return dict(value or {})
     if origin is not None and issubclass(origin, Sequence):
+        if value is None:  # an empty value of YAML
+            value = []
         if isinstance(value, str):
             value = [each.strip() for each in value.split(",") if each.strip()]
         if not isinstance(value, list | tuple):
             raise OpdAlignError(f"{at}: expected a list, got {value!r}")
         return tuple(_value(arguments[0], each, f"{at}[{number}]") for number, each in enumerate(value))
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+    if hint is float and isinstance(value, int | str) and not isinstance(value, bool):
+        with suppress(ValueError):  # YAML reads 1e-3 as text
+            return float(value)
     if isinstance(hint, type) and (not isinstance(value, hint) or (hint is int and isinstance(value, bool))):
         raise OpdAlignError(f"{at}: expected {_spoken(hint)}, got {value!r}")
     return value
@@ -278,7 +318,9 @@ def _long_form(kind: type, value: Any) -> Any:
     if not isinstance(value, str):
         return value
     if kind is TeacherConfig:
-        return {"context": value} if value.lower().startswith("self") else {"model": value}
+        # What is nearly a context is a context mistyped: as a model it would be looked for on the Hub.
+        near = get_close_matches(value.lower(), [name.lower() for name in CONTEXTS], 1, 0.7)
+        return {"context": value} if near or value.lower().startswith("self") else {"model": value}
     return {{ModelConfig: "model", TaskConfig: "name", QuestionsConfig: "file"}.get(kind, "name"): value}
 
 
@@ -286,7 +328,8 @@ def _spoken(kind: type) -> str:
     return {int: "a whole number", float: "a number", str: "text", bool: "true or false"}.get(kind, kind.__name__)
 
 
-def _unknown(what: str, name: str, valid: Sequence[str]) -> str:
+def _unknown(what: str, name: str, valid: Sequence[str], at: str = "") -> str:
+    # Compared without `at`, which all have in common: that would make anything near.
     near = get_close_matches(name, valid, 1, 0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown {what} {name!r}{hint} There are: {', '.join(valid)}"
+    hint = f"; did you mean {at + near[0]!r}?" if near else "."
+    return f"unknown {what} {at + name!r}{hint} There are: {', '.join(at + each for each in valid)}"

@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from opd_align.alignment import EstimatedPath, Rules, node_table
+from opd_align.alignment import CHILDREN, EstimatedPath, Rules, child_table, node_table
 from opd_align.enrich import Budget, Target, plan_adaptive, plan_paper
 from opd_align.estimate import Method, PathEstimate, common_prefix, estimate
 from opd_align.future import log_ratio, reward_to_go
@@ -102,6 +102,8 @@ class QuestionRecord:
     """What became of one question. `note` says why it has fewer paths than asked for, or none; empty otherwise."""
 
     question: str
+    text: str
+    answer: str | None
     pass_rate: float
     initial: int
     targeted: int
@@ -119,6 +121,8 @@ class QuestionRecord:
         tree = evidence.tree
         return QuestionRecord(
             question=evidence.question.id,
+            text=evidence.question.text,
+            answer=evidence.question.answer,
             pass_rate=evidence.pass_rate,
             initial=int((tree.launch_R == 0).sum()),
             targeted=evidence.targeted,
@@ -135,11 +139,17 @@ class QuestionRecord:
 
 @dataclass(frozen=True)
 class Analysis:
-    """The result: one row per node, teacher and objective in `nodes`, one row per question in `questions`."""
+    """The result: one row per node, teacher and objective in `nodes`, one row per question in `questions`.
+
+    `children` has every token that was looked at along the paths, `texts` what these tokens read, as far as the student
+    could tell: enough to show any node without a model.
+    """
 
     nodes: pa.Table
     questions: pa.Table
     settings: Settings
+    children: pa.Table = field(default_factory=CHILDREN.empty_table)
+    texts: Mapping[int, str] = field(default_factory=dict)
 
 
 def analyze(
@@ -170,14 +180,32 @@ def analyze(
         if on_progress:
             on_progress(progress)
 
-    def analysed(question: Question) -> tuple[pa.Table, QuestionRecord]:
-        evidence = gather(student, teachers, question, grader, settings=settings, on_progress=watched)
-        nodes = align(evidence, settings)
-        return nodes, QuestionRecord.of(evidence, nodes.num_rows)
+    names = [teacher.name for teacher in teachers]
 
-    tables, records = zip(*_each(analysed, questions, workers, stop), strict=True)
+    def analysed(question: Question) -> tuple[pa.Table, pa.Table, QuestionRecord]:
+        evidence = gather(student, teachers, question, grader, settings=settings, on_progress=watched)
+        paths = estimated_paths(evidence, settings)
+        nodes = node_table(paths, settings.objectives, settings.rules)
+        children = child_table(paths, names, settings.objectives, settings.rules)
+        return nodes, children, QuestionRecord.of(evidence, nodes.num_rows)
+
+    tables, families, records = zip(*_each(analysed, questions, workers, stop), strict=True)
     columns = {name: [getattr(record, name) for record in records] for name in QuestionRecord.__dataclass_fields__}
-    return Analysis(encoded(pa.concat_tables(tables)), pa.table(columns), settings)
+    answers = pa.array(columns.pop("answer"), pa.string())  # typed, also where nobody has one
+    children = encoded(pa.concat_tables(families))
+    return Analysis(
+        encoded(pa.concat_tables(tables)),
+        pa.table(columns).add_column(2, "answer", answers),
+        settings,
+        children,
+        _texts(student, children),
+    )
+
+
+def _texts(student: Student, children: pa.Table) -> dict[int, str]:
+    """What the tokens read, if the student is one that can tell: text is a courtesy, not part of the protocol."""
+    tell = getattr(student, "token_text", None)
+    return {token: tell(token) for token in sorted(children["token"].unique().to_pylist())} if tell else {}
 
 
 def encoded(nodes: pa.Table) -> pa.Table:
@@ -256,12 +284,17 @@ def gather(
 
 def align(evidence: Evidence, settings: Settings) -> pa.Table:
     """Phase 2 on one question: estimate success along the paths, compare every teacher's update with the ideal."""
+    return node_table(estimated_paths(evidence, settings), settings.objectives, settings.rules)
+
+
+def estimated_paths(evidence: Evidence, settings: Settings) -> list[EstimatedPath]:
+    """The paths of one question with the estimates that the settings ask for."""
 
     def estimated(tree: GenerationTree) -> list[PathEstimate]:
         return estimate(tree, evidence.paths, method=settings.estimator, shrink=settings.shrink)
 
     halves = [estimated(half) for half in _halves(evidence.tree, evidence.paths)]
-    paths = [
+    return [
         EstimatedPath(
             question=evidence.question.id,
             index=index,
@@ -277,7 +310,6 @@ def align(evidence: Evidence, settings: Settings) -> pa.Table:
             zip(evidence.paths, evidence.correct, evidence.to_go, estimated(evidence.tree), *halves, strict=True)
         )
     ]
-    return node_table(paths, settings.objectives, settings.rules)
 
 
 class _Search:
@@ -350,7 +382,8 @@ class _Search:
                 ended = np.append(scores.completion_T[: depth_C[child]], scores.token_C[child]).astype(np.uint32)
                 ends[ended.tobytes()] = ended
         keys = self.student.keys([SampleRequest(self.question, ended, 1) for ended in ends.values()])
-        rollouts = Rollouts.of(list(ends.values()), launch=[len(ended) for ended in ends.values()], key=[int(key) for (key,) in keys])
+        launch = [len(ended) for ended in ends.values()]
+        rollouts = Rollouts.of(list(ends.values()), launch=launch, key=[int(key) for (key,) in keys])
         self.tree = self.tree.extended(self._graded(rollouts))
         return len(ends)
 

@@ -34,8 +34,7 @@ def load_model(
     reference: str, *, adapter: str | None = None, dtype: str = "auto", device: str = "auto", name: str | None = None
 ) -> Loaded:
     """Loads a model; `auto` means a GPU if there is one, and the precision it was saved in (float32 on a CPU)."""
-    if dtype not in DTYPES:
-        raise OpdAlignError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    check_model(reference, dtype=dtype)
     place, options = place_of(reference)
     tokenizer = load_tokenizer(reference)
     torch, transformers = _libraries()
@@ -47,7 +46,23 @@ def load_model(
         model = _plain(model)
     if adapter is not None:
         model = _adapted(model, adapter)
-    return Loaded(name or _short(reference), model.to(device).eval(), tokenizer)
+    try:
+        model = model.to(device)
+    except (RuntimeError, AssertionError) as error:  # torch says a device it was not built for with an assertion
+        raise OpdAlignError(f"cannot put {reference!r} on the device {device!r}: {_first_line(error)}") from error
+    return Loaded(name or short_name(reference), model.eval(), tokenizer)
+
+
+def check_model(reference: str, *, dtype: str = "auto") -> None:
+    """Refuses what cannot be there, without loading anything; a name on the Hub is taken on trust."""
+    if dtype not in DTYPES:
+        raise OpdAlignError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    place_of(reference)
+
+
+def short_name(reference: str) -> str:
+    """A model's name for people: the last part of its reference, dots and all (Qwen3-0.6B)."""
+    return Path(reference.removeprefix(EMBEDDED)).name.removesuffix(".gguf")
 
 
 def load_tokenizer(reference: str) -> Any:
@@ -68,7 +83,7 @@ def generation_configs(reference: str) -> tuple[Any, ...]:
 def _from_pretrained(kind: Any, reference: str, place: str, options: dict[str, Any]) -> Any:
     try:
         return kind.from_pretrained(place, **options)
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:  # damaged files, missing ones, no connection: each from another library
         raise OpdAlignError(
             f"cannot load {reference!r}: {_first_line(error)}. Give a folder made by save_pretrained, a .gguf file, "
             "the name of a model on the Hub (which needs a connection, or a copy in its cache), "
@@ -118,7 +133,7 @@ def _adapted(model: Any, adapter: str) -> Any:
         raise OpdAlignError("an adapter needs PEFT: pip install 'opd-align[train]'") from error
     try:
         return PeftModel.from_pretrained(model, adapter)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # as above
         raise OpdAlignError(f"cannot load the adapter {adapter!r}: {_first_line(error)}") from error
 
 
@@ -133,7 +148,3 @@ def _libraries() -> tuple[Any, Any]:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-
-
-def _short(reference: str) -> str:
-    return reference.removeprefix(EMBEDDED) if reference.startswith(EMBEDDED) else Path(reference).stem

@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ import pyarrow as pa
 from opd_align.demonstrations import Cast, Source, demonstrate
 from opd_align.manifest import FORMAT, question_digest, read_manifest
 from opd_align.metrics import Estimate, interval
-from opd_align.shards import read_table, table_bytes
+from opd_align.shards import DamagedFileError, read_table, table_bytes
 from opd_align.store import Recorded, RunDirectory
 from opd_align.tasks import TextGrader, Verdict
 from opd_align.teachers import SELF, Context, Demonstration, Prompting, unavailable
@@ -57,6 +58,7 @@ class Screening:
     passes: pa.Table
     missing: pa.Table
     variants: Sequence[str]
+    sources: Sequence[str] = ()
 
     @property
     def questions(self) -> list[str]:
@@ -121,7 +123,8 @@ class VariantRow:
 
 def availability(screening: Screening, demonstrations: Mapping[str, Sequence[Demonstration]]) -> Availability:
     """The paper's first table."""
-    sources = sorted({each.source for responses in demonstrations.values() for each in responses}, key=_self_first)
+    # Not the sources of what was found: one that never got it right must show as 0.
+    sources = sorted(screening.sources, key=_self_first)
     having = {
         source: {
             question
@@ -184,18 +187,30 @@ class Screen:
 
     def into(self, path: str | os.PathLike[str], questions: Sequence[Question]) -> Screening:
         """Screens into a run directory: new, or continued where it was left."""
-        if not questions:
-            raise OpdAlignError("there is no question to screen")
-        self.cast.check(self.contexts)
+        self._check(questions)
         grader = TextGrader(self.prompting.task, self.prompting.chat.said, self.student.end_tokens)
         with RunDirectory(path, self._manifest(questions, grader)) as run:
             screening, demonstrations = self._screened(run, grader, questions)
             run.keep(DEMONSTRATIONS, table_bytes(_demonstration_table(demonstrations)))
             run.keep(MISSING, table_bytes(screening.missing))
             run.keep(PASSES, table_bytes(screening.passes))
-            summary = {"variants": list(screening.variants), "compared": len(screening.compared)}
+            summary = {
+                "variants": list(screening.variants), "sources": list(screening.sources),
+                "compared": len(screening.compared),
+            }  # fmt: skip
             run.keep(SCREENED, f"{json.dumps(summary, indent=1)}\n".encode())
         return screening
+
+    def _check(self, questions: Sequence[Question]) -> None:
+        if not questions:
+            raise OpdAlignError("there is no question to screen")
+        if self.rollouts < 1 or self.batch < 1:
+            raise OpdAlignError(f"rollouts ({self.rollouts}) and batch ({self.batch}) must be at least 1")
+        names = [BASELINE, *(context.name for context in self.contexts)]
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise OpdAlignError(f"more than one variant is called {twice[0]!r}; give each context its own name")
+        self.cast.check(self.contexts)
 
     def _screened(
         self, run: RunDirectory, grader: TextGrader, questions: Sequence[Question]
@@ -207,7 +222,7 @@ class Screen:
         left_out = {name for name, _, _ in missing}
         asked = [question for question in questions if question.id not in left_out]
         demonstrations = self._demonstrated(run, asked)
-        lacking = unavailable(asked, self.contexts, demonstrations)
+        lacking = self._lacking(asked, demonstrations)
         missing += [(name, variant, reason) for name, by in lacking.items() for variant, reason in by.items()]
         rows = self._variant(run, grader, BASELINE, self.student, asked)
         for context in self.contexts:
@@ -218,12 +233,31 @@ class Screen:
             long = unfit(student, able, room)
             missing += [(name, context.name, reason) for name, reason in long.items()]
             rows += self._variant(run, grader, context.name, student, [each for each in able if each.id not in long])
+        # Without one known outcome there is no pass rate, and the question would count for some variants only.
+        missing += [
+            (row["question"], row["variant"], f"none of {self.rollouts} rollouts has a known outcome")
+            for row in rows
+            if row["rollouts"] == row["unknown"]
+        ]
         columns = ("question", "variant", "reason")
         return Screening(
             pa.Table.from_pylist(rows, schema=_PASSES),
             pa.table({name: pa.array([row[at] for row in missing], pa.string()) for at, name in enumerate(columns)}),
             [BASELINE, *(context.name for context in self.contexts)],
+            [*self.cast.sources],
         ), demonstrations
+
+    def _lacking(
+        self, questions: Sequence[Question], demonstrations: Mapping[str, Sequence[Demonstration]]
+    ) -> dict[str, dict[str, str]]:
+        """What is missing, and whether it is so because the source could not be asked."""
+        lacking = unavailable(questions, self.contexts, demonstrations)
+        by_id, by_name = {each.id: each for each in questions}, {each.name: each for each in self.contexts}
+        for question, reasons in lacking.items():
+            for name in reasons:
+                source = self.cast.sources.get(by_name[name].source)
+                reasons[name] = (source and source.unfit(by_id[question])) or reasons[name]
+        return lacking
 
     def _judged(self, question: Question) -> bool:
         gold = self.prompting.task.verifier.canonical(question.answer, question.fields.get("choices"))
@@ -258,8 +292,17 @@ class Screen:
             "student": self.student.fingerprint,
             "tokenizer": self.prompting.chat.fingerprint,
             "grader": grader.fingerprint,
+            "prompts": {BASELINE: self._prompts(questions)},
             "settings": {**shared["settings"], "rollouts": self.rollouts, "batch": self.batch},
         }
+
+    def _prompts(self, questions: Sequence[Question]) -> str:
+        """What the student reads, instruction and all; the contexts' prompts follow from it and their settings."""
+        digest = blake2b(digest_size=8)
+        for question in questions:
+            prompt = list(self.student.prompt(question))
+            digest.update(np.asarray([len(prompt), *prompt], ">u4").tobytes())
+        return digest.hexdigest()
 
 
 _PASSES = pa.schema(
@@ -278,8 +321,8 @@ def demonstrations_manifest(cast: Cast, contexts: Sequence[Context], questions: 
         "format": FORMAT,
         "kind": "demonstrations",
         "contexts": {
-            context.name: {key: value for key, value in asdict(context).items() if key != "write"}
-            | {"write": f"{context.write.__module__}.{context.write.__qualname__}"}
+            context.name: {each.name: getattr(context, each.name) for each in fields(context) if each.compare}
+            | {"write": _named(context.write)}
             for context in contexts
         },
         "sources": {name: writer(source) for name, source in cast.sources.items()},
@@ -293,7 +336,8 @@ def recorded_cast(run: RunDirectory, cast: Cast) -> Cast:
     """The same writers behind a run directory."""
 
     def behind(source: Source) -> Source:
-        return replace(source, sampler=run.recorded(source.sampler, source.grader))
+        recorded = run.recorded(source.sampler, source.grader)
+        return replace(source, sampler=recorded, grader=recorded)
 
     return replace(
         cast,
@@ -311,12 +355,21 @@ def load_screening(path: str | os.PathLike[str]) -> tuple[Screening, dict[str, l
         raise OpdAlignError(f"{str(folder)!r} {what}; one is made by: opd-align screen --out {folder}")
     if not (folder / SCREENED).is_file():
         raise OpdAlignError(f"the screening in {str(folder)!r} is not finished; run the same command again, it goes on")
-    variants = json.loads((folder / SCREENED).read_bytes())["variants"]
-    passes, missing, shown = (read_table((folder / name).read_bytes()) for name in (PASSES, MISSING, DEMONSTRATIONS))
+    try:
+        summary = json.loads((folder / SCREENED).read_bytes())
+        variants, sources = summary["variants"], summary["sources"]
+        passes, missing, shown = (
+            read_table((folder / name).read_bytes()) for name in (PASSES, MISSING, DEMONSTRATIONS)
+        )
+    except (DamagedFileError, OSError, ValueError, LookupError) as error:
+        raise OpdAlignError(
+            f"the screening in {str(folder)!r} cannot be read ({error}); run the same command again: its tables are "
+            "made anew from the rollouts, none of which is sampled again"
+        ) from error
     demonstrations: dict[str, list[Demonstration]] = {}
     for row in shown.to_pylist():
         demonstrations.setdefault(row["question"], []).append(Demonstration(**row))
-    return Screening(passes, missing, variants), demonstrations
+    return Screening(passes, missing, variants, sources), demonstrations
 
 
 def _each(recorded: Recorded, requests: Sequence[SampleRequest]) -> list[tuple[Question, Rollouts, int]]:
@@ -345,6 +398,12 @@ def _demonstration_table(demonstrations: Mapping[str, Sequence[Demonstration]]) 
         ]
     )  # fmt: skip
     return pa.Table.from_pylist([asdict(each) for found in demonstrations.values() for each in found], schema=schema)
+
+
+def _named(write: Any) -> str:
+    """A function by where it was written; whatever else can be called, by its type."""
+    where = write if hasattr(write, "__qualname__") else type(write)
+    return f"{where.__module__}.{where.__qualname__}"
 
 
 def _self_first(source: str) -> tuple[bool, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from opd_align.chat import Chat
 from opd_align.config import ModelConfig, StudyConfig, TeacherConfig
 from opd_align.demonstrations import Cast, Source, Trials, Ungraded, demonstrate
 from opd_align.engine import Analysis
-from opd_align.models import Loaded, generation_configs, load_model, load_tokenizer, place_of
+from opd_align.models import Loaded, check_model, generation_configs, load_model, load_tokenizer, place_of, short_name
 from opd_align.screen import Screen, demonstrations_manifest, load_screening, recorded_cast, unfit
 from opd_align.store import DEMONSTRATIONS, RunDirectory, analyze_into
 from opd_align.tasks import Task, TextGrader, own_task, task
@@ -50,6 +50,19 @@ class Study:
     def check(self) -> None:
         """Everything that can go wrong before a model is loaded."""
         self.config.settings()
+        Trials(most=self.config.demonstrations.trials)
+        self._sampling()
+        self._sampling(demo=True)
+        for model in (self.config.student, self.config.source, self.config.summariser, *(r.model for r in self.roles)):
+            if model is not None:
+                check_model(model.model, dtype=model.dtype)
+        givers = [SELF] if self.config.source is None else [SELF, SOURCE]
+        for each in self.contexts:
+            if each.source not in givers and each.correct + each.wrong:
+                hint = "give the key source a model" if each.source == SOURCE else f"choose one of {', '.join(givers)}"
+                raise OpdAlignError(
+                    f"context {each.name!r} shows responses by {each.source!r}, which is no model; {hint}"
+                )
         names = [role.name for role in self.roles]
         twice = [name for name in names if names.count(name) > 1]
         if twice:
@@ -61,7 +74,7 @@ class Study:
     def name(self) -> str:
         """Task, student and a digest of the whole configuration: the same study, the same name."""
         told = blake2b(repr(self.config).encode(), digest_size=3).hexdigest()
-        student = Path(self.config.student.name or self.config.student.model.removeprefix("embedded:")).stem
+        student = self.config.student.name or short_name(self.config.student.model)
         return f"{self.config.task.name}-{student}-{told}"
 
     @cached_property
@@ -103,7 +116,9 @@ class Study:
 
     def _read(self, limit: int | None, offset: int) -> list[Question]:
         chosen = self.config.questions
-        return self.task.load(chosen.file, split=self.config.task.split, limit=limit, offset=offset)
+        return self.task.load(
+            chosen.file, split=self.config.task.split, limit=limit, offset=offset, seed=chosen.seed
+        )
 
     @cached_property
     def roles(self) -> list[Role]:
@@ -111,7 +126,8 @@ class Study:
 
     @property
     def contexts(self) -> list[Context]:
-        return [role.context for role in self.roles if role.context is not None]
+        # Two models may teach with the same context; it is screened, and its demonstrations collected, once.
+        return list(dict.fromkeys(role.context for role in self.roles if role.context is not None))
 
     @cached_property
     def chat(self) -> Chat:
@@ -151,14 +167,15 @@ class Study:
                 lambda question: chat.prompt([{"role": "user", "content": question.text}]),
                 self._sampling(demo=True),
             )
-            summariser = Source("summariser", sampler, chat.said, Ungraded())
+            summariser = Source("summariser", sampler, chat.said, Ungraded(), _limit(sampler))
         cast = Cast(sources, summariser, Trials(most=chosen.trials))
         cast.check(self.contexts)
         return cast
 
     def screen(self, **options: Any) -> Screen:
         """The screening of the student under all contexts."""
-        return Screen(self.student, self.prompting, self.contexts, self.cast, rollouts=self.config.rollouts, **options)
+        options = {"rollouts": self.config.rollouts, "batch": min(self.config.batch, Screen.batch), **options}
+        return Screen(self.student, self.prompting, self.contexts, self.cast, **options)
 
     def teachers(self, demonstrations: Mapping[str, Sequence[Demonstration]]) -> list[Any]:
         """The teachers, with the demonstrations in their prompts."""
@@ -218,13 +235,16 @@ class Study:
         )
 
     def _chat(self, model: ModelConfig) -> Chat:
-        thinking = self.config.student.thinking if model.thinking is None else model.thinking
-        return Chat(self._tokenizer(model), thinking)
+        if model.thinking is not None or model is self.config.student:
+            return Chat(self._tokenizer(model), model.thinking)
+        # The student's wish, where this model's template knows how.
+        plain = Chat(self._tokenizer(model))
+        return replace(plain, thinking=self.config.student.thinking) if plain.switch else plain
 
     def _source(self, name: str, model: ModelConfig) -> Source:
         chat = self._chat(model)
         sampler = self._sampler(model, Prompting(chat, self.task), self._sampling(demo=True))
-        return Source(name, sampler, chat.said, TextGrader(self.task, chat.said, sampler.end_tokens))
+        return Source(name, sampler, chat.said, TextGrader(self.task, chat.said, sampler.end_tokens), _limit(sampler))
 
     def _sampling(self, *, demo: bool = False) -> Any:
         from opd_align.scoring import Sampling
@@ -233,7 +253,11 @@ class Study:
         sampling = Sampling(plain.temperature, plain.top_p, plain.top_k, plain.max_tokens, self.config.seed)
         if not demo:
             return sampling
-        return replace(sampling, temperature=shown.temperature, max_tokens=shown.max_tokens or plain.max_tokens)
+        room = plain.max_tokens if shown.max_tokens is None else shown.max_tokens
+        try:
+            return replace(sampling, temperature=shown.temperature, max_tokens=room)
+        except OpdAlignError as error:
+            raise OpdAlignError(f"demonstrations: {error}") from error
 
     def _sampler(self, model: ModelConfig, prompt: Any, sampling: Any, *, scored: bool = False) -> Any:
         if model.backend == "server" and not scored:
@@ -242,14 +266,15 @@ class Study:
 
         loaded = self._loaded(model)
         ends = self._chat(model).ends(*loaded.configs)
-        local = HFStudent(loaded.name, loaded.model, prompt, ends, sampling)
+        # Weights are shared between those who use them, names are not: the name is part of every rollout's key.
+        local = HFStudent(model.name or short_name(model.model), loaded.model, prompt, ends, sampling)
         if model.backend == "hf":
             return local
         if model.backend == "server":
             return self._served(model, prompt, sampling, ends, local)
         from opd_align.backends.vllm import VLLMStudent
 
-        return VLLMStudent(loaded.name, self._engine(model), prompt, ends, local, sampling)
+        return VLLMStudent(local.name, self._engine(model), prompt, ends, local, sampling)
 
     def _served(self, model: ModelConfig, prompt: Any, sampling: Any, ends: tuple[int, ...], scorer: Any) -> Any:
         """A sampler behind a server; one that only writes demonstrations needs no scorer, and no weights here."""
@@ -263,9 +288,7 @@ class Study:
     def _loaded(self, model: ModelConfig) -> Loaded:
         return self._once(
             ("weights", model.model, model.adapter, model.dtype, model.device),
-            lambda: load_model(
-                model.model, adapter=model.adapter, dtype=model.dtype, device=model.device, name=model.name
-            ),
+            lambda: load_model(model.model, adapter=model.adapter, dtype=model.dtype, device=model.device),
         )
 
     def _engine(self, model: ModelConfig) -> Any:
@@ -286,13 +309,28 @@ class Study:
         return {}
 
 
+def _limit(sampler: Any) -> Callable[[Question], str | None]:
+    """Why a question does not fit a sampler's context."""
+    room = sampler.sampling.max_tokens
+    # Known once: a server would be asked again for every question.
+    known = cache(lambda: _Asked(sampler.name, sampler.prompt, sampler.context_length))
+    return lambda question: unfit(known(), [question], room).get(question.id)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    name: str
+    prompt: Callable[[Question], Sequence[int]]
+    context_length: int | None
+
+
 def _role(teacher: TeacherConfig) -> Role:
     own = teacher.correct is not None or teacher.wrong is not None
     shown: Context | None = None
     if teacher.context is not None:
-        if own:
+        if own or teacher.summarised:
             raise OpdAlignError(
-                f"teachers: {teacher.context!r} is built in; leave out correct and wrong, or the context"
+                f"teachers: {teacher.context!r} is built in; leave out correct, wrong and summarised, or the context"
             )
         shown = context(teacher.context)
     elif own:
@@ -303,12 +341,14 @@ def _role(teacher: TeacherConfig) -> Role:
         )
     elif teacher.model is None:
         raise OpdAlignError("teachers: each needs a context, a model, or both")
+    elif teacher.summarised or teacher.source:
+        raise OpdAlignError("teachers: summarised and source belong to a context; say how many correct and wrong ones")
     if teacher.name and shown is not None:
         shown = replace(shown, name=teacher.name)
     if shown is not None and teacher.source and teacher.context:
         shown = replace(shown, source=teacher.source)
     model = teacher.model
-    fallback = model.name or model.model.rpartition("/")[2] if model else ""
+    fallback = model.name or short_name(model.model) if model else ""
     name = teacher.name or (shown.name if shown else fallback)
     if shown is not None and model is not None and not teacher.name:
         name = f"{shown.name} · {fallback}"

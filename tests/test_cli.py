@@ -10,14 +10,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from opd_align.alignment import SCHEMA
+from opd_align.backends.exact import ExactFamily
 from opd_align.cli import main
 
-SMALL = ["analyze", "--questions", "2", "--length", "40", "--initial", "60", "--targeted", "600"]
+SMALL = ["analyze", "--student", "exact", "--worlds", "2", "--length", "40", "--initial", "60", "--targeted", "600"]
 
 
-def test_analyze_prints_the_tables_and_writes_the_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "nodes.parquet"
-    assert main([*SMALL, "--objectives", "reverse_kl,dr_grpo", "--nodes", str(file)]) == 0
+def test_analyze_prints_the_tables_and_keeps_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert main([*SMALL, "--objectives", "reverse_kl,dr_grpo", "--out", str(out)]) == 0
     shown = capsys.readouterr().out
     for heading in (
         "Questions",
@@ -30,7 +31,10 @@ def test_analyze_prints_the_tables_and_writes_the_nodes(tmp_path: Path, capsys: 
     ranking = shown[shown.index("(reverse_kl)") : shown.index("ceiling:")]
     assert "style" in ranking
     assert ranking.index("tilted") < ranking.index("adversarial")
-    nodes = pq.read_table(file)
+    assert f"report         {(out / 'report.html').as_uri()}" in shown
+    assert (out / "report.html").stat().st_size > 10_000
+    assert (out / "tables" / "tables.md").is_file()
+    nodes = pq.read_table(out / "nodes.parquet")
     assert nodes.column_names == SCHEMA.names
     assert set(nodes["objective"].to_pylist()) == {"reverse_kl", "dr_grpo"}
 
@@ -42,17 +46,21 @@ def test_analyze_prints_the_tables_and_writes_the_nodes(tmp_path: Path, capsys: 
         (["--allocation", "papre"], "did you mean 'paper'?"),
         (["--objectives", "reverse_lk"], "did you mean 'reverse_kl'?"),
         (["--objectives", ""], "no objective"),
-        (["--questions", "0"], "at least 1"),
+        (["--worlds", "0"], "at least 1"),
+        (["--workers", "0"], "at least 1"),
+        (["--reuse", "no/such/run"], "no rollouts to reuse"),
+        (["--set", "budgt.initial=3"], "did you mean 'budget'?"),
+        (["--config", "dmo"], "did you mean 'demo'?"),
+        (["--config", "no/such/file.yaml"], "cannot read the configuration"),
         (["--length", "2"], "length >= 4"),
         (["--forks", "1.5"], "forks must lie in [0, 1]"),
         (["--initial", "0"], "initial must be at least 1"),
-        (["--nodes", "no/such/folder/nodes.parquet"], "does not exist"),
     ],
 )
 def test_bad_input_is_refused_in_the_users_words(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*SMALL, *arguments]) == 2
+    assert main([*SMALL, "--out", str(tmp_path / "run"), *arguments]) == 2
     shown = capsys.readouterr()
     assert message in shown.err
     assert "Traceback" not in shown.err
@@ -68,3 +76,25 @@ def test_the_installed_command_answers() -> None:
         [sys.executable, "-m", "opd_align.cli", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("opd-align ")
+
+
+def test_another_estimator_reuses_the_rollouts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = tmp_path / "backup", tmp_path / "pooled"
+    assert main([*SMALL, "--out", str(first)]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ExactFamily, "sample", lambda *_: pytest.fail("sampled again"))
+        assert main([*SMALL, "--estimator", "pooled", "--reuse", str(first), "--out", str(second)]) == 0
+        capsys.readouterr()
+        assert main(["compare", str(first), str(second)]) == 0
+    shown = capsys.readouterr().out
+    assert "backup" in shown
+    assert "pooled" in shown
+
+
+def test_a_report_is_written_from_a_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    assert main([*SMALL, "--out", str(run)]) == 0
+    page, folder = tmp_path / "page.html", tmp_path / "tables"
+    assert main(["report", str(run), "--html", str(page), "--tables", str(folder)]) == 0
+    assert page.read_bytes() == (run / "report.html").read_bytes()
+    assert (folder / "tables.tex").read_text(encoding="utf-8").count(r"\begin{table}") > 3

@@ -31,11 +31,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "shards": {"types"},
     "manifest": {"types", "objectives", "alignment", "enrich", "engine"},
     "store": {"types", "metrics", "alignment", "engine", "shards", "manifest"},
-    "report": {"types", "metrics", "engine", "report"},
+    "tasks": {"types", "tasks"},
+    "embedded": {"types", "tasks", "embedded"},
+    "chat": {"types"},
+    "teachers": {"types", "chat", "tasks"},
+    "demonstrations": {"types", "teachers"},
+    "screen": {"types", "metrics", "manifest", "shards", "store", "tasks", "teachers", "demonstrations"},
+    "models": {"types", "embedded"},
+    "report": {"types", "metrics", "engine", "screen", "teachers", "report"},
 }
-# The two that wire everything together.
-MAY_IMPORT["config"] = set(MAY_IMPORT)
-MAY_IMPORT["cli"] = set(MAY_IMPORT)
+# Those that wire everything together.
+for room in ("config", "study", "plan", "cli"):
+    MAY_IMPORT[room] = set(MAY_IMPORT)
 
 PUBLIC = [
     "Analysis",

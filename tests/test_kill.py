@@ -20,7 +20,8 @@ import opd_align
 
 KILLS = 25
 COMMAND = [
-    "analyze", "--questions", "2", "--length", "12", "--stakes", "3", "--initial", "48", "--targeted", "400",
+    "analyze", "--student", "exact", "--worlds", "2", "--length", "12", "--stakes", "3", "--initial", "48",
+    "--targeted", "400",
 ]  # fmt: skip
 
 NURSERY = '''
@@ -128,11 +129,11 @@ print(json.dumps({"took_s": took, "runs": runs}))
 
 IN_WRITING = """
 # A file is synced (its temporary name is complete), renamed, then its folder is synced. Killed at an odd sync, an
-# attempt leaves a temporary file, at an even one a new name. The three files of the result take six.
+# attempt leaves a temporary file, at an even one a new name. The five files of the result take ten.
 path, codes = folder / "killed", []
 while not codes or codes[-1] != 0:
-    assert len(codes) < 40
-    codes.append(ended(begin(path, 1, 1 + len(codes) % 7), lambda: False))
+    assert len(codes) < 60
+    codes.append(ended(begin(path, 1, 1 + len(codes) % 11), lambda: False))
     assert codes[-1] in (0, -signal.SIGKILL), codes
 print(json.dumps({"runs": [{"path": str(path), "kills": len(codes) - 1}]}))
 """
@@ -152,7 +153,9 @@ def nursed(script: str, *order: object) -> Any:
 
 
 def assert_like_the_whole(path: Path, whole: Path, kills: int, workers: int) -> None:
-    for name in ("nodes.parquet", "questions.parquet", "summary.json", "manifest.json"):
+    for name in (
+        "nodes.parquet", "children.parquet", "questions.parquet", "tokens.parquet", "summary.json", "manifest.json",
+    ):  # fmt: skip
         assert (path / name).read_bytes() == (whole / name).read_bytes(), name
     assert sorted(file.name for file in path.rglob("*")) == sorted(file.name for file in whole.rglob("*"))
     made, expected = batches(path), batches(whole)

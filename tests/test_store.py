@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from opd_align import shards, store
-from opd_align.alignment import SCHEMA, Rules
+from opd_align.alignment import SCHEMA, Rules, pairs_of, teachers_of
 from opd_align.backends.exact import EOS, ExactFamily
 from opd_align.cli import main
 from opd_align.engine import Analysis, Settings, analyze
@@ -33,6 +33,7 @@ from opd_align.types import Failure, Finish, OpdAlignError, Outcome, Question, R
 
 BUDGET = Budget(initial=60, targeted=240, n_min=30, correct_paths=1, incorrect_paths=1)
 SETTINGS = Settings([ReverseKL(), DrGRPO()], BUDGET, Rules(draws=20), batch=50)
+TABLES = ("nodes.parquet", "children.parquet", "questions.parquet", "tokens.parquet")
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +113,10 @@ def test_the_store_changes_nothing_of_the_analysis(finished: Path, plain: Analys
     assert same_rows(loaded.nodes, plain.nodes)
     assert loaded.nodes.schema.equals(SCHEMA)
     assert same_rows(loaded.questions, plain.questions)
+    assert loaded.children.num_rows > loaded.nodes.num_rows
+    assert same_rows(loaded.children, plain.children)
+    assert teachers_of(loaded.children) == teachers_of(plain.children) == ["tilted", "style"]
+    assert pairs_of(loaded.children) == pairs_of(plain.children)
     assert loaded.settings == plain.settings == SETTINGS
 
 
@@ -124,12 +129,23 @@ def test_what_is_returned_is_what_is_read_back(family: ExactFamily, teachers: li
     assert made.settings == loaded.settings
 
 
+def test_what_the_tokens_read_is_kept(family: ExactFamily, teachers: list[Any], tmp_path: Path) -> None:
+    class Telling(Counting):
+        def token_text(self, token: int) -> str:
+            return f"\nword {token} é"
+
+    made = again(tmp_path / "run", Telling(family), teachers)
+    loaded = RunDirectory.load(tmp_path / "run")
+    assert loaded.texts == made.texts == {token: f"\nword {token} é" for token in made.texts}
+    assert set(made.texts) == set(made.children["token"].to_pylist())
+
+
 @pytest.mark.parametrize("workers", [2, 3, 8])
 def test_the_number_of_workers_changes_no_byte(
     family: ExactFamily, teachers: list[Any], finished: Path, tmp_path: Path, workers: int
 ) -> None:
     again(tmp_path / "run", family, teachers, workers=workers)
-    for name in ("nodes.parquet", "questions.parquet", "summary.json", "manifest.json"):
+    for name in (*TABLES, "summary.json", "manifest.json"):
         assert (tmp_path / "run" / name).read_bytes() == (finished / name).read_bytes()
     assert files(tmp_path / "run") == files(finished)
 
@@ -478,7 +494,7 @@ def test_a_run_that_died_before_its_manifest_is_a_new_one(
 def test_damaged_tables_are_made_anew_from_the_rollouts(
     family: ExactFamily, teachers: list[Any], run: Path, finished: Path
 ) -> None:
-    for name in ("nodes.parquet", "questions.parquet"):
+    for name in TABLES:
         (run / name).write_bytes((run / name).read_bytes()[:100])
         with pytest.raises(OpdAlignError, match=f"{name}' cannot be read .* none of which is sampled again"):
             RunDirectory.load(run)
@@ -545,8 +561,8 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     if shutil.which("unshare") is None or subprocess.run(probe, capture_output=True).returncode:
         pytest.skip("may not mount a small disk here; run as root on Linux to try one that is really full")
     command = [
-        sys.executable, "-m", "opd_align.cli", "analyze", "--questions", "2", "--length", "40", "--initial", "100",
-        "--targeted", "3000", "--batch", "100", "--out", str(tmp_path / "run"),
+        sys.executable, "-m", "opd_align.cli", "analyze", "--student", "exact", "--worlds", "2", "--length", "40",
+        "--initial", "100", "--targeted", "3000", "--batch", "100", "--out", str(tmp_path / "run"),
     ]  # fmt: skip
     script = ["unshare", "-m", "sh", "-c", SMALL_DISK, "sh", str(tmp_path), *command]
     done = subprocess.run(script, capture_output=True, text=True, timeout=120, cwd=Path(store.__file__).parents[1])
@@ -588,7 +604,7 @@ def test_other_peoples_directories_are_refused(family: ExactFamily, teachers: li
 
 
 def test_rollouts_without_a_manifest_are_not_taken_over(family: ExactFamily, teachers: list[Any], run: Path) -> None:
-    for name in ("manifest.json", "nodes.parquet", "questions.parquet", "summary.json"):
+    for name in ("manifest.json", "summary.json", *TABLES):
         (run / name).unlink()
     with pytest.raises(OpdAlignError, match="'rollouts' but no manifest"):
         again(run, family, teachers)
@@ -650,20 +666,34 @@ def test_a_failure_in_one_worker_stops_the_others(family: ExactFamily, teachers:
 
 # -- the command line -----------------------------------------------------------------------------------------
 
-SMALL = ["analyze", "--questions", "2", "--length", "30", "--initial", "60", "--targeted", "300", "--batch", "100"]
+SMALL = [
+    "analyze",
+    "--student",
+    "exact",
+    "--worlds",
+    "2",
+    "--length",
+    "30",
+    "--initial",
+    "60",
+    "--targeted",
+    "300",
+    "--batch",
+    "100",
+]
 
 
 def test_analyze_into_a_directory_and_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     assert main([*SMALL, "--out", str(run)]) == 0
     first = capsys.readouterr().out
-    assert f"opd-align report {run}" in first
+    assert f"run directory  {run}" in first
     assert main(["report", str(run)]) == 0
     assert first.strip().startswith(capsys.readouterr().out.strip())
     assert main([*SMALL, "--out", str(run), "--workers", "2"]) == 0
     assert capsys.readouterr().out.strip() == first.strip()
     assert main([*SMALL, "--out", str(run), "--n-sig", "10"]) == 2
-    assert "settings.rules.n_sig: 20 in the directory, 10.0 now" in capsys.readouterr().err
+    assert "settings.rules.n_sig: 20.0 in the directory, 10.0 now" in capsys.readouterr().err
 
 
 def test_damage_is_told_on_the_error_stream(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -87,9 +87,9 @@ def shown(cell: Cell, kind: Kind) -> str:
     spread = "" if error is None or math.isnan(error) else f" ± {error:.3f}"
     match kind:
         case "signed":
-            return f"{value:+.3f}{spread}"
+            return f"{value:+.3f}{spread}".replace("-", "−")
         case "number":
-            return f"{value:.3f}{spread}"
+            return f"{value:.3f}{spread}".replace("-", "−")
         case "share":
             return f"{value:.0%}"
         case "count":
@@ -184,5 +184,5 @@ def _latex_cell(text: str, cell: Cell) -> str:
     if isinstance(cell.value, str) or text in (UNKNOWN, ""):
         return _latex(text)
     power = re.sub(r"^(\d)e([+-])0*(\d+)$", lambda found: rf"{found[1]} \times 10^{{{found[2].strip('+')}{found[3]}}}", text)
-    number = power.replace("±", r"\pm").replace("%", r"\%").replace(",", "{,}")
+    number = power.replace("±", r"\pm").replace("−", "-").replace("%", r"\%").replace(",", "{,}")
     return f"${number}$"

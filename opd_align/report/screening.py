@@ -17,7 +17,7 @@ def screening_tables(screening: Screening, demonstrations: Mapping[str, Sequence
     """All tables of a screening, and what was left out."""
     tables = [difficulty_table(screening)]
     if len(screening.variants) > 1:
-        tables = [availability_table(screening, demonstrations), results_table(screening)]
+        tables += [availability_table(screening, demonstrations), results_table(screening)]
     tables.append(breakdown_table(screening))
     if screening.missing.num_rows:
         tables.append(missing_table(screening))

@@ -17,7 +17,8 @@ from rich.text import Text
 from opd_align import metrics
 from opd_align.engine import Analysis
 from opd_align.report.model import Cell, Column, Table, file_name, row, to_csv, to_latex, to_markdown, to_rich
-from opd_align.types import REWARD, OpdAlignError
+from opd_align.report.slices import Slices
+from opd_align.types import OpdAlignError
 
 MEASURES = ("kl", "js")
 SHOWN = 20
@@ -58,22 +59,22 @@ def write(parts: Sequence[Table], folder: str | os.PathLike[str]) -> list[Path]:
     return [place / name for name in texts]
 
 
-def tables(analysis: Analysis, *, every: bool = False) -> list[Table]:
+def tables(analysis: Analysis, *, every: bool = False, slices: Slices | None = None) -> list[Table]:
     """The tables of an analysis; contrasts and what follows for its first objective, with `every` for all of them."""
-    nodes = analysis.nodes
+    slices = slices or Slices(analysis.nodes)
     guided, rewarded = objectives_of(analysis)
     parts = [question_table(analysis.questions)]
     for objective in (*guided, *rewarded):
-        ranks = metrics.teacher_ranking(nodes, objective)
+        ranks = slices.ranks(objective)
         parts += [ranking_table(ranks, objective), alternative_table(ranks, objective)]
     for objective in guided if every else guided[:1]:
-        teachers = teachers_of(analysis, objective)
+        teachers = slices.teachers(objective)
         parts += [
-            contrast_table(metrics.correct_vs_incorrect(nodes, objective), objective),
-            delta_table(metrics.per_teacher_delta(nodes, objective), objective),
-            oracle_table([(name, _oracle(nodes, objective, name)) for name in teachers], objective),
-            filter_table([(name, _filters(nodes, objective, name)) for name in teachers], objective),
-            correlation_table(metrics.within_path_correlations(nodes, objective), objective),
+            contrast_table(slices.contrasts(objective), objective),
+            delta_table([row for name in teachers for row in slices.contrasts(objective, name)], objective),
+            oracle_table([(name, _oracle(slices, objective, name)) for name in teachers], objective),
+            filter_table([(name, _filters(slices, objective, name)) for name in teachers], objective),
+            correlation_table(slices.correlations(objective), objective),
         ]
     return parts
 
@@ -83,12 +84,6 @@ def objectives_of(analysis: Analysis) -> tuple[list[str], list[str]]:
     objectives = analysis.settings.objectives
     guided = [objective.name for objective in objectives if objective.signal != "reward"]
     return guided, [objective.name for objective in objectives if objective.signal == "reward"]
-
-
-def teachers_of(analysis: Analysis, objective: str) -> list[str]:
-    """The teachers of an objective, by name; those without a single node are absent."""
-    pairs = analysis.nodes.unify_dictionaries().group_by(["objective", "teacher"]).aggregate([]).to_pylist()
-    return sorted(pair["teacher"] for pair in pairs if pair["objective"] == objective and pair["teacher"] != REWARD)
 
 
 def question_table(questions: pa.Table) -> Table:
@@ -234,16 +229,13 @@ def compare(analyses: Mapping[str, Analysis]) -> list[Table]:
         for name, analysis in analyses.items()
     ]  # fmt: skip
     parts = [Table("runs", "Runs", columns, tuple(rows))]
+    cut = {run: Slices(analysis.nodes) for run, analysis in analyses.items()}
     named = dict.fromkeys(name for analysis in analyses.values() for names in objectives_of(analysis) for name in names)
     for objective in named:
-        ranks = {
-            run: {rank.teacher: rank for rank in metrics.teacher_ranking(analysis.nodes, objective)}
-            for run, analysis in analyses.items()
-            if objective in analysis.nodes["objective"].unique().to_pylist()
-        }
-        if ranks:
-            parts.append(_ranks_beside(objective, list(analyses), ranks))
-            parts.append(_deltas_beside(objective, analyses, ranks))
+        held = [run for run in analyses if objective in cut[run].objectives]
+        if held:
+            ranks = {run: {rank.teacher: rank for rank in cut[run].ranks(objective)} for run in held}
+            parts += [_ranks_beside(objective, list(analyses), ranks), _deltas_beside(objective, cut, ranks)]
     return parts
 
 
@@ -251,18 +243,18 @@ _Ranks = Mapping[str, Mapping[str, metrics.TeacherRank]]
 
 
 def _ranks_beside(objective: str, runs: Sequence[str], ranks: _Ranks) -> Table:
-    columns, rows = [Column("teacher"), Column("metric")], []
-    columns += [Column(run, "signed") for run in runs]
+    columns = (Column("teacher"), Column("metric"), *(Column(run, "signed") for run in runs))
+    rows = []
     for teacher in dict.fromkeys(name for found in ranks.values() for name in found):
         for metric in ("alignment", "weighted_cosine", "advantage"):
-            found = [ranks.get(run, {}).get(teacher) for run in runs]
-            cells = [Cell(None) if rank is None else estimate(getattr(rank, metric)) for rank in found]
+            mine = [ranks.get(run, {}).get(teacher) for run in runs]
+            cells = [Cell(None) if rank is None else estimate(getattr(rank, metric)) for rank in mine]
             rows.append(row(teacher, metric.replace("_", " "), *cells))
     title = f"Teachers side by side ({objective})"
-    return Table(f"compare-ranking-{objective}", title, tuple(columns), tuple(rows), grouped=True)
+    return Table(f"compare-ranking-{objective}", title, columns, tuple(rows), grouped=True)
 
 
-def _deltas_beside(objective: str, analyses: Mapping[str, Analysis], ranks: _Ranks) -> Table:
+def _deltas_beside(objective: str, cut: Mapping[str, Slices], ranks: _Ranks) -> Table:
     columns = (
         Column("teacher"), Column("run"), Column("correct", "signed"), Column("incorrect", "signed"),
         Column("Δ", "signed"), Column("p", "p"),
@@ -270,7 +262,7 @@ def _deltas_beside(objective: str, analyses: Mapping[str, Analysis], ranks: _Ran
     rows = []
     for teacher in dict.fromkeys(name for found in ranks.values() for name in found):
         for run in (run for run in ranks if teacher in ranks[run]):
-            mean = metrics.correct_vs_incorrect(analyses[run].nodes, objective, teacher=teacher)[0]
+            mean = cut[run].contrasts(objective, teacher)[0]
             delta = Cell(mean.delta, mean.half_width)
             rows.append(row(teacher, run, mean.correct, mean.incorrect, delta, mean.p_value))
     title = f"Mean cosine on correct and incorrect rollouts, side by side ({objective})"
@@ -282,13 +274,14 @@ def estimate(value: metrics.Estimate) -> Cell:
     return Cell(value.mean, value.half_width)
 
 
-def _oracle(nodes: pa.Table, objective: str, teacher: str) -> list[metrics.OracleRow]:
-    return metrics.selective_oracle(nodes, objective=objective, teacher=teacher)
+def _oracle(slices: Slices, objective: str, teacher: str) -> list[metrics.OracleRow]:
+    return metrics.selective_oracle(slices.rows(objective, teacher), objective=objective, teacher=teacher)
 
 
-def _filters(nodes: pa.Table, objective: str, teacher: str) -> list[metrics.FilterRow]:
+def _filters(slices: Slices, objective: str, teacher: str) -> list[metrics.FilterRow]:
+    rows = slices.rows(objective, teacher)
     return [
         line
         for measure in MEASURES
-        for line in metrics.divergence_filter(nodes, measure, (0.5,), objective=objective, teacher=teacher)
+        for line in metrics.divergence_filter(rows, measure, (0.5,), objective=objective, teacher=teacher)
     ]

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-import pyarrow as pa
-
 from opd_align import metrics
 from opd_align.report.model import Cell, Kind, shown
+from opd_align.report.slices import Slices
 from opd_align.types import REWARD
 
 SURE = 0.05
@@ -36,9 +35,9 @@ def side(estimate: metrics.Estimate) -> int:
     return 1 if estimate.mean > 0 else -1
 
 
-def verdict(nodes: pa.Table, objective: str) -> Verdict:
+def verdict(slices: Slices, objective: str) -> Verdict:
     """What an analysis says about one objective."""
-    ranks = [rank for rank in metrics.teacher_ranking(nodes, objective) if rank.n_nodes]
+    ranks = [rank for rank in slices.ranks(objective) if rank.n_nodes]
     if not ranks:
         why = (
             "No token had two continuations whose success is known well enough, so there was nothing to compare. More "
@@ -46,7 +45,7 @@ def verdict(nodes: pa.Table, objective: str) -> Verdict:
         )
         return Verdict("Nothing could be decided.", (why,), False)
     best, others = ranks[0], ranks[1:]
-    points = [_strength(best), *_order(best, others), *_places(nodes, best), _decisions(best), *_choosing(nodes, best)]
+    points = [_strength(best), *_order(best, others), *_places(slices, best), _decisions(best), *_choosing(slices, best)]
     return Verdict(_headline(best, others), tuple(points), side(best.alignment) != 0)
 
 
@@ -86,8 +85,8 @@ def _order(best: metrics.TeacherRank, others: Sequence[metrics.TeacherRank]) -> 
     return points
 
 
-def _places(nodes: pa.Table, best: metrics.TeacherRank) -> list[str]:
-    contrast = metrics.correct_vs_incorrect(nodes, best.objective, teacher=best.teacher)[0]
+def _places(slices: Slices, best: metrics.TeacherRank) -> list[str]:
+    contrast = slices.contrasts(best.objective, best.teacher)[0]
     if not (isfinite(contrast.correct) and isfinite(contrast.incorrect)):
         return ["There are not both correct and incorrect rollouts to compare."]
     both = f"{_number(contrast.incorrect)} on incorrect rollouts, {_number(contrast.correct)} on correct ones"
@@ -109,8 +108,9 @@ def _decisions(best: metrics.TeacherRank) -> str:
     )
 
 
-def _choosing(nodes: pa.Table, best: metrics.TeacherRank) -> list[str]:
-    full, kept = metrics.selective_oracle(nodes, (0.0,), objective=best.objective, teacher=best.teacher)
+def _choosing(slices: Slices, best: metrics.TeacherRank) -> list[str]:
+    rows = slices.rows(best.objective, best.teacher)
+    full, kept = metrics.selective_oracle(rows, (0.0,), objective=best.objective, teacher=best.teacher)
     if not (isfinite(full.signal.mean) and isfinite(kept.cross_fitted_signal.mean)):
         return []
     return [

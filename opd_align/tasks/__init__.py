@@ -9,6 +9,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from opd_align.tasks.aime import AIME2024, AIME2025
+from opd_align.tasks.arithmetic import ARITHMETIC
 from opd_align.tasks.boolq import BOOLQ
 from opd_align.tasks.grading import TextGrader
 from opd_align.tasks.gsm8k import GSM8K
@@ -35,8 +36,7 @@ __all__ = [
     "task",
 ]
 
-# The place of ARITHMETIC (opd_align/tasks/arithmetic.py) is at the end of this tuple.
-TASKS: dict[str, Task] = {built_in.name: built_in for built_in in (BOOLQ, MMLU, AIME2024, AIME2025, GSM8K)}
+TASKS: dict[str, Task] = {built_in.name: built_in for built_in in (BOOLQ, MMLU, AIME2024, AIME2025, GSM8K, ARITHMETIC)}
 """The built-in tasks by name."""
 
 

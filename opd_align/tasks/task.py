@@ -24,6 +24,10 @@ Message = dict[str, str]
 PLAIN_FIELDS: Mapping[str, str | tuple[str, ...]] = {"question": "question", "answer": "answer"}
 
 
+MADE = 200
+"""Questions that are made up when no limit is given."""
+
+
 @dataclass(frozen=True)
 class Source:
     """Where the Hub has a data set, and what its columns are called.
@@ -61,13 +65,18 @@ class Form:
 
 @dataclass(frozen=True)
 class Task:
-    """Questions, the form they are asked in, and the verifier of the replies."""
+    """Questions, the form they are asked in, and the verifier of the replies.
+
+    `made` makes questions up from a seed, a number and a split, for a task that has no data set; asked for more, it
+    gives the same ones first.
+    """
 
     name: str
     verifier: Verifier
     ask: Callable[[Question], str]
     source: Source | None = None
     system: str | None = "You are a helpful assistant."
+    made: Callable[[int, int, str], list[Question]] | None = None
 
     def messages(self, question: Question) -> list[Message]:
         """The conversation that puts the question: the system message, if any, and the user's."""
@@ -75,14 +84,22 @@ class Task:
         return [*system, {"role": "user", "content": self.ask(question)}]
 
     def load(
-        self, file: str | Path | None = None, *, split: str | None = None, limit: int | None = None, offset: int = 0
+        self,
+        file: str | Path | None = None,
+        *,
+        split: str | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+        seed: int = 0,
     ) -> list[Question]:
-        """Questions from a file (JSON lines, JSON, CSV, Parquet) or, without one, from the Hub.
+        """Questions from a file (JSON lines, JSON, CSV, Parquet) or, without one, from the Hub, or made from the seed.
 
         `offset` rows are passed over and at most `limit` are taken. Ids are the rows' own, else numbered by row.
         """
         if offset < 0 or (limit is not None and limit < 0):
             raise OpdAlignError(f"offset ({offset}) and limit ({limit}) count rows and cannot be negative")
+        if file is None and self.made is not None:
+            return self.made(seed, offset + (MADE if limit is None else limit), split or "test")[offset:]
         source = self.source or Source()
         split = split or source.split
         if file is not None:
