@@ -1,4 +1,4 @@
-"""Analyses of any size without a model: forks, probabilities and success drawn at random, tables made by the package."""
+"""Analyses of any size without a model: forks and success drawn at random, tables made by the package."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def made_path(
     one_T = np.abs(rng.normal(0, 1, length))
     views = {
         name: TeacherScores(
-            log_shares(weight_C * rng.gamma(2.0, 1.0, len(token_C)) * np.exp((number + 1) * (q_C - value_T[depth_C]))),
+            log_shares(weight_C * rng.gamma(2.0, 1.0, len(token_C)) * np.exp(12 * number * (q_C - value_T[depth_C]))),
             one_T, *(np.abs(rng.normal(0, 0.5, length)) for _ in range(4)),
         )
         for number, name in enumerate(teachers)
@@ -83,7 +83,7 @@ def made_analysis(
         asked = f"Question {at}: a bookshelf has {at + 3} shelves with 12 books each. How many books are there?"
         record = {"question": name(at), "text": asked, "answer": str(12 * (at + 3)), "pass_rate": 0.5, "note": ""}
         record |= {"correct_paths": (paths + 1) // 2, "incorrect_paths": paths // 2, "nodes": len(node_parts[-1])}
-        records.append({field: 200 for field in QuestionRecord.__dataclass_fields__} | record)
+        records.append(dict.fromkeys(QuestionRecord.__dataclass_fields__, 200) | record)
     children = encoded(pa.concat_tables(child_parts))
     texts = {token: word(token) for token in children["token"].unique().to_pylist()}
     settings = Settings(list(objectives), rules=rules)

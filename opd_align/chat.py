@@ -122,16 +122,16 @@ class Chat:
         system = [message["content"] for message in messages if message["role"] == "system"]
         try:
             text = render(messages)
-        except TemplateError:
+        except TemplateError as error:
             if not system:
-                raise
+                raise OpdAlignError(f"the tokenizer's chat template cannot be rendered: {error}") from error
             text = ""
         if all(content.strip() in text for content in system):
             return text
         # The template has no place for a system message: it goes before the user's first words.
         first, *others = [dict(message) for message in messages if message["role"] != "system"]
         first["content"] = "\n\n".join([*system, first["content"]])
-        return render([first, *others])
+        return self._rendered([first, *others], switch, reply=reply)
 
     def _end_of_turn(self) -> set[int]:
         """The added token that the template puts after a reply, if it puts one there."""

@@ -6,6 +6,7 @@ Heavy imports wait until a command runs, so that `--help` answers at once.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -204,7 +205,8 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 def _config(args: argparse.Namespace) -> StudyConfig:
     from opd_align.config import read_config
 
-    flags = [f"{key}={getattr(args, flag)}" for flag, key in SHORT.items() if getattr(args, flag, None) is not None]
+    given = {key: getattr(args, flag) for flag, key in SHORT.items() if getattr(args, flag, None) is not None}
+    flags = [f"{key}={json.dumps(value)}" for key, value in given.items()]
     if args.seed is not None:
         flags.append(f"rules.seed={args.seed}")
     named = args.config or (None if args.student else "demo")
@@ -276,21 +278,27 @@ def _exact(args: argparse.Namespace, config: StudyConfig) -> Analysis:
 
 
 def _screen(args: argparse.Namespace) -> int:
+    study = _study(args)
+    with _progress(0) as (phase, _):
+        study.screen(on_progress=phase).into(args.out, study.questions)
+    _screening(args.out, args.out / "tables")
+    print(
+        f"the screening is in {args.out}; to analyze its questions: opd-align analyze --questions-from {args.out} ..."
+    )
+    return 0
+
+
+def _screening(directory: Path, folder: Path | None) -> int:
     from rich.console import Console
 
     from opd_align.report.screening import screening_tables
     from opd_align.report.tables import rendered, write
     from opd_align.screen import load_screening
 
-    study = _study(args)
-    with _progress(0) as (phase, _):
-        study.screen(on_progress=phase).into(args.out, study.questions)
-    tables = screening_tables(*load_screening(args.out))
+    tables = screening_tables(*load_screening(directory))
     Console().print(rendered(tables))
-    write(tables, args.out / "tables")
-    print(
-        f"the screening is in {args.out}; to analyze its questions: opd-align analyze --questions-from {args.out} ..."
-    )
+    if folder is not None:
+        write(tables, folder)
     return 0
 
 
@@ -305,7 +313,7 @@ def _show_prompt(args: argparse.Namespace) -> int:
         for role in [None, *study.roles]:
             context = role.context if role else None
             shown = found or ({question.id: context.placeholders(question)} if context else {})
-            prompting = replace(study.prompting, context=context, demonstrations=shown)
+            prompting = replace(study.prompting_of(role), context=context, demonstrations=shown)
             print(f"── {question.id} · {role.name if role else 'student'} · {len(prompting(question)):,} tokens")
             print(prompting.shown(question))
             print()
@@ -315,10 +323,13 @@ def _show_prompt(args: argparse.Namespace) -> int:
 def _report(args: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from opd_align.manifest import read_manifest
     from opd_align.report.html import write_report
     from opd_align.report.tables import all_tables, write_tables
-    from opd_align.store import RunDirectory
+    from opd_align.store import MANIFEST, RunDirectory
 
+    if (read_manifest(args.directory / MANIFEST) or {}).get("kind") == "screening":
+        return _screening(args.directory, args.tables)
     analysis = RunDirectory.load(args.directory)
     Console().print(all_tables(analysis))
     if args.html:

@@ -231,7 +231,9 @@ def summarise(
 
 def summary_question(question: Question, demonstration: Demonstration) -> Question:
     """What a summariser is asked about one demonstration, as a question of its own."""
-    text = SUMMARY.format(question=question.text, response=demonstration.text.rpartition("</think>")[2].strip())
+    stated = [question.fields.get("passage"), question.text, *(question.fields.get("choices") or ())]
+    response = demonstration.text.rpartition("</think>")[2].strip()
+    text = SUMMARY.format(question="\n".join(part for part in stated if part), response=response)
     return Question(f"{question.id}#{demonstration.source}/{demonstration.trial}", text)
 
 

@@ -22,6 +22,9 @@ from opd_align.types import Floats, OpdAlignError, PathScores, Rollouts, ScoreRe
 CHUNK_BYTES = 64 << 20
 """Memory for the probabilities of one chunk of positions, student and teachers together."""
 
+COMPARED = ("entropy_T", "kl_T", "js_T", "l2_T", "cosine_T")
+"""Whole-vocabulary columns of a teacher."""
+
 BODY_TOKENS = 16384
 """Tokens that a model's body reads at a time when many completions are scored."""
 
@@ -115,15 +118,15 @@ def score_path(student: Side, teachers: Sequence[Side], request: ScoreRequest, s
     with torch.no_grad():
         heads = [_head(side) for side in sides]
         hidden = [_hidden_states(side, [completion]) for side in sides]
-        parts = []
+        columns = _Columns(completion, [teacher.name for teacher in teachers])
         for start, stop in _chunks(len(completion), vocabulary * len(sides)):
             log_p = sampling.log_probs(heads[0](hidden[0][start:stop]))[..., :vocabulary]
             log_t = [
                 tempered(head(state[start:stop])[..., :vocabulary], sampling.temperature).to(log_p.device)
                 for head, state in zip(heads[1:], hidden[1:], strict=True)
             ]
-            parts.append(_reduce(log_p, log_t, request, completion, start))
-    return _assemble(parts, completion, [teacher.name for teacher in teachers])
+            _reduce(log_p, log_t, request, start, columns)
+    return columns.scores()
 
 
 def rollout_log_probs(side: Side, rollouts: Rollouts, sampling: Sampling) -> Floats:
@@ -231,40 +234,69 @@ def _chunks(length: int, width: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, length)
 
 
-@dataclass(frozen=True)
-class _Part:
-    """One chunk of positions, reduced: number of kept children a position, their tokens and log-probabilities."""
+class _Columns:
+    """What has left the chunks so far.
 
-    size_T: Any
-    token_C: Any
-    log_p_C: Any
-    log_t_C: list[Any]
-    entropy_T: Any
-    comparison: list[dict[str, Any]]
+    Room for all positions is taken at once, and for children by doubling: small arrays that outlive their chunk would
+    settle in the gaps that its large ones leave, and malloc would need fresh memory for every next chunk (28 MB each,
+    with two models and 152,000 tokens).
+    """
+
+    def __init__(self, completion: Tokens, teachers: Sequence[str]) -> None:
+        length = len(completion)
+        self.completion, self.teachers, self.filled = completion, teachers, 0
+        self.size_T, self.entropy_T = np.zeros(length, np.int64), np.zeros(length)
+        self.comparison = [{name: np.zeros(length) for name in COMPARED} for _ in teachers]
+        self.token_C = np.zeros(4 * length + 64, np.uint32)
+        self.log_C = np.zeros((1 + len(teachers), len(self.token_C)))
+
+    def put(self, start: int, kept: Tensor, log: Sequence[Tensor]) -> None:
+        """The kept children of a chunk that starts at a position, with the log-probabilities of all speakers."""
+        row, token = kept.nonzero(as_tuple=True)
+        end = self.filled + len(row)
+        while end > len(self.token_C):
+            self.token_C = np.concatenate([self.token_C, np.zeros_like(self.token_C)])
+            self.log_C = np.concatenate([self.log_C, np.zeros_like(self.log_C)], axis=1)
+        self.size_T[start : start + len(kept)] = kept.sum(-1).cpu().numpy()
+        self.token_C[self.filled : end] = token.cpu().numpy()
+        for column_C, speaker in zip(self.log_C, log, strict=True):
+            column_C[self.filled : end] = speaker[row, token].double().cpu().numpy()
+        self.filled = end
+
+    def scores(self) -> PathScores:
+        teachers = {
+            name: TeacherScores(log_t_C=self.log_C[1 + index, : self.filled].copy(), **self.comparison[index])
+            for index, name in enumerate(self.teachers)
+        }
+        return PathScores(
+            self.completion,
+            np.concatenate([[0], np.cumsum(self.size_T)]).astype(np.int64),
+            self.token_C[: self.filled].copy(),
+            self.log_C[0, : self.filled].copy(),
+            self.entropy_T,
+            teachers,
+        )
 
 
-def _reduce(log_p: Tensor, log_t: Sequence[Tensor], request: ScoreRequest, completion: Tokens, start: int) -> _Part:
+def _reduce(log_p: Tensor, log_t: Sequence[Tensor], request: ScoreRequest, start: int, columns: _Columns) -> None:
     floor = float(np.log(request.floor))
+    stop = start + len(log_p)
     kept = log_p > floor
     for other in log_t:
         kept |= other > floor
     here = torch.arange(len(log_p), device=log_p.device)
-    own = torch.as_tensor(completion[start : start + len(log_p)].astype(np.int64), device=log_p.device)
+    own = torch.as_tensor(columns.completion[start:stop].astype(np.int64), device=log_p.device)
     kept[here, own] = True
-    inside = (request.keep_depth >= start) & (request.keep_depth < start + len(log_p))
+    inside = (request.keep_depth >= start) & (request.keep_depth < stop)
     inside &= request.keep_token < log_p.shape[-1]
     depth = torch.as_tensor(request.keep_depth[inside] - start, device=log_p.device)
     kept[depth, torch.as_tensor(request.keep_token[inside].astype(np.int64), device=log_p.device)] = True
-    row, token = kept.nonzero(as_tuple=True)
+    columns.put(start, kept, [log_p, *log_t])
     p = log_p.exp()
-    return _Part(
-        kept.sum(-1).cpu().numpy(),
-        token.cpu().numpy(),
-        log_p[row, token].double().cpu().numpy(),
-        [other[row, token].double().cpu().numpy() for other in log_t],
-        _entropy(log_p, p),
-        [_compare(log_p, p, other) for other in log_t],
-    )
+    columns.entropy_T[start:stop] = _entropy(log_p, p)
+    for found, other in zip(columns.comparison, log_t, strict=True):
+        for name, value in _compare(log_p, p, other).items():
+            found[name][start:stop] = value
 
 
 def _compare(log_p: Tensor, p: Tensor, log_t: Tensor) -> dict[str, Any]:
@@ -283,28 +315,3 @@ def _kl(weight: Tensor, log_a: Tensor, log_b: Tensor) -> Tensor:
 
 def _entropy(log_p: Tensor, p: Tensor) -> Any:
     return -_summed((p * log_p).masked_fill_(p == 0, 0.0)).cpu().numpy()
-
-
-def _assemble(parts: Sequence[_Part], completion: Tokens, names: Sequence[str]) -> PathScores:
-    def joined(columns: Sequence[Any]) -> Any:
-        return np.concatenate([np.empty(0), *columns])
-
-    size_T = joined([part.size_T for part in parts]).astype(np.int64)
-    teachers = {
-        name: TeacherScores(
-            log_t_C=joined([part.log_t_C[index] for part in parts]),
-            **{
-                column: joined([part.comparison[index][column] for part in parts])
-                for column in ("entropy_T", "kl_T", "js_T", "l2_T", "cosine_T")
-            },
-        )
-        for index, name in enumerate(names)
-    }
-    return PathScores(
-        completion,
-        np.concatenate([[0], np.cumsum(size_T)]).astype(np.int64),
-        joined([part.token_C for part in parts]).astype(np.uint32),
-        joined([part.log_p_C for part in parts]),
-        joined([part.entropy_T for part in parts]),
-        teachers,
-    )

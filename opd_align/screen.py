@@ -24,7 +24,7 @@ from opd_align.manifest import FORMAT, question_digest, read_manifest
 from opd_align.metrics import Estimate, interval
 from opd_align.shards import DamagedFileError, read_table, table_bytes
 from opd_align.store import Recorded, RunDirectory
-from opd_align.tasks import TextGrader, Verdict
+from opd_align.tasks import Task, TextGrader, Verdict
 from opd_align.teachers import SELF, Context, Demonstration, Prompting, unavailable
 from opd_align.types import Finish, OpdAlignError, Question, Rollouts, SampleRequest
 
@@ -173,6 +173,33 @@ def unfit(speaker: Asked, questions: Sequence[Question], room: int) -> dict[str,
     }
 
 
+def unanswered(task: Task, questions: Sequence[Question]) -> dict[str, str]:
+    """Question → why no reply to it can be judged."""
+    gold = {
+        question.id: None
+        if question.answer is None
+        else task.verifier.canonical(question.answer, question.fields.get("choices"))
+        for question in questions
+    }
+    return {name: "no answer to compare with" for name, answer in gold.items() if answer is None}
+
+
+def unserved(
+    cast: Cast,
+    contexts: Sequence[Context],
+    questions: Sequence[Question],
+    demonstrations: Mapping[str, Sequence[Demonstration]],
+) -> dict[str, dict[str, str]]:
+    """Question → context → what is missing, or why its source could not be asked."""
+    lacking = unavailable(questions, contexts, demonstrations)
+    by_id, by_name = {each.id: each for each in questions}, {each.name: each for each in contexts}
+    for question, reasons in lacking.items():
+        for name in reasons:
+            source = cast.sources.get(by_name[name].source)
+            reasons[name] = (source and source.unfit(by_id[question])) or reasons[name]
+    return lacking
+
+
 @dataclass(frozen=True)
 class Screen:
     """What is screened: a student with its prompting, contexts, and who writes their demonstrations."""
@@ -216,13 +243,14 @@ class Screen:
         self, run: RunDirectory, grader: TextGrader, questions: Sequence[Question]
     ) -> tuple[Screening, dict[str, list[Demonstration]]]:
         room = self.student.sampling.max_tokens
-        missing = [(each.id, BASELINE, "no answer to compare with") for each in questions if not self._judged(each)]
-        judged = [each for each in questions if self._judged(each)]
+        open_ones = unanswered(self.prompting.task, questions)
+        missing = [(name, BASELINE, reason) for name, reason in open_ones.items()]
+        judged = [each for each in questions if each.id not in open_ones]
         missing += [(name, BASELINE, reason) for name, reason in unfit(self.student, judged, room).items()]
         left_out = {name for name, _, _ in missing}
         asked = [question for question in questions if question.id not in left_out]
         demonstrations = self._demonstrated(run, asked)
-        lacking = self._lacking(asked, demonstrations)
+        lacking = unserved(self.cast, self.contexts, asked, demonstrations)
         missing += [(name, variant, reason) for name, by in lacking.items() for variant, reason in by.items()]
         rows = self._variant(run, grader, BASELINE, self.student, asked)
         for context in self.contexts:
@@ -246,22 +274,6 @@ class Screen:
             [BASELINE, *(context.name for context in self.contexts)],
             [*self.cast.sources],
         ), demonstrations
-
-    def _lacking(
-        self, questions: Sequence[Question], demonstrations: Mapping[str, Sequence[Demonstration]]
-    ) -> dict[str, dict[str, str]]:
-        """What is missing, and whether it is so because the source could not be asked."""
-        lacking = unavailable(questions, self.contexts, demonstrations)
-        by_id, by_name = {each.id: each for each in questions}, {each.name: each for each in self.contexts}
-        for question, reasons in lacking.items():
-            for name in reasons:
-                source = self.cast.sources.get(by_name[name].source)
-                reasons[name] = (source and source.unfit(by_id[question])) or reasons[name]
-        return lacking
-
-    def _judged(self, question: Question) -> bool:
-        gold = self.prompting.task.verifier.canonical(question.answer, question.fields.get("choices"))
-        return question.answer is not None and gold is not None
 
     def _demonstrated(self, run: RunDirectory, questions: Sequence[Question]) -> dict[str, list[Demonstration]]:
         return demonstrate(

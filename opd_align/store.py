@@ -177,6 +177,8 @@ class RunDirectory:
         if manifest is None:
             what = "is not a run directory: it has no manifest.json" if folder.is_dir() else "does not exist"
             raise OpdAlignError(f"{str(folder)!r} {what}; one is made by: opd-align analyze --out {folder}")
+        if manifest.get("kind") != "analysis":
+            raise OpdAlignError(f"{str(folder)!r} holds a {manifest.get('kind')}, not an analysis")
         missing = [name for name in (SUMMARY, NODES, CHILDREN, QUESTIONS, TOKENS) if not (folder / name).is_file()]
         if missing:
             raise OpdAlignError(

@@ -18,8 +18,9 @@ from opd_align.chat import Chat
 from opd_align.config import ModelConfig, StudyConfig, TeacherConfig
 from opd_align.demonstrations import Cast, Source, Trials, Ungraded, demonstrate
 from opd_align.engine import Analysis
+from opd_align.manifest import read_manifest
 from opd_align.models import Loaded, check_model, generation_configs, load_model, load_tokenizer, place_of, short_name
-from opd_align.screen import Screen, demonstrations_manifest, load_screening, recorded_cast, unfit
+from opd_align.screen import Screen, demonstrations_manifest, load_screening, recorded_cast, unanswered, unfit, unserved
 from opd_align.store import DEMONSTRATIONS, RunDirectory, analyze_into
 from opd_align.tasks import Task, TextGrader, own_task, task
 from opd_align.teachers import SELF, Context, Demonstration, Prompting, context, unavailable
@@ -116,9 +117,7 @@ class Study:
 
     def _read(self, limit: int | None, offset: int) -> list[Question]:
         chosen = self.config.questions
-        return self.task.load(
-            chosen.file, split=self.config.task.split, limit=limit, offset=offset, seed=chosen.seed
-        )
+        return self.task.load(chosen.file, split=self.config.task.split, limit=limit, offset=offset, seed=chosen.seed)
 
     @cached_property
     def roles(self) -> list[Role]:
@@ -185,12 +184,17 @@ class Study:
         made = []
         for role in self.roles:
             model = role.model or self.config.student
-            chat = self._chat(model)
+            prompting = replace(self.prompting_of(role), demonstrations=demonstrations)
             if role.model is not None:
-                check_tokenizers(self.chat.tokenizer, chat.tokenizer, role.name)
-            prompting = Prompting(chat, self.task, role.context, demonstrations)
+                check_tokenizers(self.chat.tokenizer, prompting.chat.tokenizer, role.name)
             made.append(HFTeacher(role.name, self._loaded(model).model, prompting))
         return made
+
+    def prompting_of(self, role: Role | None) -> Prompting:
+        """How a teacher is asked, demonstrations aside; `None` is the student."""
+        if role is None:
+            return self.prompting
+        return Prompting(self._chat(role.model or self.config.student), self.task, role.context)
 
     def demonstrated(
         self, path: Path, on_progress: Callable[[str, int, int], None] | None = None
@@ -198,19 +202,31 @@ class Study:
         """What the contexts need: from the screening that the questions came from, or collected into `path`."""
         if not any(each.correct + each.wrong for each in self.contexts):
             return {}
+        # Where no reply can be judged, every trial would be spent in vain.
+        open_ones = unanswered(self.task, self.questions)
+        asked = [question for question in self.questions if question.id not in open_ones]
+        manifest = demonstrations_manifest(self.cast, self.contexts, self.questions)
         if self.config.questions.screening is not None:
             found = load_screening(self.config.questions.screening)[1]
-            if not unavailable(self.questions, self.contexts, found):
+            if self._wrote(Path(self.config.questions.screening), manifest) and not unavailable(
+                asked, self.contexts, found
+            ):
                 return found
-        manifest = demonstrations_manifest(self.cast, self.contexts, self.questions)
         with RunDirectory(path, manifest) as run:
-            return demonstrate(recorded_cast(run, self.cast), self.contexts, self.questions, on_progress=on_progress)
+            return demonstrate(recorded_cast(run, self.cast), self.contexts, asked, on_progress=on_progress)
+
+    def _wrote(self, screening: Path, mine: Mapping[str, Any]) -> bool:
+        """Whether a screening's demonstrations are by the same writers as those of this study."""
+        theirs = read_manifest(screening / "manifest.json") or {}
+        same = mine["summariser"] in (None, theirs.get("summariser"))
+        return same and mine["sources"].items() <= theirs.get("sources", {}).items()
 
     def left_out(self, demonstrations: Mapping[str, Sequence[Demonstration]]) -> dict[str, str]:
         """Question → why it cannot be compared: a demonstration is missing, or a prompt does not fit."""
         room = self.config.sampling.max_tokens
-        lacking = unavailable(self.questions, self.contexts, demonstrations)
+        lacking = unserved(self.cast, self.contexts, self.questions, demonstrations)
         reasons = {name: f"{context}: {reason}" for name, by in lacking.items() for context, reason in by.items()}
+        reasons |= unanswered(self.task, self.questions)
         for speaker in (self.student, *self.teachers(demonstrations)):
             able = [question for question in self.questions if question.id not in reasons]
             reasons |= unfit(speaker, able, room)
@@ -260,6 +276,8 @@ class Study:
             raise OpdAlignError(f"demonstrations: {error}") from error
 
     def _sampler(self, model: ModelConfig, prompt: Any, sampling: Any, *, scored: bool = False) -> Any:
+        # A template that does not know thinking, or cannot be rendered, is found before weights are loaded.
+        self._chat(model).prompt([{"role": "user", "content": "?"}])
         if model.backend == "server" and not scored:
             return self._served(model, prompt, sampling, self._chat(model).ends(*generation_configs(model.model)), None)
         from opd_align.backends.hf import HFStudent
@@ -294,9 +312,9 @@ class Study:
     def _engine(self, model: ModelConfig) -> Any:
         from opd_align.backends.vllm import vllm_engine
 
-        precision = {} if model.dtype == "auto" else {"dtype": model.dtype}
+        options = ({} if model.dtype == "auto" else {"dtype": model.dtype}) | dict(model.options)
         return self._once(
-            ("engine", model.model), lambda: vllm_engine(place_of(model.model)[0], **(precision | dict(model.options)))
+            ("engine", model.model, repr(options)), lambda: vllm_engine(place_of(model.model)[0], **options)
         )
 
     def _once(self, key: Any, make: Any) -> Any:

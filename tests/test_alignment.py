@@ -14,7 +14,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from opd_align import metrics
-from opd_align.alignment import SCHEMA, EstimatedPath, Rules, cosine, node_table, significant
+from opd_align.alignment import (
+    CHILDREN,
+    SCHEMA,
+    EstimatedPath,
+    Rules,
+    child_table,
+    cosine,
+    node_table,
+    pairs_of,
+    significant,
+    teachers_of,
+)
 from opd_align.backends.exact import ExactTeacher, ExactWorld
 from opd_align.engine import Settings, gather
 from opd_align.enrich import Budget
@@ -507,3 +518,42 @@ def test_teachers_that_know_the_way_are_told_from_those_that_lead_astray(truth) 
     assert ranks["tilted"].weighted_cosine.mean > 0.7
     assert ranks["adversarial"].weighted_cosine.mean < -0.7
     assert ranks["tilted"].advantage.mean > 0 > ranks["adversarial"].advantage.mean
+
+
+# -- the table of children ------------------------------------------------------------------------------------
+
+
+def test_every_kept_child_has_a_row_and_what_makes_the_node_is_in_it() -> None:
+    objectives = [ReverseKL(), ForwardKL(), DrGRPO()]
+    fork = Node(
+        [0.5, 0.3, 0.195, 0.005], [0.5, 0.9, 0.1, 0.7], {"A": [0.2, 0.6, 0.195, 0.005], "B": [0.6, 0.2, 0.195, 0.005]}
+    )
+    plain = Node([1.0], [0.5], {"A": [1.0], "B": [1.0]})
+    path = uncertain(path_of(fork, plain, question="q", index=3, correct=False), [0.01] * 5)
+    table = child_table([path], ["A", "B"], objectives, Rules())
+    assert table.schema.equals(CHILDREN)
+    assert teachers_of(table) == ["A", "B"]
+    pairs = pairs_of(table)
+    assert pairs == [(a, o) for o in ("reverse_kl", "forward_kl") for a in ("A", "B")] + [("reward", "dr_grpo")]
+    rows = table.to_pylist()
+    assert [(row["depth"], row["token"], row["own"]) for row in rows] == [
+        (0, 1, True), (0, 2, False), (0, 3, False), (0, 4, False), (1, 1, True),
+    ]  # fmt: skip
+    assert {(row["question"], row["path"], row["path_correct"]) for row in rows} == {("q", 3, False)}
+    # The fourth is below the floor for everybody; a node of one has nothing to compare.
+    assert [row["significant"] for row in rows] == [True, True, True, False, False]
+    np.testing.assert_allclose([row["t"] for row in rows[:2]], [[0.2, 0.6], [0.6, 0.2]], rtol=1e-6)
+    np.testing.assert_allclose([row["q"] for row in rows[:4]], fork.q, rtol=1e-6)
+    assert all(row["q_low"] < row["q"] < row["q_high"] for row in rows)
+    assert [row["update"] is None for row in rows] == [row["ideal"] is None for row in rows] == [False] * 3 + [True] * 2
+    ideal, updates = np.array([row["ideal"] for row in rows[:3]]), np.array([row["update"] for row in rows[:3]])
+    assert abs(ideal.sum()) < 1e-6
+    nodes = {(row["teacher"], row["objective"]): row["alignment"] for row in rows_of(path, objectives=objectives)}
+    for pair, update in zip(pairs, updates.T, strict=True):
+        np.testing.assert_allclose(float(cosine(ideal, update)), nodes[pair], atol=1e-5)
+
+
+def test_a_question_without_a_path_still_names_teachers_and_pairs() -> None:
+    table = child_table([], ["A"], [ReverseKL()], Rules())
+    assert table.num_rows == 0
+    assert (teachers_of(table), pairs_of(table)) == (["A"], [("A", "reverse_kl")])

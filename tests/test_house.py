@@ -32,13 +32,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "manifest": {"types", "objectives", "alignment", "enrich", "engine"},
     "store": {"types", "metrics", "alignment", "engine", "shards", "manifest"},
     "tasks": {"types", "tasks"},
-    "embedded": {"types", "tasks", "embedded"},
+    "embedded": {"types", "scoring", "backends", "tasks", "embedded"},
     "chat": {"types"},
     "teachers": {"types", "chat", "tasks"},
     "demonstrations": {"types", "teachers"},
     "screen": {"types", "metrics", "manifest", "shards", "store", "tasks", "teachers", "demonstrations"},
     "models": {"types", "embedded"},
-    "report": {"types", "metrics", "engine", "screen", "teachers", "report"},
+    "report": {"types", "metrics", "alignment", "engine", "screen", "teachers", "report"},
 }
 # Those that wire everything together.
 for room in ("config", "study", "plan", "cli"):

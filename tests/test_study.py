@@ -263,6 +263,47 @@ def test_writers_draw_at_their_own_temperature_and_know_what_fits_them(data, fol
     assert study(data, f"student={folder}").screen().batch == 512
 
 
+def test_a_wish_that_the_template_does_not_know_is_refused_before_weights_are_loaded(data, folder, monkeypatch):
+    def load(*_: object, **__: object) -> None:
+        raise AssertionError("weights were loaded")
+
+    monkeypatch.setattr(opd_align.study, "load_model", load)
+    with pytest.raises(OpdAlignError, match="no such switch"):
+        _ = study(data, f"student={{model: {folder}, thinking: true}}").student
+
+
+def test_demonstrations_of_a_screening_are_taken_over_from_the_same_writers_only(data, folder, tmp_path):
+    settings = ["teachers=[{name: bad, wrong: 1}]", "sampling.max_tokens=8", "rollouts=4"]
+    screened = tmp_path / "screened"
+    made = study(data, f"student={folder}", *settings)
+    made.screen().into(screened, made.questions)
+    found = load_screening(screened)[1]
+    assert all(responses for responses in found.values())
+    chosen = ["questions.bins=easy,medium,hard,extremely hard", f"questions.screening={screened}", *settings]
+    assert study(data, f"student={folder}", *chosen).demonstrated(tmp_path / "same") == found
+    assert not (tmp_path / "same").exists()
+    other = save_model(tmp_path / "other", seed=8)
+    assert study(data, f"student={other}", *chosen).demonstrated(tmp_path / "other-run") != found
+    assert (tmp_path / "other-run").is_dir()
+    warm = study(data, f"student={folder}", *chosen, "demonstrations.temperature=1.5")
+    assert warm.demonstrated(tmp_path / "warm") != found
+
+
+def test_what_cannot_be_judged_or_does_not_fit_is_left_out_with_the_reason(folder, tmp_path):
+    rows = [*PENS[:1], {"id": "open", "question": "Cid", "answer": None}, {"id": "odd", "question": "?", "answer": "x"}]
+    rows.append({"id": "long", "question": "pens " * 500, "answer": "1"})
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    made = study(str(file), f"student={folder}", "teachers=[{name: bad, wrong: 1}]", "sampling.max_tokens=8")
+    found = made.demonstrated(tmp_path / "run")
+    reasons = made.left_out(found)
+    assert reasons.keys() == {"open", "odd", "long"}
+    assert reasons["open"] == reasons["odd"] == "no answer to compare with"
+    assert reasons["long"].endswith("prompt tokens and up to 8 new ones do not fit the context of 'tiny' (512)")
+    assert found["ann"]
+    assert "open" not in found
+
+
 # -- the whole way ---------------------------------------------------------------------------------------------
 
 

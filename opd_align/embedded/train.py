@@ -248,7 +248,7 @@ def loss_of(model: Any, batch: Batch) -> torch.Tensor:
 class Turner:
     """Turns the momentum of every weight matrix into a rotation before following it (Muon, Jordan et al. 2024).
 
-    On these models a step of it is worth five of AdamW. `torch.optim.Muon` is the same in bfloat16, which most CPUs
+    On the drills a step of it is worth three of AdamW. `torch.optim.Muon` is the same in bfloat16, which most CPUs
     emulate: it takes four times as long as the rest of the step. Here equal shapes go together, in float32.
     """
 

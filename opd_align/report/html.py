@@ -12,6 +12,7 @@ import json
 import os
 import re
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
@@ -35,27 +36,30 @@ from opd_align.types import OpdAlignError
 THRESHOLDS = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9)
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 FILTERS = ("kl", "js")
+ROOM = 57 * 2**19
+"""Bytes that paths may take; with all else, a report stays below 30 MiB."""
 
 
 def write_report(analysis: Analysis, path: str | os.PathLike[str], *, title: str = "Alignment report") -> Path:
-    """Writes the report to a file and returns its path."""
+    """Writes the report to a file and returns its path; paths that would make it too large for a browser stay out."""
     file = Path(path)
     try:
         file.write_text(report_html(analysis, title=title), encoding="utf-8")
     except OSError as error:
-        raise OpdAlignError(f"cannot write the report to {str(file)!r}: {error.strerror}; choose another place") from error
+        raise OpdAlignError(
+            f"cannot write the report to {str(file)!r}: {error.strerror}; choose another place"
+        ) from error
     return file
 
 
 def report_html(analysis: Analysis, *, title: str = "Alignment report") -> str:
     """The page as text; the same analysis gives the same page."""
     words, vocabulary = _vocabulary(analysis)
-    paths = list(packed_paths(analysis.nodes, analysis.children, vocabulary))
+    paths, left_out = _fitting(list(packed_paths(analysis.nodes, analysis.children, vocabulary)))
     slices = Slices(analysis.nodes)
-    overview = _overview(analysis, slices, paths, words, title)
+    overview = _overview(analysis, slices, paths, left_out, words, title)
     style, script = _part("page.css"), "\n".join(_part(name) for name in ("charts.js", "reader.js", "page.js"))
-    objectives = overview["objectives"]
-    first = objectives[0]["verdict"] if objectives else {"headline": "Nothing was compared.", "points": []}
+    first: dict[str, Any] = overview["objectives"][0]["verdict"]
     values = {
         "policy": html.escape(_policy(style, script), quote=True),
         "title": html.escape(title),
@@ -66,10 +70,26 @@ def report_html(analysis: Analysis, *, title: str = "Alignment report") -> str:
         "about": html.escape(overview["about"]),
         "tables": "\n".join(_drawn(table) for table in tables(analysis, every=True, slices=slices)),
         "overview": in_script(overview),
-        "blocks": "\n".join(f'<script type="text/plain" id="pack-{at}">{path.data}</script>' for at, path in enumerate(paths)),
+        "blocks": "\n".join(
+            f'<script type="text/plain" id="pack-{at}">{path.data}</script>' for at, path in enumerate(paths)
+        ),
     }
     # One pass: what is put in is not looked at again, whatever it contains.
     return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], _part("page.html"))
+
+
+def _fitting(paths: Sequence[PackedPath]) -> tuple[list[PackedPath], int]:
+    """The paths that the file has room for, in their order, and how many stay out; each question's first ones first."""
+    turn, seen = {}, Counter[tuple[str, bool]]()
+    for at, path in enumerate(paths):
+        turn[at] = 2 * seen[path.question, path.correct] + (not path.correct)
+        seen[path.question, path.correct] += 1
+    room, kept = ROOM, set[int]()
+    for at in sorted(turn, key=lambda at: (turn[at], at)):
+        room -= len(paths[at].data)
+        if room >= 0 or not kept:
+            kept.add(at)
+    return [path for at, path in enumerate(paths) if at in kept], len(paths) - len(kept)
 
 
 def in_script(value: Any) -> str:
@@ -104,7 +124,7 @@ def _vocabulary(analysis: Analysis) -> tuple[list[str], dict[int, int]]:
 
 
 def _overview(
-    analysis: Analysis, slices: Slices, paths: Sequence[PackedPath], words: list[str], title: str
+    analysis: Analysis, slices: Slices, paths: Sequence[PackedPath], left_out: int, words: list[str], title: str
 ) -> dict[str, Any]:
     """All that the page knows before a path is opened."""
     guided, rewarded = objectives_of(analysis)
@@ -114,6 +134,8 @@ def _overview(
         f"{len(questions):,} question{'s' if len(questions) != 1 else ''}", f"{len(paths):,} paths",
         f"{rollouts:,} rollouts", f"estimator {settings.estimator}", f"allocation {settings.budget.allocation}",
     ]  # fmt: skip
+    if left_out:
+        about.append(f"{left_out:,} more paths count in all figures, but would have made this file too large to read")
     return {
         "title": title,
         "about": " · ".join(about),
@@ -228,7 +250,9 @@ def _finite(value: float | None) -> float | None:
 def _drawn(table: Table) -> str:
     def line(cells: Sequence[str], tag: str) -> str:
         kinds = ["" if column.kind == "text" else ' class="n"' for column in table.columns]
-        return "<tr>" + "".join(f"<{tag}{kind}>{html.escape(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
+        return "<tr>" + "".join(
+            f"<{tag}{kind}>{html.escape(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True)
+        )
 
     head = line([column.name for column in table.columns], "th")
     body = "".join(line(cells, "td") for cells in table.shown())

@@ -47,7 +47,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """`name` is what its file is called; with `grouped`, a first cell like the one above it is left blank for reading."""
+    """`name` is what its file is called; with `grouped`, a first cell like the one above it is left blank to read."""
 
     name: str
     title: str
@@ -59,6 +59,9 @@ class Table:
     def __post_init__(self) -> None:
         if any(len(row) != len(self.columns) for row in self.rows):
             raise ValueError(f"a row of {self.name!r} has not {len(self.columns)} cells")
+
+    def __rich__(self) -> RichTable:
+        return to_rich(self)
 
     def shown(self) -> list[list[str]]:
         """The cells as people read them."""
@@ -183,6 +186,8 @@ def _latex(text: str) -> str:
 def _latex_cell(text: str, cell: Cell) -> str:
     if isinstance(cell.value, str) or text in (UNKNOWN, ""):
         return _latex(text)
-    power = re.sub(r"^(\d)e([+-])0*(\d+)$", lambda found: rf"{found[1]} \times 10^{{{found[2].strip('+')}{found[3]}}}", text)
+    power = re.sub(
+        r"^(\d)e([+-])0*(\d+)$", lambda found: rf"{found[1]} \times 10^{{{found[2].strip('+')}{found[3]}}}", text
+    )
     number = power.replace("±", r"\pm").replace("−", "-").replace("%", r"\%").replace(",", "{,}")
     return f"${number}$"

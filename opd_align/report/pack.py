@@ -27,11 +27,20 @@ MOST_CHILDREN = 16
 """Children shown of a node, beside those in `S_u`; the rest of a wide node is mere tail."""
 
 VERDICTS = ("helpful", "harmful", "undecided")
-_STORED = {"u8": "u1", "u16": "<u2", "u32": "<u4", "unit": "<u2", "signed": "<u2", "unit2": "u1", "signed2": "u1", "f16": "<f2"}
+_STORED = {
+    "u8": "u1",
+    "u16": "<u2",
+    "u32": "<u4",
+    "unit": "<u2",
+    "signed": "<u2",
+    "unit2": "u1",
+    "signed2": "u1",
+    "f16": "<f2",
+}
 _DECIMALS = {"unit": (1000, 0), "signed": (1000, 1000), "unit2": (100, 0), "signed2": (100, 100)}
 """Steps in one, and where zero lies; the largest number that fits means that there is none."""
-_MANTISSA = 0b1111111111110000
-"""What is kept of a half-precision number: six binary digits after the first."""
+_MANTISSA = 0b1111111111100000
+"""What is kept of a half-precision number: five binary digits after the first."""
 
 NODE_COLUMNS = (
     "depth", "alignment", "alignment_low", "alignment_high", "p_positive", "sr_range", "visits", "tail_mass",
@@ -128,11 +137,12 @@ def _child_columns(own: Mapping[str, NDArray[Any]], update_SO: NDArray[Any]) -> 
         "count": ("u16", np.bincount(depth_C[shown_C], minlength=int(depth_C.max(initial=-1)) + 1)),
         "token": ("u32", own["word"][shown_C]),
         "flags": ("u8", (own_C + 2 * chosen_C)[shown_C]),
-        **{name: ("unit", own[name][shown_C]) for name in ("p", "q", "q_low", "q_high")},
+        **{name: ("unit", own[name][shown_C]) for name in ("p", "q")},
+        **{name: ("unit2", own[name][shown_C]) for name in ("q_low", "q_high")},
         "visits": ("u32", own["visits"][shown_C]),
         "ideal": ("f16", own["ideal"][chosen_C]),
     }
-    kept |= {f"t.{at}": ("unit", values) for at, values in enumerate(own["t"][shown_C].T)}
+    kept |= {f"t.{at}": ("unit2", values) for at, values in enumerate(own["t"][shown_C].T)}
     return kept | {f"update.{at}": ("f16", values) for at, values in enumerate(update_SO.T)}
 
 
@@ -147,7 +157,10 @@ def _shown(depth_C: NDArray[Any], p_C: NDArray[Any], always_C: NDArray[np.bool_]
 
 
 def _node_columns(
-    here: Mapping[str, NDArray[Any]], pair_N: NDArray[np.int64], teachers: Sequence[str], pairs: Sequence[tuple[str, str]]
+    here: Mapping[str, NDArray[Any]],
+    pair_N: NDArray[np.int64],
+    teachers: Sequence[str],
+    pairs: Sequence[tuple[str, str]],
 ) -> dict[str, tuple[Kind, NDArray[Any]]]:
     """Columns of the nodes by depth: what they have in common, then by teacher, then by (teacher, objective)."""
     columns: dict[str, tuple[Kind, NDArray[Any]]] = {"node.depth": ("u32", np.empty(0, np.uint32))}
@@ -211,9 +224,9 @@ def _quantised(kind: Kind, values: NDArray[Any]) -> NDArray[Any]:
     if kind == "f16":
         with np.errstate(over="ignore"):  # too large is infinite, which the page can say
             bits = np.ascontiguousarray(values, stored).view("<u2")
-        rounded = np.minimum(bits.astype(np.uint32) + 8, 0xFFFF) & _MANTISSA
+        rounded = np.minimum(bits.astype(np.uint32) + 16, 0xFFFF) & _MANTISSA
         # Infinity and NaN have no digits to round, and the largest numbers must not become them.
-        return np.where((bits & 0x7BF8) >= 0x7BF8, bits, rounded).astype("<u2").view(stored)
+        return np.where((bits & 0x7FFF) >= 0x7BE0, bits, rounded).astype("<u2").view(stored)
     return np.ascontiguousarray(values, stored)
 
 

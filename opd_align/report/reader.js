@@ -97,8 +97,13 @@ class Reader {
   async open(question, index, depth = -1) {
     const paths = this.overview.questions[question].paths, ticket = (this.ticket = (this.ticket || 0) + 1);
     this.siblings = [];
-    if (!paths.length) { this.path = null; this.text.replaceChildren(html("p", { className: "quiet" }, "No path of this question was looked at.")); this.card.replaceChildren(); this.drawPlot(); nothing("tree", ""); return; }
-    const path = await this.load(paths[index].pack);
+    if (!paths.length) return this.empty("No path of this question is in this file.", question, index);
+    let path;
+    try {
+      path = await this.load(paths[index].pack);
+    } catch {
+      return this.empty("This browser cannot open compressed data; a current Chrome, Firefox or Safari can.", question, index);
+    }
     if (ticket !== this.ticket) return;
     Object.assign(this, { path, question, index, depth: -1 });
     this.ranked.clear();
@@ -116,6 +121,15 @@ class Reader {
       if (shared < Math.min(path.length, opened.length)) this.siblings.push({ at, shared, word: opened.word(shared) });
     }
     this.drawTree();
+  }
+
+  empty(why, question, index) {
+    this.path = null;
+    this.text.replaceChildren(html("p", { className: "quiet" }, why));
+    this.card.replaceChildren();
+    this.drawPlot();
+    nothing("tree", "");
+    this.text.dataset.ready = `${question}/${index}`;
   }
 
   layOut() {
@@ -220,14 +234,24 @@ class Reader {
   select(depth, { focus = false, quiet = false } = {}) {
     if (!this.path) return;
     this.depth = Math.max(0, Math.min(depth, this.path.length - 1));
-    this.fill(this.chunkOf(this.depth));
-    const span = this.mark(this.depth), box = this.text.getBoundingClientRect(), at = span.getBoundingClientRect();
-    if (at.top < box.top + 30 || at.bottom > box.bottom - 30) this.text.scrollTop += at.top - box.top - box.height / 2;
+    const here = this.chunks.indexOf(this.chunkOf(this.depth));
+    for (const chunk of this.chunks.slice(Math.max(0, here - 1), here + 2)) this.fill(chunk);
+    const span = this.mark(this.depth);
+    this.settle(6);
     if (focus) span.focus({ preventScroll: true });
     if (!quiet) this.tip.hidden = true;
     this.frame();
     this.drawCard();
     this.drawTree();
+  }
+
+  // Text above the window may still find its true height, so look again until the token stays in sight.
+  settle(tries) {
+    const span = this.spanOf(this.depth);
+    if (!span) return;
+    const box = this.text.getBoundingClientRect(), at = span.getBoundingClientRect();
+    if (at.top < box.top + 20 || at.bottom > box.bottom - 20) this.text.scrollTop += at.top - box.top - box.height / 2;
+    if (tries > 0) requestAnimationFrame(() => this.settle(tries - 1));
   }
 
   // Decisions from the most helpful (or harmful) down: decided ones first, then by how much success changes if the
@@ -310,8 +334,8 @@ class Reader {
 
   // One line a child: probabilities as bars, success as a dot in its interval, both updates as bars from a middle.
   drawChildren(children, words) {
-    const rows = children.slice(0, 9), step = 40, width = 392, top = 22, drawing = svg("svg", { viewBox: `0 0 ${width} ${top + step * rows.length}`, role: "img", "aria-label": rows.map((child) => `${visible(words[child.word])}: p ${plain(child.p, 2)}, t ${plain(child.t, 2)}, Q ${plain(child.q, 2)}`).join("; ") });
-    const bar = 66, p0 = 104, q0 = 208, u0 = 348, uReach = 42;
+    const rows = children.filter((child, index) => child.known || child.own || index < 6), step = 40, width = 392, top = 22, drawing = svg("svg", { viewBox: `0 0 ${width} ${top + step * rows.length}`, role: "img", "aria-label": rows.map((child) => `${visible(words[child.word])}: p ${plain(child.p, 2)}, t ${plain(child.t, 2)}, Q ${plain(child.q, 2)}`).join("; ") });
+    const bar = 58, p0 = 100, q0 = 212, u0 = 350, uReach = 40;
     const norm = (name) => Math.max(1e-12, ...rows.map((child) => Math.abs(child[name]) || 0));
     const most = { ideal: norm("ideal"), update: norm("update") };
     for (const [x, label, anchor] of [[0, "next token", "start"], [p0, "student, teacher", "start"], [q0, "success Q", "start"], [u0, "update", "middle"]]) drawing.append(text(x, 8, label, { class: "soft", "text-anchor": anchor }));
@@ -353,7 +377,7 @@ class Reader {
     const pad = 16;
     const label = (child, x, y, bold) => [
       text(x, y, clipped(visible(words[child.word]), Math.floor((each - 30) / 7.8)), { class: "word", "font-weight": bold ? 600 : 400 }),
-      text(x, y + 16, `p ${chance(child.p)}  t ${chance(child.t)}  Q ${chance(child.q)}`, { class: "soft", "font-size": 11 }),
+      text(x, y + 16, `p ${chance(child.p)}\u2002t ${chance(child.t)}\u2002Q ${chance(child.q)}`, { class: "soft", "font-size": 11 }),
     ];
     shown.forEach(([at, children], index) => {
       const x0 = index * each, own = children.find((child) => child.own), others = children.filter((child) => !child.own);

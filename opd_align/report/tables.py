@@ -55,7 +55,9 @@ def write(parts: Sequence[Table], folder: str | os.PathLike[str]) -> list[Path]:
         for name, text in texts.items():
             (place / name).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise OpdAlignError(f"cannot write tables to {str(place)!r}: {error.strerror}; choose another folder") from error
+        raise OpdAlignError(
+            f"cannot write tables to {str(place)!r}: {error.strerror}; choose another folder"
+        ) from error
     return [place / name for name in texts]
 
 
@@ -219,7 +221,8 @@ def compare(analyses: Mapping[str, Analysis]) -> list[Table]:
     if not analyses:
         raise OpdAlignError("there is no run to compare; name two or more run directories")
     columns = (
-        Column("run"), Column("estimator"), Column("allocation"), Column("questions", "count"), Column("nodes", "count"),
+        Column("run"), Column("estimator"), Column("allocation"), Column("questions", "count"),
+        Column("nodes", "count"),
     )  # fmt: skip
     rows = [
         row(

@@ -45,7 +45,13 @@ def verdict(slices: Slices, objective: str) -> Verdict:
         )
         return Verdict("Nothing could be decided.", (why,), False)
     best, others = ranks[0], ranks[1:]
-    points = [_strength(best), *_order(best, others), *_places(slices, best), _decisions(best), *_choosing(slices, best)]
+    points = [
+        _strength(best),
+        *_order(best, others),
+        *_places(slices, best),
+        _decisions(best),
+        *_choosing(slices, best),
+    ]
     return Verdict(_headline(best, others), tuple(points), side(best.alignment) != 0)
 
 
@@ -56,7 +62,8 @@ def _headline(best: metrics.TeacherRank, others: Sequence[metrics.TeacherRank]) 
         return f"The reward's own update ({best.objective}) {said[where]}."
     if where > 0:
         clear = all(_apart(best.alignment, other.alignment) for other in others)
-        return f"Following {best.teacher} points toward success{', more than any other teacher' if clear and others else ''}."
+        lead = ", more than any other teacher" if clear and others else ""
+        return f"Following {best.teacher} points toward success{lead}."
     if where < 0:
         return "Every teacher points away from success." if others else f"{best.teacher} points away from success."
     if best.alignment.n < 2:
@@ -114,7 +121,7 @@ def _choosing(slices: Slices, best: metrics.TeacherRank) -> list[str]:
     if not (isfinite(full.signal.mean) and isfinite(kept.cross_fitted_signal.mean)):
         return []
     return [
-        f"Distilling only where alignment is positive would change the mean signal from {_said(full.signal)} to "
+        f"Training only where alignment is positive would change the mean signal from {_said(full.signal)} to "
         f"{_said(kept.cross_fitted_signal)} (chosen on one half of the rollouts, valued on the other)."
     ]
 

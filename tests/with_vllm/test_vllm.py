@@ -85,7 +85,7 @@ def test_the_engines_log_probs_are_those_that_hf_scores(sampling, llm, model):
     worst, compared = 0.0, 0
     for prefix in ((), PREFIX, tuple(range(4, 32)) * 1):
         asked = request(prefix, 20)
-        params = student._params(asked, student.fingerprint)
+        params = student._params(asked, student._seeds([asked])[0])
         params.logprobs = 0
         [output] = llm.generate([{"prompt_token_ids": [*PROMPT, *prefix]}], params, use_tqdm=False)
         rollouts = Rollouts.of([[*prefix, *sample.token_ids] for sample in output.outputs])
