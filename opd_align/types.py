@@ -171,7 +171,8 @@ class SampleRequest:
         """Content keys of the rollouts asked for: the sampler's fingerprint, question, prompt, prefix and number."""
         digest = blake2b(digest_size=8)
         digest.update(f"{fingerprint}\0{self.question.id}\0".encode())
-        digest.update(np.asarray([len(prompt), *prompt], dtype=">u4").tobytes())
+        if prompt:  # an exact world has none
+            digest.update(np.asarray([len(prompt), *prompt], dtype=">u4").tobytes())
         digest.update(np.ascontiguousarray(self.prefix, dtype=">u4").tobytes())
         base = int.from_bytes(digest.digest(), "little")
         return mix64(np.uint64(base) + np.arange(self.first, self.first + self.n, dtype=np.uint64))

@@ -245,7 +245,7 @@ def test_the_headline_rests_on_the_first_teacher_of_the_ranking(analysis: Analys
     assert side(best.alignment) == 1
     elements = Elements(page)
     assert f"Following {best.teacher} points toward success" in elements.inside["headline"]
-    told = " ".join(overview(page)["objectives"][0]["verdict"]["points"])
+    told = " ".join(overview(page)["objectives"][0]["verdict"]["points"]).replace("\u00a0", " ")
     for rank in (best, second):
         assert shown(estimate(rank.alignment), "signed") in told
     assert f"{best.n_nodes:,} decisions" in told

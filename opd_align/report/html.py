@@ -180,7 +180,7 @@ def _objective(slices: Slices, objective: str, guided: bool) -> dict[str, Any]:
     return {
         "name": objective,
         "guided": guided,
-        "verdict": {"headline": told.headline, "points": told.points, "decided": told.decided},
+        "verdict": {"headline": told.headline, "points": [_unbroken(point) for point in told.points]},
         "teachers": [_teacher(slices, rank) for rank in ranks],
         "correlations": [
             {
@@ -190,6 +190,11 @@ def _objective(slices: Slices, objective: str, guided: bool) -> dict[str, Any]:
             for row in (slices.correlations(objective) if guided and ranks else [])
         ],
     }  # fmt: skip
+
+
+def _unbroken(text: str) -> str:
+    """A number and its interval stay on one line."""
+    return text.replace(" ± ", "\u00a0±\u00a0")
 
 
 def _teacher(slices: Slices, rank: metrics.TeacherRank) -> dict[str, Any]:

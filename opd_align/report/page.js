@@ -134,7 +134,7 @@ dark.addEventListener("change", () => theme(dark.matches ? "dark" : "light"));
 byId("made").textContent = overview.version ? `Made by opd-align ${overview.version}.` : "";
 options(byId("objective"), overview.objectives.map(({ name }) => name), 0);
 byId("objective-pick").hidden = overview.objectives.length < 2;
-options(byId("question"), overview.questions.map(({ id }) => clipped(id, 60)), 0);
+options(byId("question"), overview.questions.map(({ id, text: asked }, index) => `${index + 1}. ${clipped(asked || id, 60)}`), 0);
 drawQuestions();
 theme(dark.matches ? "dark" : "light");
 chooseObjective(0);

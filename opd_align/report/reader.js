@@ -109,8 +109,9 @@ class Reader {
     this.ranked.clear();
     this.layOut();
     this.drawPlot();
-    const first = this.order(1)[0];
-    this.select(depth >= 0 ? Math.min(depth, path.length - 1) : first ?? 0, { quiet: true });
+    // Reading begins at the top: at the first decision that is decided, or the first at all.
+    const decided = path.depths.findIndex((_, node) => path.of("verdict", this.pair, node) < 2);
+    this.select(depth >= 0 ? depth : path.depths[Math.max(decided, 0)] ?? 0, { quiet: true });
     this.text.dataset.ready = `${question}/${index}`;
     for (const [at, other] of paths.entries()) {
       if (at === index) continue;
@@ -303,7 +304,8 @@ class Reader {
     );
     this.tip.hidden = false;
     const at = event.target.getBoundingClientRect(), size = this.tip.getBoundingClientRect();
-    this.tip.style.left = `${Math.max(8, Math.min(at.left, innerWidth - size.width - 12))}px`;
+    const edge = Math.min(innerWidth, this.text.getBoundingClientRect().right);
+    this.tip.style.left = `${Math.max(8, Math.min(at.left, edge - size.width - 12))}px`;
     this.tip.style.top = `${at.bottom + size.height + 14 > innerHeight ? at.top - size.height - 8 : at.bottom + 8}px`;
   }
 
@@ -439,18 +441,37 @@ class Reader {
     for (const [label, y] of [["1", value(1)], ["0", value(0)], ["+1", middle - reach + 3], ["−1", middle + reach - 3]]) pen.fillText(label, left - 6, y);
     pen.strokeStyle = ink("--line");
     for (const y of [value(0), value(1), middle]) { pen.beginPath(); pen.moveTo(left, y); pen.lineTo(width - 4, y); pen.stroke(); }
+    // Where several tokens share a pixel, it shows the range of their values.
+    const each = Math.max(1, Math.floor(path.length / (width - left))), spans = [];
+    for (let depth = 0; depth < path.length; depth += each) {
+      const span = { at: x(Math.min(depth + (each - 1) / 2, path.length - 1)), low: 1, high: 0, least: 1, most: 0 };
+      for (let next = depth; next < Math.min(depth + each, path.length); next += 1) {
+        const child = path.own[next], q = columns.q[child];
+        if (Number.isNaN(q)) continue;
+        span.low = Math.min(span.low, columns.q_low[child]);
+        span.high = Math.max(span.high, columns.q_high[child]);
+        span.least = Math.min(span.least, q);
+        span.most = Math.max(span.most, q);
+      }
+      if (span.least <= span.most) spans.push(span);
+    }
     pen.fillStyle = ink("--open");
     pen.globalAlpha = 0.28;
     pen.beginPath();
-    for (let depth = 0; depth < path.length; depth += 1) pen.lineTo(x(depth), value(columns.q_high[path.own[depth]] || 0));
-    for (let depth = path.length - 1; depth >= 0; depth -= 1) pen.lineTo(x(depth), value(columns.q_low[path.own[depth]] || 0));
+    for (const { at, high } of spans) pen.lineTo(at, value(high));
+    for (const { at, low } of [...spans].reverse()) pen.lineTo(at, value(low));
     pen.fill();
     pen.globalAlpha = 1;
-    pen.strokeStyle = ink("--ink");
-    pen.lineWidth = 1.3;
-    pen.beginPath();
-    for (let depth = 0; depth < path.length; depth += 1) { const q = columns.q[path.own[depth]]; if (!Number.isNaN(q)) pen.lineTo(x(depth), value(q)); }
-    pen.stroke();
+    if (each === 1) {
+      pen.strokeStyle = ink("--ink");
+      pen.lineWidth = 1.3;
+      pen.beginPath();
+      for (const { at, least } of spans) pen.lineTo(at, value(least));
+      pen.stroke();
+    } else {
+      pen.fillStyle = ink("--ink");
+      for (const { at, least, most } of spans) pen.fillRect(at - 0.5, value(most) - 0.6, 1, value(least) - value(most) + 1.2);
+    }
     const wide = Math.max(1, Math.min(5, ((width - left) / path.length) * 0.75)), crowd = Math.min(1, (2 * (width - left)) / Math.max(path.depths.length, 1));
     const colours = { 1: ink("--help"), [-1]: ink("--harm") };
     path.depths.forEach((depth, node) => {

@@ -1,0 +1,98 @@
+"""`opd-align analyze` on the models that ship: the whole way from words to a report, and the story of the first figure.
+
+One small run serves all tests here; it is made through the command line, as a new user would.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from opd_align.cli import main
+from opd_align.config import read_config, shipped
+from opd_align.engine import Analysis
+from opd_align.plan import Measured, planned, targeted_rollouts
+from opd_align.store import RunDirectory
+from opd_align.study import Study
+
+SMALL = ["--limit", "2", "--initial", "100", "--targeted", "1500", "--n-sig", "10"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("analyze") / "run"
+    assert main(["analyze", *SMALL, "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def analysis(run: Path) -> Analysis:
+    return RunDirectory.load(run)
+
+
+def test_the_default_ends_in_tables_and_a_report(run, analysis):
+    assert set(analysis.nodes["teacher"].to_pylist()) == {"Self-1C", "Self-1C1W", "Teacher"}
+    assert analysis.questions.num_rows == 2
+    assert (run / "report.html").stat().st_size > 10_000
+    assert "Self-1C1W" in (run / "tables" / "tables.md").read_text(encoding="utf-8")
+    said = "".join(analysis.texts.values())
+    assert "Answer" in said
+
+
+def forks(analysis: Analysis) -> dict[frozenset[str], list[float]]:
+    """SR range of every fork, by the texts of its likely, well-known children."""
+    children: dict[tuple[Any, ...], list[tuple[str, float]]] = defaultdict(list)
+    for row in analysis.children.to_pylist():
+        if row["significant"] and row["p"] > 0.05:
+            node = (row["question"], row["path"], row["depth"])
+            children[node].append((analysis.texts[row["token"]].strip(), row["q"]))
+    found: dict[frozenset[str], list[float]] = defaultdict(list)
+    for family in children.values():
+        if len(family) > 1:
+            found[frozenset(text for text, _ in family)].append(np.ptp([q for _, q in family]))
+    return found
+
+
+def test_style_has_nothing_at_stake_and_the_operator_has(analysis):
+    ranges = forks(analysis)
+    style = [value for texts, values in ranges.items() if texts <= {"We", "There", "First"} for value in values]
+    operator = [value for texts, values in ranges.items() if texts == {"×", "+"} for value in values]
+    assert style
+    assert operator
+    assert np.mean(style) < 0.1
+    assert min(operator) > 0.3
+
+
+def test_the_plan_says_what_it_will_cost(tmp_path, capsys):
+    assert main(["analyze", *SMALL, "--dry-run", "--out", str(tmp_path / "run")]) == 0
+    shown = capsys.readouterr().out
+    assert "3,000 at most" in shown
+    assert "tokens/s (measured)" in shown
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_plan_is_the_budget_s_arithmetic():
+    budget = read_config("boolq_qwen3_0.6b").budget
+    # Windows of 50, 100 and 200 tokens cover 300; four paths, 20 + 20 tokens a window, 100 rollouts each.
+    assert targeted_rollouts(budget, 300) == 4 * 3 * 40 * 100
+    plan = planned(budget, 2, 8, Measured(length=300, tokens_per_second=1000))
+    assert plan.initial == 400
+    assert plan.tokens == 2 * 300 * (200 + 48000 // 2)
+    assert plan.seconds == pytest.approx(plan.tokens / 1000)
+    assert plan.scored_tokens == 2 * 4 * 300 * 9
+
+
+def test_every_shipped_configuration_is_whole():
+    configurations = shipped()
+    assert {"demo", "boolq_qwen3_0.6b", "mmlu_qwen3_0.6b", "aime2025_qwen3_0.6b"} <= set(configurations)
+    for name, file in configurations.items():
+        config = read_config(file)
+        config.settings()
+        study = Study(config)
+        assert len(study.roles) == (3 if name == "demo" else 8), name
+        assert study.task.name in name or name == "demo"
+    assert read_config("aime2025_qwen3_1.7b").rules.n_sig == 40
