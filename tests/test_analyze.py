@@ -19,7 +19,10 @@ from opd_align.plan import Measured, planned, targeted_rollouts
 from opd_align.store import RunDirectory
 from opd_align.study import Study
 
-SMALL = ["--limit", "2", "--initial", "100", "--targeted", "1500", "--n-sig", "10"]
+# Two problems whose changes are easily misread ("brought back", "given away").
+SMALL = [
+    "--limit", "2", "--set", "questions.offset=2", "--initial", "100", "--targeted", "1500", "--n-sig", "10",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +62,18 @@ def forks(analysis: Analysis) -> dict[frozenset[str], list[float]]:
 
 def test_style_has_nothing_at_stake_and_the_operator_has(analysis):
     ranges = forks(analysis)
-    style = [value for texts, values in ranges.items() if texts <= {"We", "There", "First"} for value in values]
-    operator = [value for texts, values in ranges.items() if texts == {"×", "+"} for value in values]
-    assert style
-    assert operator
+
+    def stakes(*alternatives: set[str]) -> list[float]:
+        return [
+            value for texts, values in ranges.items() if any(texts <= each for each in alternatives) for value in values
+        ]
+
+    style = stakes({"We", "There", "First"}, {"so", "therefore"}, {"Then", "Now", "After"})
+    operator = stakes({"×", "+", "-"})
+    assert len(style) > 5
+    assert len(operator) > 1
     assert np.mean(style) < 0.1
-    assert min(operator) > 0.3
+    assert np.mean(operator) > 0.25
 
 
 def test_the_plan_says_what_it_will_cost(tmp_path, capsys):

@@ -47,6 +47,7 @@ def verdict(slices: Slices, objective: str) -> Verdict:
     best, others = ranks[0], ranks[1:]
     points = [
         _strength(best),
+        *_stakes(ranks),
         *_order(best, others),
         *_places(slices, best),
         _decisions(best),
@@ -78,6 +79,20 @@ def _strength(best: metrics.TeacherRank) -> str:
         return f"{name} alignment is {_said(estimate)} on a single question, so there is no interval ({meaning})."
     sure = "" if side(estimate) else " The interval holds zero."
     return f"{name} alignment is {_said(estimate)}, a 95 % interval over {estimate.n} questions ({meaning}).{sure}"
+
+
+def _stakes(ranks: Sequence[metrics.TeacherRank]) -> list[str]:
+    """Most forks are matters of style, where the sign is a coin's; weighing by stakes leaves them out."""
+    known = [rank for rank in ranks if isfinite(rank.weighted_cosine.mean)]
+    if not known:
+        return []
+    top = max(known, key=lambda rank: rank.weighted_cosine.mean)
+    where = {1: "toward success", -1: "away from success", 0: "nowhere for sure"}[side(top.weighted_cosine)]
+    who = "it" if top.teacher == ranks[0].teacher else top.teacher
+    return [
+        f"Weighed by what is at stake at each decision, {who} points {where}: {_said(top.weighted_cosine)}"
+        f"{', the highest of all' if len(known) > 1 else ''}."
+    ]
 
 
 def _order(best: metrics.TeacherRank, others: Sequence[metrics.TeacherRank]) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -20,6 +22,7 @@ from opd_align.backends.hf import HFStudent, HFTeacher
 from opd_align.backends.server import Line, ServerStudent
 from opd_align.backends.vllm import VLLMStudent
 from opd_align.scoring import Sampling
+from opd_align.store import RunDirectory
 from opd_align.types import Finish, OpdAlignError, Question, Rollouts, SampleRequest
 
 # vLLM and what it loads warn about themselves; our own code is held to `error` in the other suites.
@@ -186,7 +189,7 @@ def test_the_server_says_what_it_serves(running, model):
     scorer = HFStudent("tiny", model, prompt, END, Sampling())
     assert ServerStudent(running.url, "tiny", prompt, END, scorer, Sampling()).context_length == CONTEXT
     with pytest.raises(OpdAlignError, match=r"does not serve 'tinny'; it serves \['tiny'\]"):
-        ServerStudent(running.url, "tinny", prompt, END, scorer, Sampling()).context_length
+        _ = ServerStudent(running.url, "tinny", prompt, END, scorer, Sampling()).context_length
 
 
 def test_a_request_that_the_server_refuses_is_a_failure(running, model, monkeypatch):
@@ -247,3 +250,19 @@ def test_a_server_killed_in_mid_run_loses_nothing(running, model):
     share = share_equal(untroubled, result[0])
     print(f"{share:.1%} of the rollouts are the same tokens as without the kill")
     assert share >= 0.9
+
+
+def test_the_embedded_student_is_analysed_with_vllm(tmp_path):
+    command = [
+        sys.executable, "-m", "opd_align.cli", "analyze", "--backend", "vllm", "--limit", "1", "--initial", "60",
+        "--targeted", "200", "--n-sig", "10", "--teachers", "embedded:teacher", "--out", str(tmp_path / "run"),
+        "--set", "student.dtype=float32", "--set", "student.options={max_model_len: 512, enforce_eager: true}",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "report         file://" in done.stdout
+    analysis = RunDirectory.load(tmp_path / "run")
+    (record,) = analysis.questions.to_pylist()
+    assert record["targeted"] == 200
+    # The student solves its problems about half of the time; a wrong prompt or tokenizer would give nothing.
+    assert 0.05 < record["pass_rate"] < 1
