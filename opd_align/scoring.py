@@ -17,7 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opd_align.types import Floats, OpdAlignError, PathScores, Rollouts, ScoreRequest, TeacherScores, Tokens
+from opd_align.types import (
+    Floats,
+    OpdAlignError,
+    PathScores,
+    Rollouts,
+    ScoreRequest,
+    TeacherScores,
+    Tokens,
+    TopLogProbs,
+)
 
 CHUNK_BYTES = 64 << 20
 """Memory for the probabilities of one chunk of positions, student and teachers together."""
@@ -105,14 +114,42 @@ class Side:
         check_evaluating(self.model, self.name)
 
 
-def score_path(student: Side, teachers: Sequence[Side], request: ScoreRequest, sampling: Sampling) -> PathScores:
+@dataclass(frozen=True)
+class Told:
+    """A teacher of which only the likeliest tokens of each position are known."""
+
+    name: str
+    top: TopLogProbs
+
+    def log_probs(self, start: int, log_p: Tensor) -> Tensor:
+        """Whole distributions: the known tokens as told, what is left over the others as the student spreads it.
+
+        Of all distributions that agree with what is known, that is the one nearest to the student's in KL.
+        """
+        rows = slice(start, start + len(log_p))
+        token = torch.as_tensor(self.top.token_TK[rows], device=log_p.device)
+        log_t = torch.as_tensor(self.top.log_t_TK[rows], device=log_p.device)
+        known = torch.zeros_like(log_p, dtype=torch.bool).scatter_(1, token, True)
+        told = torch.full_like(log_p, -torch.inf).scatter_(1, token, log_t.to(log_p.dtype))
+        left = torch.log((1 - _summed(told.exp())).clamp(min=1e-12))
+        others = torch.logsumexp(log_p.masked_fill(known, -torch.inf).double(), -1)
+        spread = log_p + (left - others).to(log_p.dtype)[:, None]
+        return torch.where(known, told, spread)
+
+
+def score_path(student: Side, teachers: Sequence[Side | Told], request: ScoreRequest, sampling: Sampling) -> PathScores:
     """Student and teachers along one completion, each with its own prompt, position by position.
 
     The student's probabilities are those it samples with. A teacher's are at the same temperature, over the tokens
     that student and teachers all can say: vocabularies are padded to different lengths.
     """
     completion = np.asarray(request.completion, np.uint32)
-    sides = [student, *teachers]
+    local = [teacher for teacher in teachers if isinstance(teacher, Side)]
+    if len(local) < len(teachers) and sampling.temperature != 1:
+        raise OpdAlignError(
+            "a teacher behind a server tells probabilities at temperature 1; sample the student there too"
+        )
+    sides = [student, *local]
     vocabulary = min(_vocabulary(side.model) for side in sides)
     _check_tokens(completion, vocabulary)
     with torch.no_grad():
@@ -121,11 +158,12 @@ def score_path(student: Side, teachers: Sequence[Side], request: ScoreRequest, s
         columns = _Columns(completion, [teacher.name for teacher in teachers])
         for start, stop in _chunks(len(completion), vocabulary * len(sides)):
             log_p = sampling.log_probs(heads[0](hidden[0][start:stop]))[..., :vocabulary]
-            log_t = [
-                tempered(head(state[start:stop])[..., :vocabulary], sampling.temperature).to(log_p.device)
-                for head, state in zip(heads[1:], hidden[1:], strict=True)
-            ]
-            _reduce(log_p, log_t, request, start, columns)
+            found = {
+                side.name: tempered(head(state[start:stop])[..., :vocabulary], sampling.temperature).to(log_p.device)
+                for side, head, state in zip(local, heads[1:], hidden[1:], strict=True)
+            }
+            found |= {each.name: each.log_probs(start, log_p) for each in teachers if isinstance(each, Told)}
+            _reduce(log_p, [found[teacher.name] for teacher in teachers], request, start, columns)
     return columns.scores()
 
 

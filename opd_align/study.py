@@ -179,14 +179,18 @@ class Study:
     def teachers(self, demonstrations: Mapping[str, Sequence[Demonstration]]) -> list[Any]:
         """The teachers, with the demonstrations in their prompts."""
         from opd_align.backends.hf import HFTeacher
+        from opd_align.backends.server import ServerTeacher
         from opd_align.scoring import check_tokenizers
 
-        made = []
+        made: list[Any] = []
         for role in self.roles:
             model = role.model or self.config.student
             prompting = replace(self.prompting_of(role), demonstrations=demonstrations)
             if role.model is not None:
                 check_tokenizers(self.chat.tokenizer, prompting.chat.tokenizer, role.name)
+            if role.model is not None and model.backend == "server":
+                made.append(ServerTeacher(role.name, model.url or "", model.served_as or model.model, prompting))
+                continue
             made.append(HFTeacher(role.name, self._loaded(model).model, prompting))
         return made
 

@@ -237,6 +237,17 @@ class PathScores:
 
 
 @dataclass(frozen=True)
+class TopLogProbs:
+    """The likeliest next tokens at each position of a completion, as far as a server tells: (positions, k) each.
+
+    A row with fewer than k tokens is filled up with its first one.
+    """
+
+    token_TK: Ints
+    log_t_TK: Floats
+
+
+@dataclass(frozen=True)
 class ScoreRequest:
     """A completion to score, the tokens to keep at each depth beside those above `floor`.
 

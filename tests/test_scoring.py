@@ -12,8 +12,8 @@ from small_models import QUESTION, llama, qwen3
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from opd_align import scoring
-from opd_align.scoring import Sampling, Side, TokenizerMismatch, check_tokenizers, rollout_log_probs, score_path
-from opd_align.types import DIVERGENCES, OpdAlignError, Rollouts
+from opd_align.scoring import Sampling, Side, TokenizerMismatch, Told, check_tokenizers, rollout_log_probs, score_path
+from opd_align.types import DIVERGENCES, OpdAlignError, Rollouts, ScoreRequest, TopLogProbs
 
 PATH = (np.arange(40) * 11 % 29).astype(np.uint32)
 KEEP = [(0, 28), (39, 3), (7, 7)]
@@ -170,3 +170,37 @@ def test_logits_that_are_capped_after_the_head_are_refused():
 def test_sampling_settings_out_of_range_are_refused(wrong):
     with pytest.raises(OpdAlignError, match=next(iter(wrong))):
         Sampling(**wrong)
+
+
+def test_a_teacher_known_by_its_likeliest_tokens_is_as_near_as_it_can_be():
+    """Told all tokens it is the teacher itself; told a few, these are exact and every divergence is a lower bound."""
+    student, teacher = (qwen3(seed=seed, vocab_size=40) for seed in (1, 2))
+    completion = np.array([3, 7, 30, 12, 5, 9], np.uint32)
+    request = ScoreRequest(QUESTION, completion, np.empty(0, np.int64), np.empty(0, np.uint32), 1e-9)
+    sides = Side("student", student, [1, 2]), Side("teacher", teacher, [4, 5, 6])
+    whole = score_path(sides[0], [sides[1]], request, Sampling())
+    log_t_TV = whole.teachers["teacher"].log_t_C.reshape(len(completion), 40)
+    for k in (40, 5):
+        token_TK = np.argsort(-log_t_TV, axis=1)[:, :k].copy()
+        told = Told("told", TopLogProbs(token_TK, np.take_along_axis(log_t_TV, token_TK, 1)))
+        found = score_path(sides[0], [told, sides[1]], request, Sampling())
+        assert list(found.teachers) == ["told", "teacher"]
+        mine, theirs = found.teachers["told"], found.teachers["teacher"]
+        log_m_TV = mine.log_t_C.reshape(len(completion), 40)
+        np.testing.assert_allclose(np.exp(log_m_TV).sum(1), 1, atol=1e-5)
+        np.testing.assert_allclose(
+            np.take_along_axis(log_m_TV, token_TK, 1), np.take_along_axis(log_t_TV, token_TK, 1), atol=1e-5
+        )
+        assert (mine.kl_T <= theirs.kl_T + 1e-5).all()
+        if k == 40:
+            np.testing.assert_allclose(mine.kl_T, theirs.kl_T, atol=1e-4)
+            np.testing.assert_allclose(mine.js_T, theirs.js_T, atol=1e-5)
+        else:
+            assert (mine.kl_T < theirs.kl_T - 1e-3).any()
+
+
+def test_a_told_teacher_needs_a_student_at_temperature_one():
+    told = Told("told", TopLogProbs(np.array([[1]]), np.array([[-0.1]])))
+    request = ScoreRequest(QUESTION, np.array([3], np.uint32), np.empty(0, np.int64), np.empty(0, np.uint32), 0.02)
+    with pytest.raises(OpdAlignError, match="temperature 1"):
+        score_path(Side("student", qwen3(), [1]), [told], request, Sampling(temperature=0.7))

@@ -38,6 +38,7 @@ from opd_align.types import (
     SampleRequest,
     Scorer,
     ScoreRequest,
+    TopLogProbs,
 )
 
 if TYPE_CHECKING:  # a machine that only asks a server needs no torch, which `scoring` loads
@@ -207,6 +208,68 @@ class ServerStudent:
         return _joined(rows, len(prefix), tuple(failures))
 
 
+@dataclass(frozen=True)
+class ServerTeacher:
+    """A teacher behind a server, which tells the `top` likeliest tokens at each position (vLLM's `--max-logprobs`, 20).
+
+    What it puts on all others is known only in sum; scoring spreads that as the student does, so that divergences
+    come out as small as they can be. Log-probabilities are at temperature 1, so the student must sample there.
+    """
+
+    name: str
+    url: str
+    model: str
+    prompt: Prompt
+    top: int = 20
+    line: Line = Line()
+
+    @property
+    def fingerprint(self) -> str:
+        """Name and number of tokens told; the weights are the server's secret."""
+        return f"server:{self.model}:{self.top}"
+
+    @property
+    def context_length(self) -> int | None:
+        async def ask() -> int | None:
+            async with _Session(self) as session:
+                return await session.context_length()
+
+        return _run(ask())
+
+    def top_log_probs(self, question: Question, completion: Sequence[int]) -> TopLogProbs:
+        """The likeliest tokens along a completion, the completion's own among them."""
+        (told,) = self._told(question, [completion], self.top)
+        width = max(map(len, told), default=1)
+        rows = [list(row.items()) + [next(iter(row.items()))] * (width - len(row)) for row in told]
+        return TopLogProbs(
+            np.array([[token for token, _ in row] for row in rows], np.int64).reshape(len(rows), width),
+            np.array([[value for _, value in row] for row in rows]).reshape(len(rows), width),
+        )
+
+    def token_log_probs(self, question: Question, rollouts: Rollouts) -> Floats:
+        """Log-probability of every token of every rollout, flat."""
+        completions = [rollouts.completion(row).tolist() for row in range(len(rollouts))]
+        told = self._told(question, completions, 0)
+        return np.array(
+            [
+                row[token]
+                for rows, tokens in zip(told, completions, strict=True)
+                for row, token in zip(rows, tokens, strict=True)
+            ]
+        )
+
+    def _told(self, question: Question, completions: Sequence[Any], top: int) -> list[list[dict[int, float]]]:
+        prompt = list(self.prompt(question))
+
+        async def ask() -> list[list[dict[int, float]]]:
+            async with _Session(self) as session:
+                await session.context_length()
+                calls = [session.read_back(prompt, [int(token) for token in each], top) for each in completions]
+                return list(await asyncio.gather(*calls))
+
+        return _run(ask())
+
+
 @dataclass
 class _Call:
     """Some samples of one request, and what became of them: samples in order, or a refusal."""
@@ -230,9 +293,9 @@ class _Call:
 
 
 class _Session:
-    """An open line to the server of one student."""
+    """An open line to the server of one student or teacher."""
 
-    def __init__(self, student: ServerStudent) -> None:
+    def __init__(self, student: Any) -> None:
         self.student, self.line = student, student.line
         self.base = student.url.rstrip("/").removesuffix("/v1")
         self.places = asyncio.Semaphore(self.line.concurrency)
@@ -280,6 +343,31 @@ class _Session:
             raise self._unusable(response)
         else:
             call.samples = self._samples(response, call.request.n)
+
+    async def read_back(self, prompt: list[int], completion: list[int], top: int) -> list[dict[int, float]]:
+        """For each token of a completion, what the model thought of it and of the likeliest ones."""
+        body = {
+            "model": self.student.model,
+            "prompt": prompt + completion,
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "prompt_logprobs": top,
+        }
+        async with self.places:
+            response = await self._patiently("POST", "/v1/completions", body)
+        if response.status_code != 200:
+            raise self._unusable(response)
+        try:
+            told = response.json()["choices"][0]["prompt_logprobs"][len(prompt) :]
+            rows = [{int(token): float(entry["logprob"]) for token, entry in row.items()} for row in told]
+        except (ValueError, LookupError, TypeError, AttributeError):
+            rows = []
+        if len(rows) != len(completion) or any(token not in row for token, row in zip(completion, rows, strict=False)):
+            raise OpdAlignError(
+                f"{self.base}/v1/completions did not answer with the prompt's log-probabilities, as vLLM does. "
+                f"The answer began {response.text[:200]!r}"
+            )
+        return rows
 
     def _body(self, call: _Call) -> dict[str, Any]:
         sampling = self.student.sampling

@@ -19,11 +19,11 @@ from tiny import CONTEXT, END, PROMPT, VOCABULARY, chi_square_p, exact_completio
 
 from opd_align.backends import server as server_module
 from opd_align.backends.hf import HFStudent, HFTeacher
-from opd_align.backends.server import Line, ServerStudent
+from opd_align.backends.server import Line, ServerStudent, ServerTeacher
 from opd_align.backends.vllm import VLLMStudent
 from opd_align.scoring import Sampling
 from opd_align.store import RunDirectory
-from opd_align.types import Finish, OpdAlignError, Question, Rollouts, SampleRequest
+from opd_align.types import Finish, OpdAlignError, Question, Rollouts, SampleRequest, ScoreRequest
 
 # vLLM and what it loads warn about themselves; our own code is held to `error` in the other suites.
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
@@ -266,3 +266,21 @@ def test_the_embedded_student_is_analysed_with_vllm(tmp_path):
     assert record["targeted"] == 200
     # The student solves its problems about half of the time; a wrong prompt or tokenizer would give nothing.
     assert 0.05 < record["pass_rate"] < 1
+
+
+def test_a_teacher_behind_the_server_is_the_teacher(running, model):
+    student = HFStudent("tiny", model, prompt, END, Sampling(max_tokens=40))
+    asked = request(PREFIX, 3)
+    rollouts = student.sample([asked])
+    near, far = HFTeacher("here", model, prompt), ServerTeacher("there", running.url, "tiny", prompt)
+    completion = rollouts.completion(0)
+    scored = ScoreRequest(QUESTION, completion, np.empty(0, np.int64), np.empty(0, np.uint32), 0.02)
+    scores = student.score(scored, [near, far])
+    here, there = scores.teachers["here"], scores.teachers["there"]
+    likely = here.log_t_C > np.log(0.02)
+    assert likely.sum() > len(completion)
+    np.testing.assert_allclose(there.log_t_C[likely], here.log_t_C[likely], atol=1e-3)
+    assert (there.kl_T < 1e-2).all()
+    flat = student.token_log_probs(QUESTION, rollouts, far)
+    np.testing.assert_allclose(flat, student.token_log_probs(QUESTION, rollouts, near), atol=1e-3)
+    assert far.context_length == CONTEXT
