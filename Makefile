@@ -83,7 +83,7 @@ bench-vllm: setup $(VLLM_STAMP) ## our vLLM backend beside raw vLLM, result in b
 	@mkdir -p build/bench
 	VLLM_CPU_KVCACHE_SPACE=1 $(BIN)/python benchmarks/sampling.py --vllm $(VLLM_BIN)/python $(if $(QUICK),--quick) --json build/bench/vllm.json
 
-demo: setup ## analyze the embedded default
+demo: setup ## the embedded models, from rollouts to tables and report (runs/)
 	$(BIN)/opd-align analyze
 
 clean: ## remove what was built or cached (keeps .venv)
