@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from opd_align.estimate import PathEstimate, laid_out
 from opd_align.objectives import LOG_FLOOR, Nodes, Objective, unified_update
 from opd_align.tree import PathCounts
-from opd_align.types import DIVERGENCES, REWARD, Floats, Ints, PathScores
+from opd_align.types import DIVERGENCES, REWARD, Floats, Ints, OpdAlignError, PathScores
 
 Restrict = Literal["renormalise", "full"]
 NO_PUSH = 1e-7
@@ -81,6 +81,17 @@ class Rules:
     draws: int = 200
     confidence: float = 0.95
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.n_sig < np.inf or not 0 <= self.tau < 1 or not 0 <= self.resolution < 1:
+            raise OpdAlignError(
+                "rules: n_sig must be above 0, tau and resolution lie in [0, 1); "
+                f"got {self.n_sig}, {self.tau} and {self.resolution}"
+            )
+        if self.draws < 1 or not 0.5 < self.confidence < 1:
+            raise OpdAlignError(
+                f"rules: draws must be at least 1, confidence between 0.5 and 1; got {self.draws}, {self.confidence}"
+            )
 
 
 @dataclass(frozen=True)

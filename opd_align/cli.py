@@ -226,6 +226,7 @@ def _analyze(args: argparse.Namespace) -> int:
 
     from opd_align.report.html import write_report
     from opd_align.report.tables import all_tables, write_tables
+    from opd_align.store import ROLLOUTS, check_directory
     from opd_align.types import OpdAlignError
 
     config = _config(args)
@@ -239,6 +240,9 @@ def _analyze(args: argparse.Namespace) -> int:
         study = Study(config)
         study.check()
         args.out = args.out or Path("runs") / study.name
+        check_directory(args.out, "analysis")
+        if args.reuse is not None and not (args.reuse / ROLLOUTS).is_dir():
+            raise OpdAlignError(f"{str(args.reuse)!r} is no run directory: it has no rollouts to reuse")
         if args.dry_run:
             from opd_align.plan import plan
 
@@ -247,12 +251,22 @@ def _analyze(args: argparse.Namespace) -> int:
         with _progress(len(study.questions)) as (phase, step):
             analysis = study.analyze(args.out, on_phase=phase, on_progress=step, workers=args.workers, reuse=args.reuse)
     Console().print(all_tables(analysis))
+    _say(analysis)
     write_tables(analysis, args.out / "tables")
     page = write_report(analysis, args.out / "report.html", title=str(args.out.name))
     print(f"run directory  {args.out}")
     print(f"tables         {args.out / 'tables'}")
     print(f"report         {page.resolve().as_uri()}")
     return 0
+
+
+def _say(analysis: Analysis) -> None:
+    """The verdict in plain words, as the report has it."""
+    from opd_align.report.slices import Slices
+    from opd_align.report.verdicts import verdict
+
+    told = verdict(Slices(analysis.nodes), analysis.settings.objectives[0].name)
+    print("\n".join([told.headline, *told.points]), end="\n\n")
 
 
 def _exact(args: argparse.Namespace, config: StudyConfig) -> Analysis:
@@ -278,6 +292,9 @@ def _exact(args: argparse.Namespace, config: StudyConfig) -> Analysis:
 
 
 def _screen(args: argparse.Namespace) -> int:
+    from opd_align.store import check_directory
+
+    check_directory(args.out, "screening")
     study = _study(args)
     with _progress(0) as (phase, _):
         study.screen(on_progress=phase).into(args.out, study.questions)
@@ -332,6 +349,7 @@ def _report(args: argparse.Namespace) -> int:
         return _screening(args.directory, args.tables)
     analysis = RunDirectory.load(args.directory)
     Console().print(all_tables(analysis))
+    _say(analysis)
     if args.html:
         print(f"report  {write_report(analysis, args.html, title=args.directory.name).resolve().as_uri()}")
     if args.tables:

@@ -106,7 +106,7 @@ class TaskConfig:
 class QuestionsConfig:
     """Which questions: from a file or the Hub, a part of them, or those that a screening put into given bins.
 
-    `seed` is for tasks that make their questions up.
+    `bins` are medium and hard if not said otherwise. `seed` is for tasks that make their questions up.
     """
 
     file: str | None = None
@@ -114,7 +114,7 @@ class QuestionsConfig:
     offset: int = 0
     ids: Sequence[str] = ()
     screening: str | None = None
-    bins: Sequence[str] = ("medium", "hard")
+    bins: Sequence[str] | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:

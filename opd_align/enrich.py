@@ -57,7 +57,7 @@ class Budget:
             raise OpdAlignError("budget: at least one path is needed (correct_paths, incorrect_paths)")
         if not 0 < self.tau < 1:
             raise OpdAlignError(f"budget: tau must lie between 0 and 1, not {self.tau}")
-        if (self.targeted or 0) < 0 or (self.seconds or 0) < 0:
+        if (self.targeted or 0) < 0 or not (self.seconds or 0) >= 0:
             raise OpdAlignError("budget: targeted and seconds cannot be negative")
         if min(self.by_update, self.by_gap) < 0:
             raise OpdAlignError("budget: by_update and by_gap cannot be negative")

@@ -368,6 +368,17 @@ def _is_fresh(folder: Path) -> bool:
     return True
 
 
+def check_directory(path: str | os.PathLike[str], kind: str) -> None:
+    """Refuses, before anything is loaded or written, a place where a run of this kind cannot be."""
+    folder = Path(path)
+    if not _is_fresh(folder):
+        stored = read_manifest(folder / MANIFEST) or {}
+        if stored.get("kind") != kind:
+            raise OpdAlignError(
+                f"{str(folder)!r} holds a run of another kind ({stored.get('kind')}); choose another one"
+            )
+
+
 def _locked(file: Path) -> int | None:
     """A handle that keeps other processes out until it is closed or the process dies, however it dies."""
     import fcntl  # absent on Windows, where finished runs can still be read

@@ -99,11 +99,13 @@ class Study:
     @cached_property
     def questions(self) -> list[Question]:
         chosen = self.config.questions
-        wanted = list(chosen.ids)
+        wanted, bins = list(chosen.ids), chosen.bins or ("medium", "hard")
+        if chosen.screening is None and chosen.bins is not None:
+            raise OpdAlignError("questions: bins choose from a screening; give one (--questions-from)")
         if chosen.screening is not None:
-            wanted = load_screening(chosen.screening)[0].selected(chosen.bins)
+            wanted = load_screening(chosen.screening)[0].selected(bins)
             if not wanted:
-                raise OpdAlignError(f"no question of {chosen.screening!r} is in the bins {', '.join(chosen.bins)}")
+                raise OpdAlignError(f"no question of {chosen.screening!r} is in the bins {', '.join(bins)}")
         if not wanted:
             return self._read(chosen.limit, chosen.offset)
         by_id = {question.id: question for question in self._read(None, 0)}

@@ -55,6 +55,9 @@ def test_analyze_prints_the_tables_and_keeps_everything(tmp_path: Path, capsys: 
         (["--length", "2"], "length >= 4"),
         (["--forks", "1.5"], "forks must lie in [0, 1]"),
         (["--initial", "0"], "initial must be at least 1"),
+        (["--n-sig", "-2"], "n_sig must be above 0"),
+        (["--n-sig", "nan"], "n_sig must be above 0"),
+        (["--seconds", "nan"], "cannot be negative"),
     ],
 )
 def test_bad_input_is_refused_in_the_users_words(
@@ -98,3 +101,24 @@ def test_a_report_is_written_from_a_run_alone(tmp_path: Path, capsys: pytest.Cap
     assert main(["report", str(run), "--html", str(page), "--tables", str(folder)]) == 0
     assert page.read_bytes() == (run / "report.html").read_bytes()
     assert (folder / "tables.tex").read_text(encoding="utf-8").count(r"\begin{table}") > 3
+
+
+def test_a_place_that_is_taken_is_refused_before_anything_is_loaded(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("opd_align.study.load_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "notes.txt").write_text("mine")
+    assert main(["analyze", "--limit", "1", "--out", str(taken)]) == 2
+    assert "is not empty and not a run directory" in capsys.readouterr().err
+    assert [file.name for file in taken.iterdir()] == ["notes.txt"]
+    assert main(["analyze", "--limit", "1", "--out", str(taken / "notes.txt")]) == 2
+    assert "is a file" in capsys.readouterr().err
+    assert main(["analyze", "--limit", "1", "--bins", "hard", "--out", str(tmp_path / "run")]) == 2
+    assert "bins choose from a screening" in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_text_is_named_with_its_line(tmp_path, capsys) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_bytes(b'{"question": "a", "answer": "1"}\n{"question": "\xff"}\n')
+    assert main(["analyze", "--data", str(data), "--set", "task={name: mine, kind: number}"]) == 2
+    assert "line 2: not UTF-8" in capsys.readouterr().err

@@ -110,9 +110,9 @@ def test_nothing_named_is_the_papers_setting(tmp_path):
 
 
 def test_overrides_win_in_their_order_and_leave_the_rest(file):
-    config = read_config(file, ["budget.initial=7", "budget.initial=8", "rules.confidence=1e-1", "seed=1"])
+    config = read_config(file, ["budget.initial=7", "budget.initial=8", "rules.confidence=9e-1", "seed=1"])
     assert config.budget == Budget(initial=8, targeted=2000, seconds=60.0, allocation="adaptive", tau=0.05)
-    assert config.rules.confidence == 0.1
+    assert config.rules.confidence == 0.9
     assert (config.seed, config.rollouts) == (1, 16)
 
 

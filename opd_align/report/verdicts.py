@@ -53,6 +53,12 @@ def verdict(slices: Slices, objective: str) -> Verdict:
         _decisions(best),
         *_choosing(slices, best),
     ]
+    top = max(ranks, key=lambda rank: rank.weighted_cosine.mean if isfinite(rank.weighted_cosine.mean) else -2.0)
+    if side(best.alignment) == 0 and side(top.weighted_cosine) > 0 and best.teacher != REWARD:
+        where = (
+            f"Where something is at stake, {top.teacher} points toward success; over all decisions nothing is shown."
+        )
+        return Verdict(where, tuple(points), True)
     return Verdict(_headline(best, others), tuple(points), side(best.alignment) != 0)
 
 

@@ -7,6 +7,7 @@ that a person finds the line. Rows come one by one: a broken line that nobody as
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -68,9 +69,18 @@ def _row(number: int, place: str, values: Any) -> Row:
     return Row(number, place, values)
 
 
+def _text(file: Path) -> str:
+    content = file.read_bytes()
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise OpdAlignError(f"{file}, line {line}: not UTF-8 text ({error.reason}); save the file as UTF-8") from error
+
+
 def _jsonl(file: Path) -> Iterator[Row]:
     number = 0
-    with file.open(encoding="utf-8-sig") as lines:
+    with io.StringIO(_text(file)) as lines:
         for line_number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
@@ -85,7 +95,7 @@ def _jsonl(file: Path) -> Iterator[Row]:
 
 def _json(file: Path) -> Iterator[Row]:
     try:
-        rows = json.loads(file.read_text(encoding="utf-8-sig"))
+        rows = json.loads(_text(file))
     except ValueError as error:
         raise OpdAlignError(f"{file}: not JSON: {error}; for one object a line, name the file .jsonl") from error
     if not isinstance(rows, list):
@@ -95,7 +105,7 @@ def _json(file: Path) -> Iterator[Row]:
 
 
 def _csv(file: Path) -> Iterator[Row]:
-    with file.open(encoding="utf-8-sig", newline="") as lines:
+    with io.StringIO(_text(file), newline="") as lines:
         reader = csv.DictReader(lines)
         for number, values in enumerate(reader):
             place = f"{file}, line {reader.line_num}"
