@@ -1,7 +1,8 @@
 """The paper's main claim on the embedded models: is alignment higher on incorrect paths than on correct ones?
 
 The same rollouts, counted as the paper does (`pooled`) and valued from the exits backwards (`backup`), teacher by
-teacher, with 95 % intervals over questions. Sampled with the demo's configuration on questions it does not use.
+teacher, with 95 % intervals over questions. The demo's configuration with 3,000 targeted rollouts a question, on
+questions that the demo does not use.
 
     python benchmarks/headline.py [--quick] [--json FILE] [--questions N]
 
@@ -33,7 +34,7 @@ ESTIMATORS = ("pooled", "backup")
 
 def measured(questions: int) -> dict[str, pa.Table]:
     """Nodes of all questions, by estimator; questions without the demonstrations that teachers need are left out."""
-    study = Study(read_config("demo", [f"questions.limit={questions}", "questions.seed=1000"]))
+    study = Study(read_config("demo", [f"questions.limit={questions}", "questions.seed=1000", "budget.targeted=3000"]))
     with tempfile.TemporaryDirectory() as folder:
         demonstrations = study.demonstrated(Path(folder))
     left_out = study.left_out(demonstrations)

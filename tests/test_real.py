@@ -13,15 +13,14 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 import torch
 from contract import NOTHING
 
 from opd_align.config import read_config
 from opd_align.screen import load_screening
+from opd_align.store import RunDirectory
 from opd_align.study import Study
 from opd_align.types import Finish, SampleRequest
 
@@ -100,12 +99,17 @@ def test_a_screening_killed_in_the_middle_goes_on_where_it_was(overrides, tmp_pa
     assert set(screening.passes["rollouts"].to_pylist()) == {8}
 
 
-def test_a_context_teacher_is_analysed_end_to_end(overrides, tmp_path):
-    small = ["budget.initial=12", "budget.targeted=40", "budget.correct_paths=1", "budget.incorrect_paths=1"]
-    told = ["teachers=[{name: Hinted, correct: 0}]", "budget.n_min=8", "budget.by_update=3", "budget.by_gap=3"]
-    study = Study(read_config(None, [*overrides, *small, *told]))
-    analysis = study.analyze(tmp_path / "run")
-    assert analysis.questions.num_rows == 2
-    assert pq.read_table(tmp_path / "run" / "nodes.parquet").num_rows == analysis.nodes.num_rows > 0
-    text: dict[int, Any] = dict(analysis.texts)
-    assert any(" " in said for said in text.values())
+def test_the_example_runs_with_a_smaller_budget(overrides, tmp_path):
+    out, example = tmp_path / "run", Path(__file__).parents[1] / "examples" / "smollm2_boolq" / "run.py"
+    command = [
+        sys.executable, str(example), str(BOOLQ), "--set", "questions.ids=boolq-dev-94", "--teachers", "Self-1C",
+        "--initial", "16", "--targeted", "60", "--n-sig", "5", "--set", "sampling.max_tokens=40", "--out", str(out),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    analysis = RunDirectory.load(out)
+    assert analysis.questions["targeted"].to_pylist() == [60]
+    assert analysis.nodes.num_rows > 0
+    # The teacher reads a demonstration and disagrees with the student somewhere.
+    assert max(abs(value) for value in analysis.nodes["kl"].to_pylist()) > 1e-3
+    assert any(" " in said for said in analysis.texts.values())
