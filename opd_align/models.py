@@ -71,6 +71,19 @@ def load_tokenizer(reference: str) -> Any:
     return _from_pretrained(_libraries()[1].AutoTokenizer, reference, place, options)
 
 
+def weight_bytes(reference: str, *, dtype: str = "auto", device: str = "auto") -> int:
+    """How much memory a model's weights take, from its config alone: nothing is loaded."""
+    torch, transformers = _libraries()
+    place, options = place_of(reference)
+    config = _from_pretrained(transformers.AutoConfig, reference, place, options)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    here = torch.cuda.is_available() if device == "auto" else device != "cpu"
+    saved = getattr(config, "dtype", None) or torch.float32
+    kept = getattr(torch, dtype) if dtype != "auto" else saved if here else torch.float32
+    return sum(weight.numel() for weight in model.parameters()) * int(kept.itemsize)
+
+
 def generation_configs(reference: str) -> tuple[Any, ...]:
     """The generation config by itself, where there is one: it names the tokens that end a reply."""
     place, options = place_of(reference)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from opd_align.enrich import Budget
+from opd_align.models import short_name, weight_bytes
 from opd_align.report.model import Column, Table, row, to_rich
 from opd_align.study import Study
 from opd_align.types import SampleRequest
@@ -86,7 +87,8 @@ def plan(study: Study, out: Path) -> Any:
     measured = measure(study)
     budget = study.config.budget
     counts = planned(budget, len(study.questions), len(study.roles), measured)
-    memory = sum(weight.numel() * weight.element_size() for weight in study.student_weights()) / 2**30
+    weights = {model.model: weight_bytes(model.model, dtype=model.dtype, device=model.device) for model in study.local}
+    shown = " + ".join(f"{short_name(name)} {_size(size)}" for name, size in weights.items())
     rows = [
         ("student", study.config.student.model),
         ("teachers", ", ".join(role.name for role in study.roles) or "none"),
@@ -95,7 +97,7 @@ def plan(study: Study, out: Path) -> Any:
         ("targeted rollouts", f"{counts.targeted:,} at most ({budget.allocation} allocation)"),
         ("tokens to sample", f"{counts.tokens:,} at {measured.length:.0f} tokens a completion (measured)"),
         ("tokens to score", f"{counts.scored_tokens:,}, student and {len(study.roles)} teachers"),
-        ("student's weights", f"{memory:.2f} GiB"),
+        ("weights in memory", f"{_size(sum(weights.values()))} ({shown})"),
         ("time to sample", f"about {_spoken(counts.seconds)} at {measured.tokens_per_second:,.0f} tokens/s (measured)"),
         ("run directory", str(out)),
     ]
@@ -104,6 +106,10 @@ def plan(study: Study, out: Path) -> Any:
         "plan", "The plan; nothing was kept", (Column("what"), Column("")), tuple(row(*each) for each in rows), note
     )
     return to_rich(table)
+
+
+def _size(bytes_: int) -> str:
+    return f"{bytes_ / 2**30:.1f} GiB" if bytes_ >= 2**30 else f"{bytes_ / 2**20:.1f} MiB"
 
 
 def _spoken(seconds: float) -> str:

@@ -7,7 +7,7 @@ prompts and writers of demonstrations serve a screening and an analysis; models 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from hashlib import blake2b
@@ -142,9 +142,13 @@ class Study:
     def student(self) -> Any:
         return self._sampler(self.config.student, self.prompting, self._sampling(), scored=True)
 
-    def student_weights(self) -> Iterator[Any]:
-        """The student's parameters."""
-        return iter(self._loaded(self.config.student).model.parameters())
+    @property
+    def local(self) -> list[ModelConfig]:
+        """The models whose weights are loaded here, each once: a server's are not."""
+        writers = [self.config.source, self.config.summariser]
+        served = [model for model in (*writers, *(role.model for role in self.roles)) if model is not None]
+        models = [self.config.student, *(model for model in served if model.backend != "server")]
+        return list({model.model: model for model in models}.values())
 
     @property
     def grader(self) -> TextGrader:

@@ -15,6 +15,7 @@ import pytest
 from opd_align.cli import main
 from opd_align.config import read_config, shipped
 from opd_align.engine import Analysis
+from opd_align.models import load_model, weight_bytes
 from opd_align.plan import Measured, planned, targeted_rollouts
 from opd_align.store import RunDirectory
 from opd_align.study import Study
@@ -81,6 +82,7 @@ def test_the_plan_says_what_it_will_cost(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "3,000 at most" in shown
     assert "tokens/s (measured)" in shown
+    assert "5.3 MiB (student 2.7 MiB + teacher 2.7 MiB)" in shown
     assert not (tmp_path / "run").exists()
 
 
@@ -105,3 +107,9 @@ def test_every_shipped_configuration_is_whole():
         assert len(study.roles) == (3 if name == "demo" else 8), name
         assert study.task.name in name or name == "demo"
     assert read_config("aime2025_qwen3_1.7b").rules.n_sig == 40
+
+
+def test_the_weights_are_weighed_without_loading_them():
+    loaded = load_model("embedded:student").model
+    assert weight_bytes("embedded:student", device="cpu") == 4 * sum(weight.numel() for weight in loaded.parameters())
+    assert weight_bytes("embedded:student", dtype="bfloat16") == 2 * sum(each.numel() for each in loaded.parameters())
