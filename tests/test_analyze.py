@@ -113,3 +113,26 @@ def test_the_weights_are_weighed_without_loading_them():
     loaded = load_model("embedded:student").model
     assert weight_bytes("embedded:student", device="cpu") == 4 * sum(weight.numel() for weight in loaded.parameters())
     assert weight_bytes("embedded:student", dtype="bfloat16") == 2 * sum(each.numel() for each in loaded.parameters())
+
+
+def test_pooled_counting_is_too_low_on_incorrect_paths_and_more_so_than_on_correct_ones(run, analysis, tmp_path):
+    """Forced rollouts all sit on the path, so counted above their forced token they pull values toward its outcome."""
+    assert (
+        main(["analyze", *SMALL, "--estimator", "pooled", "--reuse", str(run), "--out", str(tmp_path / "pooled")]) == 0
+    )
+    pooled = RunDirectory.load(tmp_path / "pooled")
+    q = {
+        name: {
+            (row["question"], row["path"], row["depth"], row["path_correct"]): row["q"]
+            for row in found.children.to_pylist()
+            if row["own"] and row["visits"] > 0
+        }
+        for name, found in (("pooled", pooled), ("backup", analysis))
+    }
+    shared = q["pooled"].keys() & q["backup"].keys()
+    gap = {
+        correct: np.nanmean([q["pooled"][node] - q["backup"][node] for node in shared if node[3] == correct])
+        for correct in (True, False)
+    }
+    assert gap[False] < -0.01
+    assert gap[True] > gap[False] + 0.01
