@@ -40,12 +40,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "screen": {"types", "metrics", "manifest", "shards", "shelf", "store", "tasks", "teachers", "demonstrations"},
     "models": {"types", "embedded"},
     "report": {"types", "metrics", "alignment", "engine", "screen", "teachers", "report"},
-}
+    "training": {
+        "types", "objectives", "alignment", "metrics", "enrich", "scoring", "backends", "engine", "shards", "manifest",
+        "shelf", "store", "tasks", "chat", "teachers", "demonstrations", "screen", "report", "training",
+    },
+}  # fmt: skip
 # Those that wire everything together.
 for room in ("config", "study", "plan", "cli"):
     MAY_IMPORT[room] = set(MAY_IMPORT)
 
 PUBLIC = [
+    "AlignmentCallback",
     "Analysis",
     "Budget",
     "DrGRPO",
