@@ -8,7 +8,7 @@ VLLM_STAMP := .venv-vllm/.installed
 BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
 # Tests that need a model, an engine, a browser or several processes have suites of their own.
-UNMARKED := not real and not vllm and not browser and not distributed
+UNMARKED := not real and not vllm and not browser and not distributed and not training
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check format test test-browser test-real test-vllm bench bench-vllm demo clean

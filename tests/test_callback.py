@@ -1,4 +1,4 @@
-"""The callback on TRL's trainers: no trace in the training, numbers that can be made again, trouble that stays its own."""
+"""The callback on TRL's trainers: no trace in the training, numbers to be made again, trouble that stays its own."""
 
 from __future__ import annotations
 
