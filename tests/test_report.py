@@ -19,9 +19,10 @@ from opd_align import metrics
 from opd_align.engine import Analysis
 from opd_align.objectives import DrGRPO, ReverseKL
 from opd_align.report import html
-from opd_align.report.html import in_script, report_html, write_report
+from opd_align.report.html import report_html, write_report
 from opd_align.report.model import shown
 from opd_align.report.pack import MOST_CHILDREN, pack, packed_paths, unpack
+from opd_align.report.page import in_script
 from opd_align.report.slices import Slices
 from opd_align.report.tables import estimate
 from opd_align.report.verdicts import side, verdict
