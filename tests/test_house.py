@@ -38,7 +38,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "demonstrations": {"types", "teachers"},
     "screen": {"types", "metrics", "manifest", "shards", "store", "tasks", "teachers", "demonstrations"},
     "models": {"types", "embedded"},
-    "report": {"types", "metrics", "alignment", "engine", "screen", "teachers", "report"},
+    "report": {"types", "metrics", "alignment", "engine", "store", "screen", "teachers", "report"},
+    "serve": {"types", "shards", "store", "report"},
 }
 # Those that wire everything together.
 for room in ("config", "study", "plan", "cli"):

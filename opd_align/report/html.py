@@ -22,7 +22,7 @@ from opd_align.report.page import in_script, made_by, page_html, part
 from opd_align.report.slices import Slices
 from opd_align.report.tables import objectives_of, tables
 from opd_align.report.tokens import TokenView, finite, token_view
-from opd_align.report.verdicts import side, verdict
+from opd_align.report.verdicts import side, unbroken, verdict
 from opd_align.types import OpdAlignError
 
 THRESHOLDS = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9)
@@ -92,7 +92,7 @@ def _objective(slices: Slices, objective: str, guided: bool) -> dict[str, Any]:
     return {
         "name": objective,
         "guided": guided,
-        "verdict": {"headline": told.headline, "points": [_unbroken(point) for point in told.points]},
+        "verdict": {"headline": told.headline, "points": [unbroken(point) for point in told.points]},
         "teachers": [_teacher(slices, rank) for rank in ranks],
         "correlations": [
             {
@@ -102,11 +102,6 @@ def _objective(slices: Slices, objective: str, guided: bool) -> dict[str, Any]:
             for row in (slices.correlations(objective) if guided and ranks else [])
         ],
     }  # fmt: skip
-
-
-def _unbroken(text: str) -> str:
-    """A number and its interval stay on one line."""
-    return text.replace(" ± ", "\u00a0±\u00a0")
 
 
 def _teacher(slices: Slices, rank: metrics.TeacherRank) -> dict[str, Any]:

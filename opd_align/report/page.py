@@ -1,8 +1,8 @@
 """A page as one file: a template, its styles and scripts, and a policy that lets nothing else in.
 
-Whatever is put into the template is escaped by who puts it there, text with `html.escape` and data with `in_script`; here
-it is not looked at again. The policy names style and script by their hashes, so that nothing a page holds can become
-either. This room knows neither analyses nor charts.
+Whatever is put into the template is escaped by who puts it there, text with `html.escape` and data with `in_script`;
+here it is not looked at again. The policy names style and script by their hashes, so that nothing a page holds can
+become either. This room knows neither analyses nor charts.
 """
 
 from __future__ import annotations
