@@ -66,7 +66,7 @@ class Board:
     def write(self, file: Path) -> Path:
         """Puts the page into a file, whole; as such it asks no server."""
         try:
-            write_file(file, dashboard_html(self.folder, title=self.title).encode())
+            write_file(file.absolute(), dashboard_html(self.folder, title=self.title).encode())
         except OSError as error:
             raise OpdAlignError(
                 f"cannot write the dashboard to {str(file)!r}: {error.strerror}; choose another place with --out"

@@ -18,14 +18,14 @@ from opd_align.enrich import Budget
 from opd_align.objectives import Objective, ReverseKL
 from opd_align.store import analyze_into
 
-SETTINGS = Settings(budget=Budget(initial=60, targeted=800, allocation="adaptive"))
+SETTINGS = Settings(budget=Budget(initial=40, targeted=400, allocation="adaptive"))
 
 
 def evaluated(
     folder: Path, step: int, strengths: Mapping[str, float], *, seed: int = 0, settings: Settings = SETTINGS
 ) -> tuple[Analysis, dict[str, float | None]]:
     """The run directory of one step, and what the callback would log of it; a teacher leans by its strength."""
-    worlds = ExactFamily.random(7, 3, length=40, stakes=3.0)
+    worlds = ExactFamily.random(7, 3, length=30, stakes=3.0)
     teachers = [
         worlds.teacher(name, lambda world, strength=strength: world.tilted_teacher(strength=strength, seed=seed))
         for name, strength in strengths.items()
@@ -98,25 +98,18 @@ def line(step: int, numbers: Mapping[str, Any] | None = None, **other: Any) -> s
 
 
 def made_training(
-    output_dir: Path,
-    courses: Mapping[str, Sequence[float]],
-    *,
-    every: int = 100,
-    objectives: Sequence[Objective] = (ReverseKL(),),
+    output_dir: Path, courses: Mapping[str, Sequence[float]], *, objectives: Sequence[Objective] = (ReverseKL(),)
 ) -> Path:
-    """A training whose teachers lean by `courses`, evaluation by evaluation; returns its folder `opd_align`."""
+    """A training whose teachers lean by `courses`, an evaluation every 100 steps; returns its folder `opd_align`."""
     folder = output_dir / "opd_align"
     folder.mkdir(parents=True)
-    settings = Settings(objectives, SETTINGS.budget)
-    lines, cost = [], {"opd_align/seconds": 4.0, "opd_align/overhead_share": 0.08, "opd_align/failures": 0}
+    lines = []
     for at, strengths in enumerate(zip(*courses.values(), strict=True)):
-        _, numbers = evaluated(folder, at * every, dict(zip(courses, strengths, strict=True)), settings=settings)
-        governor = {"opd_align/governor/scale": 1 / (at + 1), "opd_align/governor/interval": every}
-        lines.append(line(at * every, {**numbers, **cost, **governor}))
+        step, settings = 100 * at, Settings(objectives, SETTINGS.budget)
+        numbers = evaluated(folder, step, dict(zip(courses, strengths, strict=True)), settings=settings)[1]
+        cost = {"seconds": 4.0, "overhead_share": 0.08, "failures": 0, "governor/scale": 0.5, "governor/interval": 100}
+        lines.append(line(step, numbers | {f"opd_align/{key}": value for key, value in cost.items()}))
+    rows = [{"step": step, "loss": 2 / (1 + step / 100), "learning_rate": 1e-5} for step in range(10, step + 1, 10)]
     (folder / "history.jsonl").write_text("".join(lines), encoding="utf-8")
-    rows = [
-        {"step": step, "at": 1_790_000_000.0 + 60 * step, "loss": 2 / (1 + step / 100), "learning_rate": 1e-5}
-        for step in range(10, every * (len(lines) - 1) + 1, 10)
-    ]
     (folder / "training.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return folder

@@ -30,8 +30,8 @@ const CHARTS = {
     { title: "Share of the training's time", of: "common", key: "overhead_share", kind: "share", always: [0] },
     { title: "Governor: budget scale", of: "common", key: "governor/scale", kind: "number", always: [0] },
     { title: "Governor: interval in steps", of: "common", key: "governor/interval", kind: "count", always: [0] },
-    { title: "Failed rollouts and evaluations", of: "common", key: "failures", kind: "count", always: [0, 1] },
-    { title: "Rollouts", of: "common", key: "rollouts", kind: "count", always: [0] },
+    { title: "Failed evaluations so far", of: "common", key: "failures", kind: "count", always: [0, 1] },
+    { title: "Rollouts", of: "common", keys: { rollouts: "all", truncated: "truncated", unknown: "not graded" }, kind: "count", always: [0] },
     { title: "Decisions", of: "common", key: "nodes", kind: "count", always: [0] },
     { title: "Questions", of: "common", key: "questions", kind: "count", always: [0] },
   ],
@@ -59,7 +59,7 @@ function pointsOf(curves, key, half) {
 }
 
 function linesOf({ of, key, keys, half }) {
-  if (of === "common") return [{ name: "", colour: "var(--ink)", points: pointsOf(state.common, key) }];
+  if (of === "common") return Object.entries(keys || { [key]: "" }).map(([own, name], index) => ({ name, colour: "var(--ink)", dash: DASHES[index], points: pointsOf(state.common, own) }));
   if (of === "log") return Object.hasOwn(state.log, scalar.value) ? [{ name: scalar.value, colour: "var(--ink)", points: state.log[scalar.value] }] : [];
   if (of === "chosen") return Object.entries(keys).map(([own, name], index) => ({ name, colour: colourOfVariant(chosen), dash: DASHES[index], points: pointsOf(variant().curves, own) }));
   return [...state.variants].sort((a, b) => (b.name === chosen) - (a.name === chosen)).map(({ name, curves }) => ({

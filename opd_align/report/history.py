@@ -7,7 +7,7 @@
 
 The files are read while they are written. A last line without its end is not there yet. A training that was resumed
 went back: a line supersedes those before it whose step is not smaller. A line that a crash has spoilt is left out and
-counted. Nothing here is computed, and nothing is written.
+counted. Nothing is computed here, and nothing written.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from opd_align.types import OpdAlignError
 
 FOLDER, HISTORY, TRAINING = "opd_align", "history.jsonl", "training.jsonl"
 PREFIX = "opd_align/"
-RUN = re.compile(r"step-[0-9]{1,15}")
-"""What a run directory is called; nothing else that a file names is opened."""
+RUN = re.compile(r"step-[0-9]{1,15}(?:-[0-9]{1,9})?")
+"""What a run directory is called; a training that went back numbers a second one. No other name is ever opened."""
 
 PER_TEACHER = (
     "alignment/mean", "alignment/half_width", "alignment/weighted", "alignment/fraction_positive", "alignment/correct",

@@ -13,7 +13,6 @@ from opd_align import metrics
 from opd_align.report.history import Evaluation, Training
 from opd_align.report.model import Cell, Kind, shown
 from opd_align.report.verdicts import MEANING, POINTS, Verdict, apart, said, side
-from opd_align.types import REWARD
 
 
 class _Seen(NamedTuple):
@@ -45,7 +44,7 @@ def trend(training: Training, variant: str | None) -> Verdict:
     points = [_strength(last), *_change(first, last), *_order(last), *_places(last), *_solved(training)]
     points += [*_choosing(last), *_decided(last), *_failures(training)]
     where = side(last.alignment)
-    return Verdict(f"At {last.when}, {_who(variant)} {POINTS[where]}{_unlike(first, last)}.", tuple(points), where != 0)
+    return Verdict(f"At {last.when}, {_who(last)} {POINTS[where]}{_unlike(first, last)}.", tuple(points), where != 0)
 
 
 def best_variant(training: Training) -> str | None:
@@ -62,10 +61,11 @@ def _known(training: Training, variant: str) -> list[_Seen]:
     ]
 
 
-def _who(variant: str) -> str:
-    if variant.split("/")[0] == REWARD:
-        return "the reward's own update"
-    return f"following {variant or 'the teacher'}"
+def _who(last: _Seen) -> str:
+    # Only a teacher has an advantage over the student; an update without one is the reward's.
+    if "advantage" not in last.evaluation.variants[last.variant]:
+        return f"the reward's own update{f' ({last.variant})' if last.variant else ''}"
+    return f"following {last.variant or 'the teacher'}"
 
 
 def _why_nothing(training: Training) -> str:
