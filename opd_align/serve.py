@@ -135,7 +135,6 @@ def _handler(board: Board) -> type[BaseHTTPRequestHandler]:
     )
 
     class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
         server_version, sys_version = "opd-align", ""
         timeout = 30  # seconds that a silent connection is kept
 

@@ -2,7 +2,7 @@
 
 const page = JSON.parse(byId("page").textContent);
 const NOTHING = { run: null, questions: [], words: [], teachers: [], pairs: [], verdicts: [], packs: [] };
-let state = JSON.parse(byId("state").textContent), view = JSON.parse(byId("view").textContent) || NOTHING, chosen = null, touched = false;
+let state = JSON.parse(byId("state").textContent), view = JSON.parse(byId("view").textContent) || NOTHING, chosen = null, following = true;
 
 // `of`: the variants' metrics, all of them in one chart or only those of the chosen one; the student's; the trainer's.
 const CHARTS = {
@@ -145,7 +145,6 @@ function nextTeacher() {
 
 function layView(found) {
   view = found;
-  touched = false;
   options(byId("teacher"), view.pairs.map(pairName), 0);
   aim(pairOf(chosen));
   byId("book").hidden = !view.run;
@@ -154,6 +153,7 @@ function layView(found) {
   drawSteps();
 }
 
+let refused = null;
 async function openStep(run) {
   if (run === view.run) return drawSteps();
   try {
@@ -161,6 +161,7 @@ async function openStep(run) {
     if (!answer.ok) throw new Error(await answer.text());
     layView(await answer.json());
   } catch (error) {
+    refused = run;
     byId("unread").textContent = `${run} cannot be shown: ${error.message}`;
     drawSteps();
   }
@@ -172,16 +173,16 @@ function drawSteps() {
   byId("step").parentElement.hidden = !runs.length;
   const newest = runs.at(-1), newer = byId("newer");
   newer.hidden = !newest || newest.run === view.run;
-  // Whoever is reading is not interrupted; who has not begun gets the newest.
-  if (newer.hidden || !page.live) return;
+  if (newer.hidden) return;
   newer.textContent = `Show step ${newest.step.toLocaleString("en")}`;
-  newer.onclick = () => openStep(newest.run);
-  if (!touched && !byId("unread").textContent.includes(newest.run)) openStep(newest.run);
+  newer.onclick = () => { following = true; openStep(newest.run); };
+  // Whoever is reading is not interrupted; who has not begun gets the newest.
+  if (following && refused !== newest.run) openStep(newest.run);
 }
 
-byId("step").addEventListener("change", (event) => { touched = true; openStep(state.evaluations.filter(({ run }) => run).toReversed()[Number(event.target.value)].run); });
+byId("step").addEventListener("change", (event) => { following = event.target.value === "0"; openStep(state.evaluations.filter(({ run }) => run).toReversed()[Number(event.target.value)].run); });
 byId("teacher").addEventListener("change", (event) => aim(Number(event.target.value)));
-for (const kind of ["pointerdown", "keydown"]) byId("book").addEventListener(kind, () => { touched = true; });
+for (const kind of ["pointerdown", "keydown"]) byId("book").addEventListener(kind, () => { following = false; });
 
 // -- what is chosen, and news ---------------------------------------------------------------------------------------
 
