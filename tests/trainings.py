@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from opd_align import metrics
 from opd_align.backends.exact import ExactFamily
 from opd_align.engine import Analysis, Settings
 from opd_align.enrich import Budget
 from opd_align.objectives import Objective, ReverseKL
+from opd_align.report.trackers import scalars
 from opd_align.store import analyze_into
 
 SETTINGS = Settings(budget=Budget(initial=40, targeted=400, allocation="adaptive"))
@@ -32,59 +33,7 @@ def evaluated(
     ]
     run = folder / f"step-{step:06d}"
     analysis = analyze_into(run, worlds, teachers, worlds.questions, worlds, settings=settings)
-    return analysis, scalars(analysis)
-
-
-def scalars(analysis: Analysis) -> dict[str, float | None]:
-    """The keys of the callback, from `metrics`."""
-    objectives: Sequence[Objective] = analysis.settings.objectives
-    numbers: dict[str, float] = {}
-    for objective in objectives:
-        ranks = metrics.teacher_ranking(analysis.nodes, objective.name)
-        for rank in ranks:
-            several = len(ranks) > 1 or len(objectives) > 1
-            parts = [rank.teacher, *([objective.name] if len(objectives) > 1 else [])]
-            suffix = "/" + "/".join(parts) if several else ""
-            own = {"objective": objective.name, "teacher": rank.teacher}
-            contrast = metrics.correct_vs_incorrect(analysis.nodes, objective.name, teacher=rank.teacher)[0]
-            full, kept = metrics.selective_oracle(analysis.nodes, (0.0,), **own)
-            (filtered,) = metrics.divergence_filter(analysis.nodes, "kl", (0.5,), **own)
-            correlations = metrics.within_path_correlations(analysis.nodes, objective.name)
-            told = {
-                "alignment/mean": rank.alignment.mean,
-                "alignment/half_width": rank.alignment.half_width,
-                "alignment/weighted": rank.weighted_cosine.mean,
-                "alignment/fraction_positive": rank.fraction_positive.mean,
-                "alignment/correct": contrast.correct,
-                "alignment/incorrect": contrast.incorrect,
-                "alignment/delta": contrast.delta,
-                "alignment/decided": 1 - rank.undecided,
-                "alignment/noise_ceiling": rank.noise_ceiling.ceiling,
-                "advantage": rank.advantage.mean,
-                "oracle/full_signal": full.signal.mean,
-                "oracle/selective_signal": kept.signal.mean,
-                "oracle/cross_fitted_signal": kept.cross_fitted_signal.mean,
-                "oracle/kept": kept.share_kept,
-                "oracle/gain": kept.gain.mean,
-                "filter/threshold": filtered.threshold,
-                "filter/kept": filtered.share_kept,
-                "filter/signal": filtered.signal.mean,
-                "filter/oracle_share": filtered.share_of_oracle_gain,
-            }
-            told |= {
-                f"spearman/{row.feature.removesuffix('_normalised')}": row.rho.mean
-                for row in correlations
-                if row.teacher == rank.teacher
-            }
-            numbers |= {f"opd_align/{name}{suffix}": value for name, value in told.items()}
-    questions = analysis.questions.to_pylist()
-    numbers |= {
-        "opd_align/pass_rate": sum(row["pass_rate"] for row in questions) / len(questions),
-        "opd_align/nodes": analysis.nodes.num_rows,
-        "opd_align/rollouts": sum(row["initial"] + row["targeted"] for row in questions),
-        "opd_align/questions": len(questions),
-    }
-    return {key: value if value == value else None for key, value in numbers.items()}
+    return analysis, {key: value if isfinite(value) else None for key, value in scalars(analysis).items()}
 
 
 def line(step: int, numbers: Mapping[str, Any] | None = None, **other: Any) -> str:

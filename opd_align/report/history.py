@@ -20,11 +20,12 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from opd_align.report.trackers import ROOT
 from opd_align.store import SUMMARY
 from opd_align.types import OpdAlignError
 
 FOLDER, HISTORY, TRAINING = "opd_align", "history.jsonl", "training.jsonl"
-PREFIX = "opd_align/"
+PREFIX = f"{ROOT}/"
 RUN = re.compile(r"step-[0-9]{1,15}(?:-[0-9]{1,9})?")
 """What a run directory is called; a training that went back numbers a second one. No other name is ever opened."""
 
