@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from courses import evaluated, line, made_training
 from elements import Elements
-from trainings import evaluated, line, made_training
 
 from opd_align import metrics
 from opd_align.cli import main

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainings import evaluated, line, made_training
+from courses import evaluated, line, made_training
 
 from opd_align.serve import Board, Server
 
