@@ -65,7 +65,7 @@ def _who(last: _Seen) -> str:
     # Only a teacher has an advantage over the student; an update without one is the reward's.
     if "advantage" not in last.evaluation.variants[last.variant]:
         return f"the reward's own update{f' ({last.variant})' if last.variant else ''}"
-    return f"following {last.variant or 'the teacher'}"
+    return f"following {'the teacher' if last.variant in ('', 'teacher') else last.variant}"
 
 
 def _why_nothing(training: Training) -> str:
@@ -89,11 +89,11 @@ def _unlike(first: _Seen, last: _Seen) -> str:
 
 def _strength(last: _Seen) -> str:
     estimate = last.alignment
-    over = f"over {estimate.n} questions" if estimate.n != 1 else "on a single question"
     if not isfinite(estimate.half_width):
-        return f"Its alignment is {said(estimate)} {over}, so there is no interval ({MEANING})."
+        return f"Its alignment is {said(estimate)}, too few questions have decisions for an interval ({MEANING})."
+    asked = f" from {estimate.n:,} held-out questions" if estimate.n > 1 else ""
     holds = "" if side(estimate) else " The interval holds zero."
-    return f"Its alignment is {said(estimate)}, a 95 % interval {over} ({MEANING}).{holds}"
+    return f"Its alignment is {said(estimate)}, a 95 % interval{asked} ({MEANING}).{holds}"
 
 
 def _change(first: _Seen, last: _Seen) -> list[str]:
