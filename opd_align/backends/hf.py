@@ -443,6 +443,8 @@ def _draw(log_p: Tensor, uniform_B: Floats) -> Tensor:
     """One token a row by inverting its distribution function, the likeliest token first, then in order of id."""
     uniform = torch.as_tensor(uniform_B, device=log_p.device)
     top, token = log_p.max(dim=-1)
+    if bool(torch.isnan(top).any()):
+        raise OpdAlignError("the student gives NaN in place of probabilities; has its training diverged?")
     beyond = uniform - top.double().exp()
     # Most positions are all but certain: only the others need the whole distribution function.
     rest = torch.nonzero(beyond >= 0)[:, 0]

@@ -303,14 +303,11 @@ class Evaluator:
         questions = list(self.held_out.questions)
         contexts = [each for each in self.faculty.contexts if each.correct + each.wrong]
         lacking = unavailable(questions, contexts, self.demonstrations or {})
-        able = [question for question in questions if question.id not in lacking]
+        reasons = {name: f"{context}: {why}" for name, by in lacking.items() for context, why in by.items()}
         for speaker in (student, *teachers):
             if hasattr(speaker, "context_length"):
-                reasons = unfit(speaker, able, self.host.sampling.max_tokens)
-                able = [question for question in able if question.id not in reasons]
-        if not able:
-            raise EvaluationFailed(
-                f"none of the {len(questions)} held-out questions can be asked: demonstrations are missing, or prompts "
-                "are too long for the context"
-            )
-        return able
+                able = [question for question in questions if question.id not in reasons]
+                reasons |= unfit(speaker, able, self.host.sampling.max_tokens)
+        if len(reasons) == len(questions):
+            raise EvaluationFailed(f"no held-out question can be asked; the last one: {[*reasons.values()][-1]}")
+        return [question for question in questions if question.id not in reasons]
