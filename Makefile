@@ -53,7 +53,7 @@ $(BROWSER_STAMP): $(STAMP)
 		echo "installing chromium"; apt-get -qq update && apt-get -qq install -y chromium >/dev/null; }
 	@touch $@
 
-test-browser: $(BROWSER_STAMP) ## the report in a real Chromium (installed if it is missing and this is root on Debian)
+test-browser: $(BROWSER_STAMP) ## report and dashboard in a real Chromium (installed if it is missing and this is root on Debian)
 	$(BIN)/python -m pytest -m browser tests/with_browser $(ARGS)
 
 test-real: $(REAL_STAMP) ## SmolLM2-135M-Instruct answers real questions
