@@ -250,6 +250,16 @@ def test_a_resumed_training_goes_on_with_the_schedule(tmp_path):
     assert after.governor.spent_s > state["spent_s"] > 0
 
 
+def test_a_line_that_a_crash_left_half_written_takes_no_other_with_it(tmp_path):
+    callback = AlignmentCallback(make("distillation", tmp_path), held_out(), ARITHMETIC)
+    callback.folder.mkdir()
+    (callback.folder / "history.jsonl").write_text('{"step": 0}\n{"step": 1, "metr')
+    callback._append("history.jsonl", {"step": 2})
+    callback._append("history.jsonl", {"step": 3})
+    lines = (callback.folder / "history.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in (lines[0], *lines[2:])] == [0, 2, 3]
+
+
 def _history(callback: AlignmentCallback) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (callback.folder / "history.jsonl").read_text().splitlines()]
 
