@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import re
 from base64 import b64encode
 from collections import Counter
@@ -18,7 +17,6 @@ from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
@@ -26,6 +24,7 @@ import pyarrow.compute as pc
 from opd_align import metrics
 from opd_align.alignment import pairs_of, teachers_of
 from opd_align.engine import Analysis
+from opd_align.place import Address, Place, place, why
 from opd_align.report.model import Cell, Table, shown
 from opd_align.report.pack import VERDICTS, PackedPath, packed_paths
 from opd_align.report.slices import Slices
@@ -40,14 +39,14 @@ ROOM = 57 * 2**19
 """Bytes that paths may take; with all else, a report stays below 30 MiB."""
 
 
-def write_report(analysis: Analysis, path: str | os.PathLike[str], *, title: str = "Alignment report") -> Path:
+def write_report(analysis: Analysis, path: Address, *, title: str = "Alignment report") -> Place:
     """Writes the report to a file and returns its path; paths that would make it too large for a browser stay out."""
-    file = Path(path)
+    file = place(path)
     try:
         file.write_text(report_html(analysis, title=title), encoding="utf-8")
     except OSError as error:
         raise OpdAlignError(
-            f"cannot write the report to {str(file)!r}: {error.strerror}; choose another place"
+            f"cannot write the report to {str(file)!r}: {why(error)}; choose another place"
         ) from error
     return file
 
