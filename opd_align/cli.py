@@ -14,12 +14,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from opd_align.place import place
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from opd_align.cluster import Cluster
     from opd_align.config import StudyConfig
     from opd_align.engine import Analysis
     from opd_align.engine import Progress as Step
+    from opd_align.place import Place
     from opd_align.study import Study
 
 ABOUT = """\
@@ -43,6 +47,7 @@ Every finished batch is on disk: interrupted, the same command goes on where it 
   opd-align analyze --estimator pooled --reuse runs/first --out runs/pooled      same rollouts, other counting
   opd-align analyze --dry-run                                                    the plan, and what it will cost
   opd-align analyze --student exact --worlds 8                                   worlds whose truth is known
+  opd-align analyze --config boolq_qwen3_0.6b --engine ray --ray-address auto --out s3://bucket/boolq   on a cluster
 """
 
 SCREEN = """\
@@ -142,34 +147,52 @@ def _parser() -> argparse.ArgumentParser:
     work.add_argument("--n-sig", type=float, metavar="N", help="effective visits a child needs")
     work.add_argument("--backend", metavar="NAME", help="who samples: hf, vllm or server")
     work.add_argument("--batch", type=int, metavar="N", help="rollouts asked for at a time")
-    work.add_argument("--workers", type=int, default=1, metavar="N", help="questions worked on at a time (default: 1)")
+    work.add_argument("--workers", type=int, metavar="N", help="questions worked on at a time (default: 1)")
     work.add_argument(
-        "--reuse", type=Path, metavar="DIR", help="take rollouts from another run where they are the same"
+        "--reuse", type=_place, metavar="DIR", help="take rollouts from another run where they are the same"
     )
     work.add_argument("--dry-run", action="store_true", help="print the plan, sample a little to time it, and stop")
+    many = analyze.add_argument_group("on a cluster (--engine ray; --workers are as many as there is room for)")
+    many.add_argument("--engine", choices=("local", "ray"), default="local", help="who does the work: this process, or Ray")
+    many.add_argument("--ray-address", metavar="ADDRESS", default="local", help="auto for a running cluster; default: none")
+    many.add_argument("--gpus-per-worker", type=float, metavar="N", help="default: 1 where the cluster has GPUs")
+    many.add_argument(
+        "--apart", metavar="LIST", default="", help="teachers with actors of their own, as NAME or NAME=GPUS"
+    )
     world = analyze.add_argument_group("exact worlds (--student exact)")
     world.add_argument("--worlds", type=int, default=6, metavar="N", help="how many (default: %(default)s)")
     world.add_argument("--length", type=int, default=120, help="typical completion length (default: %(default)s)")
     world.add_argument("--forks", type=float, default=1 / 3, help="share of forking positions (default: 0.33)")
     world.add_argument("--stakes", type=float, default=1.0, help="how much forks matter (default: %(default)s)")
-    analyze.add_argument("--out", type=Path, metavar="DIR", help="run directory (default: one under runs/)")
+    analyze.add_argument(
+        "--out", type=_place, metavar="DIR", help="run directory, or an address such as s3://... (default: under runs/)"
+    )
 
     screen = command("screen", _screen, "pass rates by context and difficulty", SCREEN)
     _study_arguments(screen)
     screen.add_argument(
-        "--out", type=Path, metavar="DIR", required=True, help="run directory; continued if it is there"
+        "--out", type=_place, metavar="DIR", required=True, help="run directory; continued if it is there"
     )
     prompt = command("show-prompt", _show_prompt, "what student and teachers read", PROMPT)
     _study_arguments(prompt)
-    prompt.add_argument("--demonstrations-from", type=Path, metavar="DIR", help="a finished screening")
+    prompt.add_argument("--demonstrations-from", type=_place, metavar="DIR", help="a finished screening")
     report = command("report", _report, "tables and report of a run directory", REPORT)
-    report.add_argument("directory", type=Path, metavar="DIR", help="what was given to analyze --out")
-    report.add_argument("--html", type=Path, metavar="FILE", help="write the report")
-    report.add_argument("--tables", type=Path, metavar="FOLDER", help="write the tables as Markdown, LaTeX and CSV")
+    report.add_argument("directory", type=_place, metavar="DIR", help="what was given to analyze --out")
+    report.add_argument("--html", type=_place, metavar="FILE", help="write the report")
+    report.add_argument("--tables", type=_place, metavar="FOLDER", help="write the tables as Markdown, LaTeX and CSV")
     compare = command("compare", _compare, "several runs side by side", COMPARE)
-    compare.add_argument("directories", type=Path, nargs="+", metavar="DIR", help="finished run directories")
-    compare.add_argument("--tables", type=Path, metavar="FOLDER", help="write the tables as Markdown, LaTeX and CSV")
+    compare.add_argument("directories", type=_place, nargs="+", metavar="DIR", help="finished run directories")
+    compare.add_argument("--tables", type=_place, metavar="FOLDER", help="write the tables as Markdown, LaTeX and CSV")
     return parser
+
+
+def _place(text: str) -> Place:
+    from opd_align.types import OpdAlignError
+
+    try:
+        return place(text)
+    except OpdAlignError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _study_arguments(parser: argparse.ArgumentParser) -> None:
@@ -231,9 +254,11 @@ def _analyze(args: argparse.Namespace) -> int:
     from opd_align.types import OpdAlignError
 
     config = _config(args)
-    if args.workers < 1:
+    if args.workers is not None and args.workers < 1:
         raise OpdAlignError(f"--workers must be at least 1, not {args.workers}")
     if config.student.model == "exact":
+        if args.engine != "local":
+            raise OpdAlignError("exact worlds need no cluster; leave out --engine, or choose a model as student")
         analysis = _exact(args, config)
     else:
         from opd_align.study import Study
@@ -250,7 +275,13 @@ def _analyze(args: argparse.Namespace) -> int:
             Console().print(plan(study, args.out))
             return 0
         with _progress(len(study.questions)) as (phase, step):
-            analysis = study.analyze(args.out, on_phase=phase, on_progress=step, workers=args.workers, reuse=args.reuse)
+            options = {"on_phase": phase, "on_progress": step, "reuse": args.reuse}
+            if args.engine == "ray":
+                from opd_align.cluster import analyze_on
+
+                analysis = analyze_on(_cluster(args), study, args.out, **options)
+            else:
+                analysis = study.analyze(args.out, workers=args.workers or 1, **options)
     Console().print(all_tables(analysis))
     _say(analysis)
     write_tables(analysis, args.out / "tables")
@@ -288,8 +319,22 @@ def _exact(args: argparse.Namespace, config: StudyConfig) -> Analysis:
     with _progress(args.worlds) as (_, step):
         return analyze_into(
             args.out, family, teachers, family.questions, family, settings=settings, on_progress=step,
-            workers=args.workers, reuse=args.reuse,
+            workers=args.workers or 1, reuse=args.reuse,
         )  # fmt: skip
+
+
+def _cluster(args: argparse.Namespace) -> Cluster:
+    from opd_align.cluster import Cluster
+    from opd_align.types import OpdAlignError
+
+    apart: dict[str, float | None] = {}
+    for each in filter(None, args.apart.split(",")):
+        name, _, gpus = each.partition("=")
+        try:
+            apart[name.strip()] = float(gpus) if gpus else None
+        except ValueError:
+            raise OpdAlignError(f"--apart takes NAME or NAME=GPUS, not {each!r}") from None
+    return Cluster(args.ray_address, args.workers, args.gpus_per_worker, apart)
 
 
 def _screen(args: argparse.Namespace) -> int:
@@ -378,7 +423,8 @@ def _progress(questions: int) -> Iterator[tuple[Callable[[str, int, int], None],
     """Bars for phases (what, done, of how many) and for the engine's steps."""
     with _bars() as bars:
         phases: dict[str, Any] = {}
-        seen: list[str] = []
+        live: dict[str, Step] = {}
+        done = 0
 
         def phase(what: str, done: int, of: int) -> None:
             if what not in phases:
@@ -386,13 +432,18 @@ def _progress(questions: int) -> Iterator[tuple[Callable[[str, int, int], None],
             bars.update(phases[what], completed=done, total=max(of, 1))
 
         def step(progress: Step) -> None:
-            if progress.question not in seen:
-                seen.append(progress.question)
-            phase("questions", len(seen) - 1, questions)
-            what = f"{progress.question}: {progress.phase}"
+            nonlocal done
+            live[progress.question] = progress
+            if progress.phase == "done":
+                done += 1
+                del live[progress.question]
+            phase("questions", done, questions)
             if "now" not in phases:
-                phases["now"] = bars.add_task(what, total=1)
-            bars.update(phases["now"], description=what, completed=progress.done, total=max(progress.planned, 1))
+                phases["now"] = bars.add_task("", total=1)
+            # Several questions at work, here or on a cluster, are shown as one.
+            what = f"{progress.question}: {progress.phase}" if len(live) < 2 else f"{len(live)} questions at work"
+            made, planned = (sum(getattr(each, name) for each in live.values()) for name in ("done", "planned"))
+            bars.update(phases["now"], description=what, completed=made, total=max(planned, 1))
 
         yield phase, step
 

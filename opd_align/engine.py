@@ -45,6 +45,9 @@ _T = TypeVar("_T")
 BATCH = 8192
 """Rollouts asked for at a time, unless the settings say otherwise."""
 
+DONE = "done"
+"""The phase of a question's last progress."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -191,7 +194,9 @@ def analyze(
             on_progress(progress)
 
     def analysed(question: Question) -> Part:
-        return analyze_question(student, teachers, question, grader, settings=settings, on_progress=watched)
+        part = analyze_question(student, teachers, question, grader, settings=settings, on_progress=watched)
+        watched(Progress(question.id, DONE, 1, 1))
+        return part
 
     return joined(_each(analysed, questions, workers, stop), settings)
 
