@@ -12,6 +12,7 @@ back (and once its output layer), never logits: scores are as exact as if it sat
 from __future__ import annotations
 
 import os
+import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -343,10 +344,14 @@ def _connected(ray: Any, address: str) -> Iterator[None]:
         yield
         return
     try:
+        host, colon, port = address.rpartition(":")
+        if colon and port.isdecimal() and "/" not in host:
+            # Ray itself would end this process where nobody answers.
+            socket.create_connection((host, int(port)), timeout=10).close()
         # What actors print (loading bars and the like) stays in Ray's logs.
         options = {"include_dashboard": False} if address == LOCAL else {}
         ray.init(address, log_to_driver=False, logging_level="warning", **options)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise OpdAlignError(
             f"cannot reach a Ray cluster at {address!r}: {_first_line(error)}; start one with ray start --head, or leave "
             "the address out to use this machine alone"
