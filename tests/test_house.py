@@ -26,23 +26,25 @@ MAY_IMPORT: dict[str, set[str]] = {
     "metrics": {"types"},
     "enrich": {"types", "tree", "estimate", "objectives"},
     "scoring": {"types"},
-    "backends": {"types", "scoring"},
+    "line": {"types"},
+    "backends": {"types", "scoring", "line"},
     "engine": {"types", "tree", "estimate", "objectives", "future", "alignment", "enrich", "metrics"},
-    "shards": {"types"},
-    "manifest": {"types", "objectives", "alignment", "enrich", "engine"},
-    "shelf": {"types", "shards"},
-    "store": {"types", "metrics", "alignment", "engine", "shards", "manifest", "shelf"},
+    "place": {"types"},
+    "shards": {"types", "place"},
+    "manifest": {"types", "objectives", "alignment", "enrich", "engine", "place"},
+    "shelf": {"types", "place", "shards"},
+    "store": {"types", "metrics", "alignment", "engine", "place", "shards", "manifest", "shelf"},
     "tasks": {"types", "tasks"},
     "embedded": {"types", "scoring", "backends", "tasks", "embedded"},
     "chat": {"types"},
     "teachers": {"types", "chat", "tasks"},
     "demonstrations": {"types", "teachers"},
-    "screen": {"types", "metrics", "manifest", "shards", "shelf", "store", "tasks", "teachers", "demonstrations"},
+    "screen": {"types", "metrics", "manifest", "place", "shards", "shelf", "store", "tasks", "teachers", "demonstrations"},
     "models": {"types", "embedded"},
-    "report": {"types", "metrics", "alignment", "engine", "screen", "teachers", "report"},
+    "report": {"types", "metrics", "alignment", "engine", "place", "screen", "teachers", "report"},
 }
 # Those that wire everything together.
-for room in ("config", "study", "plan", "cli"):
+for room in ("config", "study", "cluster", "merge", "plan", "cli"):
     MAY_IMPORT[room] = set(MAY_IMPORT)
 
 PUBLIC = [
