@@ -17,12 +17,9 @@ from typing import TYPE_CHECKING, Any
 from opd_align.place import place
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from opd_align.cluster import Cluster
     from opd_align.config import StudyConfig
     from opd_align.engine import Analysis
-    from opd_align.engine import Progress as Step
     from opd_align.place import Place
     from opd_align.study import Study
 
@@ -34,6 +31,7 @@ At each token of a student's reasoning, does the teacher's distillation update p
   opd-align screen --student MODEL --task boolq ...    which contexts help, and which questions are worth it
   opd-align report runs/first                          tables and report of a finished run
   opd-align compare runs/first runs/second             several runs side by side
+  opd-align merge runs/first runs/second --out DIR     runs of several machines as one
 """
 
 ANALYZE = """\
@@ -71,6 +69,15 @@ Prints the tables of a finished run directory, and writes them anew where asked.
 
   opd-align report runs/first
   opd-align report runs/first --html report.html --tables tables/       Markdown, LaTeX and CSV
+"""
+
+MERGE = """\
+Joins finished runs that share student, teachers, grader and settings, and differ in their questions: what one run on
+all questions would have made. Nothing is sampled again.
+
+  opd-align analyze --config boolq.yaml --limit 100 --out runs/first                                  one machine
+  opd-align analyze --config boolq.yaml --limit 100 --set questions.offset=100 --out runs/second      another
+  opd-align merge runs/first runs/second --out runs/boolq
 """
 
 COMPARE = """\
@@ -151,10 +158,19 @@ def _parser() -> argparse.ArgumentParser:
     work.add_argument(
         "--reuse", type=_place, metavar="DIR", help="take rollouts from another run where they are the same"
     )
-    work.add_argument("--dry-run", action="store_true", help="print the plan, sample a little to time it, and stop")
+    cost = analyze.add_argument_group("the plan")
+    cost.add_argument("--dry-run", action="store_true", help="print the plan, sample a little to time it, and stop")
+    cost.add_argument("--gpus", type=int, default=1, metavar="N", help="how many share the work (default: %(default)s)")
+    cost.add_argument("--tokens-per-second", type=float, metavar="N", help="of one GPU (default: measured)")
+    cost.add_argument("--dollars-per-gpu-hour", type=float, metavar="N", help="for the price")
+    cost.add_argument("--calibrate-from", type=_place, metavar="DIR", help="a small finished run to predict from")
     many = analyze.add_argument_group("on a cluster (--engine ray; --workers are as many as there is room for)")
-    many.add_argument("--engine", choices=("local", "ray"), default="local", help="who does the work: this process, or Ray")
-    many.add_argument("--ray-address", metavar="ADDRESS", default="local", help="auto for a running cluster; default: none")
+    many.add_argument(
+        "--engine", choices=("local", "ray"), default="local", help="who does the work: this process, or Ray"
+    )
+    many.add_argument(
+        "--ray-address", metavar="ADDRESS", default="local", help="auto for a running cluster; default: none"
+    )
     many.add_argument("--gpus-per-worker", type=float, metavar="N", help="default: 1 where the cluster has GPUs")
     many.add_argument(
         "--apart", metavar="LIST", default="", help="teachers with actors of their own, as NAME or NAME=GPUS"
@@ -180,6 +196,9 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("directory", type=_place, metavar="DIR", help="what was given to analyze --out")
     report.add_argument("--html", type=_place, metavar="FILE", help="write the report")
     report.add_argument("--tables", type=_place, metavar="FOLDER", help="write the tables as Markdown, LaTeX and CSV")
+    merge = command("merge", _merge, "runs of several machines as one", MERGE)
+    merge.add_argument("directories", type=_place, nargs="+", metavar="DIR", help="finished runs of other questions")
+    merge.add_argument("--out", type=_place, metavar="DIR", required=True, help="the run directory to make")
     compare = command("compare", _compare, "several runs side by side", COMPARE)
     compare.add_argument("directories", type=_place, nargs="+", metavar="DIR", help="finished run directories")
     compare.add_argument("--tables", type=_place, metavar="FOLDER", help="write the tables as Markdown, LaTeX and CSV")
@@ -245,10 +264,6 @@ def _study(args: argparse.Namespace) -> Study:
 
 
 def _analyze(args: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from opd_align.report.html import write_report
-    from opd_align.report.tables import all_tables, write_tables
     from opd_align.shelf import ROLLOUTS
     from opd_align.store import check_directory
     from opd_align.types import OpdAlignError
@@ -256,6 +271,8 @@ def _analyze(args: argparse.Namespace) -> int:
     config = _config(args)
     if args.workers is not None and args.workers < 1:
         raise OpdAlignError(f"--workers must be at least 1, not {args.workers}")
+    if not args.dry_run and (args.calibrate_from or args.tokens_per_second or args.dollars_per_gpu_hour):
+        raise OpdAlignError("a calibration, a speed or a price belong to a plan; say --dry-run")
     if config.student.model == "exact":
         if args.engine != "local":
             raise OpdAlignError("exact worlds need no cluster; leave out --engine, or choose a model as student")
@@ -270,11 +287,16 @@ def _analyze(args: argparse.Namespace) -> int:
         if args.reuse is not None and not (args.reuse / ROLLOUTS).is_dir():
             raise OpdAlignError(f"{str(args.reuse)!r} is no run directory: it has no rollouts to reuse")
         if args.dry_run:
-            from opd_align.plan import plan
+            from rich.console import Console
 
-            Console().print(plan(study, args.out))
+            from opd_align.plan import Prices, plan
+
+            prices = Prices(args.gpus, args.tokens_per_second, args.dollars_per_gpu_hour)
+            Console().print(plan(study, args.out, prices, args.calibrate_from))
             return 0
-        with _progress(len(study.questions)) as (phase, step):
+        from opd_align.bars import progress
+
+        with progress(len(study.questions)) as (phase, step):
             options = {"on_phase": phase, "on_progress": step, "reuse": args.reuse}
             if args.engine == "ray":
                 from opd_align.cluster import analyze_on
@@ -282,14 +304,30 @@ def _analyze(args: argparse.Namespace) -> int:
                 analysis = analyze_on(_cluster(args), study, args.out, **options)
             else:
                 analysis = study.analyze(args.out, workers=args.workers or 1, **options)
+    return _presented(analysis, args.out)
+
+
+def _presented(analysis: Analysis, out: Place) -> int:
+    """Tables and report of a run that has just been finished."""
+    from rich.console import Console
+
+    from opd_align.report.html import write_report
+    from opd_align.report.tables import all_tables, write_tables
+
     Console().print(all_tables(analysis))
     _say(analysis)
-    write_tables(analysis, args.out / "tables")
-    page = write_report(analysis, args.out / "report.html", title=str(args.out.name))
-    print(f"run directory  {args.out}")
-    print(f"tables         {args.out / 'tables'}")
+    write_tables(analysis, out / "tables")
+    page = write_report(analysis, out / "report.html", title=out.name)
+    print(f"run directory  {out}")
+    print(f"tables         {out / 'tables'}")
     print(f"report         {page.resolve().as_uri()}")
     return 0
+
+
+def _merge(args: argparse.Namespace) -> int:
+    from opd_align.merge import merge
+
+    return _presented(merge(args.directories, args.out), args.out)
 
 
 def _say(analysis: Analysis) -> None:
@@ -303,6 +341,7 @@ def _say(analysis: Analysis) -> None:
 
 def _exact(args: argparse.Namespace, config: StudyConfig) -> Analysis:
     from opd_align.backends.exact import ExactFamily
+    from opd_align.bars import progress
     from opd_align.store import analyze_into
     from opd_align.types import OpdAlignError
 
@@ -316,7 +355,7 @@ def _exact(args: argparse.Namespace, config: StudyConfig) -> Analysis:
         family.teacher("adversarial", lambda world: world.adversarial_teacher(seed=seed)),
     ]
     args.out = args.out or Path("runs") / f"exact-{seed}"
-    with _progress(args.worlds) as (_, step):
+    with progress(args.worlds) as (_, step):
         return analyze_into(
             args.out, family, teachers, family.questions, family, settings=settings, on_progress=step,
             workers=args.workers or 1, reuse=args.reuse,
@@ -338,11 +377,12 @@ def _cluster(args: argparse.Namespace) -> Cluster:
 
 
 def _screen(args: argparse.Namespace) -> int:
+    from opd_align.bars import progress
     from opd_align.store import check_directory
 
     check_directory(args.out, "screening")
     study = _study(args)
-    with _progress(0) as (phase, _):
+    with progress(0) as (phase, _):
         study.screen(on_progress=phase).into(args.out, study.questions)
     _screening(args.out, args.out / "tables")
     print(
@@ -416,57 +456,6 @@ def _compare(args: argparse.Namespace) -> int:
         write(tables, args.tables)
         print(f"tables  {args.tables}")
     return 0
-
-
-@contextmanager
-def _progress(questions: int) -> Iterator[tuple[Callable[[str, int, int], None], Callable[[Step], None]]]:
-    """Bars for phases (what, done, of how many) and for the engine's steps."""
-    with _bars() as bars:
-        phases: dict[str, Any] = {}
-        live: dict[str, Step] = {}
-        done = 0
-
-        def phase(what: str, done: int, of: int) -> None:
-            if what not in phases:
-                phases[what] = bars.add_task(what, total=of)
-            bars.update(phases[what], completed=done, total=max(of, 1))
-
-        def step(progress: Step) -> None:
-            nonlocal done
-            live[progress.question] = progress
-            if progress.phase == "done":
-                done += 1
-                del live[progress.question]
-            phase("questions", done, questions)
-            if "now" not in phases:
-                phases["now"] = bars.add_task("", total=1)
-            # Several questions at work, here or on a cluster, are shown as one.
-            what = f"{progress.question}: {progress.phase}" if len(live) < 2 else f"{len(live)} questions at work"
-            made, planned = (sum(getattr(each, name) for each in live.values()) for name in ("done", "planned"))
-            bars.update(phases["now"], description=what, completed=made, total=max(planned, 1))
-
-        yield phase, step
-
-
-def _bars() -> Progress:
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        ProgressColumn,
-        SpinnerColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-    from rich.text import Text
-
-    class Rate(ProgressColumn):
-        def render(self, task: Any) -> Text:
-            return Text(f"{task.speed:,.1f}/s" if task.speed else "", style="dim")
-
-    what = TextColumn("{task.description:36}")
-    left = TimeRemainingColumn(elapsed_when_finished=True)
-    return Progress(SpinnerColumn(), what, BarColumn(), MofNCompleteColumn(), Rate(), left, transient=True)
 
 
 if __name__ == "__main__":

@@ -42,8 +42,8 @@ LOCAL = "local"
 class Cluster:
     """What to ask of Ray.
 
-    `workers` questions are worked on at a time (`None`: as many as there is room for), each on `gpus` GPUs. `apart` names
-    teachers that get actors of their own, and the GPUs of each. `None` GPUs: one where the cluster has any.
+    `workers` questions are worked on at a time (`None`: as many as there is room for), each on `gpus` GPUs. `apart`
+    names teachers that get actors of their own, and the GPUs of each. `None` GPUs: one where the cluster has any.
     """
 
     address: str = LOCAL
@@ -53,7 +53,8 @@ class Cluster:
 
     def check(self, study: Study) -> None:
         """Refuses what cannot be, before anything is started."""
-        if (self.workers is not None and self.workers < 1) or min(each or 0 for each in (self.gpus, *self.apart.values())) < 0:
+        asked = [each for each in (self.gpus, *self.apart.values()) if each is not None]
+        if (self.workers is not None and self.workers < 1) or min(asked, default=0) < 0:
             raise OpdAlignError("at least one worker is needed, and GPUs cannot be negative")
         models = {role.name: role.model for role in study.roles}
         for name in self.apart:
@@ -122,7 +123,8 @@ class _Team:
         ready, manifest = self._prepared()
         ready.warn()
         with RunDirectory(self.path, manifest, reuse=self.reuse) as run:
-            shown, pool = self.ray.put(ready.demonstrations), ActorPool(self.workers)
+            shown = self.ray.put(ready.demonstrations)
+            pool: Any = ActorPool(self.workers)
             for at in range(len(ready.questions)):
                 pool.submit(lambda worker, at: worker.analyze.remote(at, ready.questions[at], shown), at)
             parts: dict[int, Part] = {}
@@ -353,8 +355,8 @@ def _connected(ray: Any, address: str) -> Iterator[None]:
         ray.init(address, log_to_driver=False, logging_level="warning", **options)
     except (OSError, ValueError, RuntimeError) as error:
         raise OpdAlignError(
-            f"cannot reach a Ray cluster at {address!r}: {_first_line(error)}; start one with ray start --head, or leave "
-            "the address out to use this machine alone"
+            f"cannot reach a Ray cluster at {address!r}: {_first_line(error)}; start one with ray start --head, or "
+            "leave the address out to use this machine alone"
         ) from error
     try:
         yield
@@ -375,8 +377,8 @@ def _room(ray: Any, cluster: Cluster, questions: int) -> tuple[int, float, dict[
         room = min(room, int((there.get("GPU", 0) - sum(apart.values())) / gpus))
     if room < 1:
         raise OpdAlignError(
-            f"the cluster has {there.get('CPU', 0):g} CPUs and {there.get('GPU', 0):g} GPUs; {len(cluster.apart)} teachers "
-            f"of their own leave no room for a worker with 1 CPU and {gpus:g} GPUs. If it will grow, say how many workers"
+            f"the cluster has {there.get('CPU', 0):g} CPUs and {there.get('GPU', 0):g} GPUs; with {len(apart)} teachers "
+            f"apart there is no room for a worker on 1 CPU and {gpus:g} GPUs. If it will grow, say how many workers"
         )
     return min(room, questions), gpus, apart
 

@@ -38,8 +38,8 @@ class ServerGone(OpdAlignError):
 class Line:
     """How to talk to servers.
 
-    `concurrency` bounds the calls under way at each of them, `samples_per_call` the rollouts that one lost answer costs.
-    `timeout_s` is for one whole answer. `patience_s` is how long a call goes on trying after its first failure.
+    `concurrency` bounds the calls under way at each of them, `samples_per_call` the rollouts that one lost answer
+    costs. `timeout_s` is for one whole answer. `patience_s` is how long a call goes on trying after its first failure.
     """
 
     concurrency: int = 32

@@ -135,9 +135,8 @@ def joined_manifest(manifests: Mapping[str, Mapping[str, Any]]) -> dict[str, Any
         if twice:
             raise RunMismatch(f"question {min(twice)!r} of {name!r} is also in a run before it; each may come once")
         whole["questions"] |= other["questions"]
-        whole["prompts"] = {
-            speaker: _sum_of([digest, other["prompts"][speaker]]) for speaker, digest in whole["prompts"].items()
-        }
+        for speaker, digest in other.get("prompts", {}).items():
+            whole["prompts"][speaker] = _sum_of([whole["prompts"][speaker], digest])
         whole["made_with"] += [each for each in other["made_with"] if each not in whole["made_with"]]
     return dict(whole)
 

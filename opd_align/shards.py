@@ -1,9 +1,9 @@
 """Files that are whole or absent: atomic writing, and batches of rollouts as Parquet.
 
-A file appears under its final name only when all of it is there: on a disk by a temporary name, fsync, rename and fsync
-of the folder, in an object store by one put. A shard is one batch: a row per rollout, then a row per failure, and a digest of all of it in the schema's
-metadata, so that a shard either gives back exactly the batch that was written or is known to be damaged. This room
-knows rollouts and files; it does not know which batches a run needs.
+A file appears under its final name only when all of it is there: on a disk by a temporary name, fsync, rename and
+fsync of the folder, in an object store by one put. A shard is one batch: a row per rollout, then a row per failure, and
+a digest of all of it in the schema's metadata, so that a shard either gives back exactly the batch that was written or
+is known to be damaged. This room knows rollouts and files; it does not know which batches a run needs.
 """
 
 from __future__ import annotations

@@ -214,9 +214,10 @@ class RunDirectory:
                 stored = None  # nothing was finished yet, so nothing can be mixed up
             if stored is not None:
                 refuse_other(self.path, stored, manifest)
-            makers = (stored or {}).get("made_with", [])
-            if versions() not in makers:
-                text = json.dumps({**manifest, "made_with": [*makers, versions()]}, indent=1, ensure_ascii=False)
+            makers = (stored or manifest).get("made_with", [])
+            if stored is None or versions() not in makers:
+                makers = [*makers, *([] if versions() in makers else [versions()])]
+                text = json.dumps({**manifest, "made_with": makers}, indent=1, ensure_ascii=False)
                 write_file(self.path / MANIFEST, f"{text}\n".encode())
             if fresh and not isinstance(self.path, Remote):
                 sync_folder(self.path.absolute().parent)

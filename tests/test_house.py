@@ -39,12 +39,23 @@ MAY_IMPORT: dict[str, set[str]] = {
     "chat": {"types"},
     "teachers": {"types", "chat", "tasks"},
     "demonstrations": {"types", "teachers"},
-    "screen": {"types", "metrics", "manifest", "place", "shards", "shelf", "store", "tasks", "teachers", "demonstrations"},
+    "screen": {
+        "types",
+        "metrics",
+        "manifest",
+        "place",
+        "shards",
+        "shelf",
+        "store",
+        "tasks",
+        "teachers",
+        "demonstrations",
+    },
     "models": {"types", "embedded"},
     "report": {"types", "metrics", "alignment", "engine", "place", "screen", "teachers", "report"},
 }
 # Those that wire everything together.
-for room in ("config", "study", "cluster", "merge", "plan", "cli"):
+for room in ("config", "study", "cluster", "merge", "plan", "bars", "cli"):
     MAY_IMPORT[room] = set(MAY_IMPORT)
 
 PUBLIC = [

@@ -65,7 +65,7 @@ class ServerStudent:
     end_tokens: tuple[int, ...]
     scorer: Scorer
     sampling: Sampling
-    line: Line = Line()
+    line: Line = field(default_factory=Line)
 
     def __post_init__(self) -> None:
         httpx_library()
@@ -193,7 +193,7 @@ class ServerTeacher:
     model: str
     prompt: Prompt
     top: int = 20
-    line: Line = Line()
+    line: Line = field(default_factory=Line)
 
     @property
     def fingerprint(self) -> str:

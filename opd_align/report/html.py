@@ -45,9 +45,7 @@ def write_report(analysis: Analysis, path: Address, *, title: str = "Alignment r
     try:
         file.write_text(report_html(analysis, title=title), encoding="utf-8")
     except OSError as error:
-        raise OpdAlignError(
-            f"cannot write the report to {str(file)!r}: {why(error)}; choose another place"
-        ) from error
+        raise OpdAlignError(f"cannot write the report to {str(file)!r}: {why(error)}; choose another place") from error
     return file
 
 

@@ -54,9 +54,7 @@ def write(parts: Sequence[Table], folder: Address) -> list[Place]:
         for name, text in texts.items():
             (target / name).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise OpdAlignError(
-            f"cannot write tables to {str(target)!r}: {why(error)}; choose another folder"
-        ) from error
+        raise OpdAlignError(f"cannot write tables to {str(target)!r}: {why(error)}; choose another folder") from error
     return [target / name for name in texts]
 
 

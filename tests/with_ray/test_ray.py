@@ -144,7 +144,7 @@ def test_a_teacher_apart_scores_to_the_bit(cluster: None, alone: Path, tmp_path:
         (["--apart", "Techer"], "no teacher 'Techer' to set apart; there are: Self-1C, teacher"),
         (["--apart", "Self-1C"], "is the student with a context"),
         (["--apart", "teacher=many"], "NAME or NAME=GPUS"),
-        (["--gpus-per-worker", "1"], "leave no room for a worker with 1 CPU and 1 GPUs"),
+        (["--gpus-per-worker", "1"], "no room for a worker on 1 CPU and 1 GPUs"),
         (["--student", "exact"], "exact worlds need no cluster"),
         (["--set", "sampling.max_tokens=100000"], "do not fit the context"),  # found by a worker
     ],
