@@ -377,8 +377,8 @@ def _room(ray: Any, cluster: Cluster, questions: int) -> tuple[int, float, dict[
         room = min(room, int((there.get("GPU", 0) - sum(apart.values())) / gpus))
     if room < 1:
         raise OpdAlignError(
-            f"the cluster has {there.get('CPU', 0):g} CPUs and {there.get('GPU', 0):g} GPUs; with {len(apart)} teachers "
-            f"apart there is no room for a worker on 1 CPU and {gpus:g} GPUs. If it will grow, say how many workers"
+            f"the cluster has {there.get('CPU', 0):g} CPUs and {there.get('GPU', 0):g} GPUs; with {len(apart)} teachers"
+            f" apart there is no room for a worker on 1 CPU and {gpus:g} GPUs. If it will grow, say how many workers"
         )
     return min(room, questions), gpus, apart
 

@@ -192,17 +192,19 @@ def test_what_a_store_says_is_an_os_error() -> None:
     class Refusing:
         def invalidate_cache(self) -> None: ...
 
-        def info(self, path: str) -> Any:
+        def ls(self, path: str, detail: bool) -> list[str]:
+            return []
+
+        def info(self, *_: Any) -> Any:
             raise RuntimeError("no credentials")
 
-        pipe_file = ls = info
+        pipe_file = info
 
     remote = Remote(Refusing(), "b/run", "s3://b/run")
     with pytest.raises(OSError, match="RuntimeError: no credentials"):
         remote.exists()
     with pytest.raises(OpdAlignError, match=r"cannot work in 's3://b/run': RuntimeError: no credentials"):
         RunDirectory(remote, {})
-    Refusing.ls = lambda self, path, detail: []  # may look, may not write
     with pytest.raises(OpdAlignError, match=r"could not write to 's3://b/run': RuntimeError: no credentials"):
         Shelf(remote).write("batch", Batch(Rollouts.of([[1]]), ["q"]))
 
