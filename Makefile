@@ -8,10 +8,11 @@ VLLM_STAMP := .venv-vllm/.installed
 BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
 # Tests that need a model, an engine, a browser or several processes have suites of their own.
-UNMARKED := not real and not vllm and not browser and not distributed and not training
+UNMARKED := not real and not vllm and not browser and not distributed and not training and not ray
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-browser test-distributed test-real test-training test-vllm bench bench-vllm demo clean
+.PHONY: help setup check format test test-browser test-distributed test-ray test-s3 test-real test-training test-vllm \
+	bench bench-vllm demo clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +68,25 @@ test-distributed: $(DEEPSPEED_STAMP) ## trainings in two processes: DDP, ZeRO-2,
 
 test-training: setup ## the examples that train, for a few steps
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile -m training $(ARGS)
+
+RAY_STAMP := .venv/.installed-ray
+$(RAY_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'ray>=2.50,<3'
+	@touch $@
+
+test-ray: $(RAY_STAMP) ## a study on real Ray actors of this machine, some of which are killed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/with_ray $(ARGS)
+
+# A server that speaks S3, on loopback, and what speaks to it: botocore wants an older dateutil than our pins have.
+S3_STAMP := .venv-s3/.installed
+$(S3_STAMP): pyproject.toml
+	$(PYTHON) -m venv .venv-s3
+	@echo '*' > .venv-s3/.gitignore
+	.venv-s3/bin/python -m pip install --quiet --disable-pip-version-check -e . 'pytest>=9.0,<10' s3fs==2026.9.0 'moto[s3,server]==5.2.5'
+	@touch $@
+
+test-s3: $(S3_STAMP) ## run directories in an object store: a server that speaks S3, on this machine
+	.venv-s3/bin/python -m pytest tests/test_place.py $(ARGS)
 
 test-real: $(REAL_STAMP) ## SmolLM2-135M-Instruct answers real questions
 	$(BIN)/python -m pytest -m real $(ARGS)

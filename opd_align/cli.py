@@ -6,7 +6,6 @@ Heavy imports wait until a command runs, so that `--help` answers at once.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from opd_align import commands
+from opd_align.place import place
 
-    from opd_align.config import StudyConfig
-    from opd_align.engine import Analysis
-    from opd_align.search import Progress as Step
-    from opd_align.study import Study
+if TYPE_CHECKING:
+    from opd_align.place import Place
 
 ABOUT = """\
 At each token of a student's reasoning, does the teacher's distillation update point toward success?
@@ -31,6 +28,7 @@ At each token of a student's reasoning, does the teacher's distillation update p
   opd-align report runs/first                          tables and report of a finished run
   opd-align compare runs/first runs/second             several runs side by side
   opd-align dashboard OUTPUT_DIR                       watch a training that has the callback
+  opd-align merge runs/first runs/second --out DIR     runs of several machines as one
 """
 
 ANALYZE = """\
@@ -44,6 +42,7 @@ Every finished batch is on disk: interrupted, the same command goes on where it 
   opd-align analyze --estimator pooled --reuse runs/first --out runs/pooled      same rollouts, other counting
   opd-align analyze --dry-run                                                    the plan, and what it will cost
   opd-align analyze --student exact --worlds 8                                   worlds whose truth is known
+  opd-align analyze --config boolq_qwen3_0.6b --engine ray --ray-address auto --out s3://bucket/boolq   on a cluster
 """
 
 SCREEN = """\
@@ -67,6 +66,15 @@ Prints the tables of a finished run directory, and writes them anew where asked.
 
   opd-align report runs/first
   opd-align report runs/first --html report.html --tables tables/       Markdown, LaTeX and CSV
+"""
+
+MERGE = """\
+Joins finished runs that share student, teachers, grader and settings, and differ in their questions: what one run on
+all questions would have made. Nothing is sampled again.
+
+  opd-align analyze --config boolq.yaml --limit 100 --out runs/first                                  one machine
+  opd-align analyze --config boolq.yaml --limit 100 --set questions.offset=100 --out runs/second      another
+  opd-align merge runs/first runs/second --out runs/boolq
 """
 
 COMPARE = """\
@@ -135,14 +143,14 @@ def _spoken_warnings() -> Iterator[None]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("opd-align", description=ABOUT, formatter_class=_Formatter)
     parser.add_argument("--version", action="store_true", help="show the version and exit")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    parsers = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     def command(name: str, run: Callable[[argparse.Namespace], int], help: str, text: str) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=help, description=text, formatter_class=_Formatter)
+        added = parsers.add_parser(name, help=help, description=text, formatter_class=_Formatter)
         added.set_defaults(run=run)
         return added
 
-    analyze = command("analyze", _analyze, "measure alignment, token by token", ANALYZE)
+    analyze = command("analyze", commands.analyze, "measure alignment, token by token", ANALYZE)
     _study_arguments(analyze)
     work = analyze.add_argument_group("the work (defaults are the configuration's)")
     work.add_argument("--initial", type=int, metavar="G", help="initial rollouts a question")
@@ -154,34 +162,55 @@ def _parser() -> argparse.ArgumentParser:
     work.add_argument("--n-sig", type=float, metavar="N", help="effective visits a child needs")
     work.add_argument("--backend", metavar="NAME", help="who samples: hf, vllm or server")
     work.add_argument("--batch", type=int, metavar="N", help="rollouts asked for at a time")
-    work.add_argument("--workers", type=int, default=1, metavar="N", help="questions worked on at a time (default: 1)")
+    work.add_argument("--workers", type=int, metavar="N", help="questions worked on at a time (default: 1)")
     work.add_argument(
-        "--reuse", type=Path, metavar="DIR", help="take rollouts from another run where they are the same"
+        "--reuse", type=_place, metavar="DIR", help="take rollouts from another run where they are the same"
     )
-    work.add_argument("--dry-run", action="store_true", help="print the plan, sample a little to time it, and stop")
+    cost = analyze.add_argument_group("the plan")
+    cost.add_argument("--dry-run", action="store_true", help="print the plan, sample a little to time it, and stop")
+    cost.add_argument("--gpus", type=int, default=1, metavar="N", help="how many share the work (default: %(default)s)")
+    cost.add_argument("--tokens-per-second", type=float, metavar="N", help="of one GPU (default: measured)")
+    cost.add_argument("--dollars-per-gpu-hour", type=float, metavar="N", help="for the price")
+    cost.add_argument("--calibrate-from", type=_place, metavar="DIR", help="a small finished run to predict from")
+    many = analyze.add_argument_group("on a cluster (--engine ray; --workers are as many as there is room for)")
+    many.add_argument(
+        "--engine", choices=("local", "ray"), default="local", help="who does the work: this process, or Ray"
+    )
+    many.add_argument(
+        "--ray-address", metavar="ADDRESS", default="local", help="auto for a running cluster; default: none"
+    )
+    many.add_argument("--gpus-per-worker", type=float, metavar="N", help="default: 1 where the cluster has GPUs")
+    many.add_argument(
+        "--apart", metavar="LIST", default="", help="teachers with actors of their own, as NAME or NAME=GPUS"
+    )
     world = analyze.add_argument_group("exact worlds (--student exact)")
     world.add_argument("--worlds", type=int, default=6, metavar="N", help="how many (default: %(default)s)")
     world.add_argument("--length", type=int, default=120, help="typical completion length (default: %(default)s)")
     world.add_argument("--forks", type=float, default=1 / 3, help="share of forking positions (default: 0.33)")
     world.add_argument("--stakes", type=float, default=1.0, help="how much forks matter (default: %(default)s)")
-    analyze.add_argument("--out", type=Path, metavar="DIR", help="run directory (default: one under runs/)")
+    analyze.add_argument(
+        "--out", type=_place, metavar="DIR", help="run directory, or an address such as s3://... (default: under runs/)"
+    )
 
-    screen = command("screen", _screen, "pass rates by context and difficulty", SCREEN)
+    screen = command("screen", commands.screen, "pass rates by context and difficulty", SCREEN)
     _study_arguments(screen)
     screen.add_argument(
-        "--out", type=Path, metavar="DIR", required=True, help="run directory; continued if it is there"
+        "--out", type=_place, metavar="DIR", required=True, help="run directory; continued if it is there"
     )
-    prompt = command("show-prompt", _show_prompt, "what student and teachers read", PROMPT)
+    prompt = command("show-prompt", commands.show_prompt, "what student and teachers read", PROMPT)
     _study_arguments(prompt)
-    prompt.add_argument("--demonstrations-from", type=Path, metavar="DIR", help="a finished screening")
-    report = command("report", _report, "tables and report of a run directory", REPORT)
-    report.add_argument("directory", type=Path, metavar="DIR", help="what was given to analyze --out")
-    report.add_argument("--html", type=Path, metavar="FILE", help="write the report")
-    report.add_argument("--tables", type=Path, metavar="FOLDER", help="write the tables as Markdown, LaTeX and CSV")
-    compare = command("compare", _compare, "several runs side by side", COMPARE)
-    compare.add_argument("directories", type=Path, nargs="+", metavar="DIR", help="finished run directories")
-    compare.add_argument("--tables", type=Path, metavar="FOLDER", help="write the tables as Markdown, LaTeX and CSV")
-    dashboard = command("dashboard", _dashboard, "watch a training that has the callback", DASHBOARD)
+    prompt.add_argument("--demonstrations-from", type=_place, metavar="DIR", help="a finished screening")
+    report = command("report", commands.report, "tables and report of a run directory", REPORT)
+    report.add_argument("directory", type=_place, metavar="DIR", help="what was given to analyze --out")
+    report.add_argument("--html", type=_place, metavar="FILE", help="write the report")
+    report.add_argument("--tables", type=_place, metavar="FOLDER", help="write the tables as Markdown, LaTeX and CSV")
+    merge = command("merge", commands.merge, "runs of several machines as one", MERGE)
+    merge.add_argument("directories", type=_place, nargs="+", metavar="DIR", help="finished runs of other questions")
+    merge.add_argument("--out", type=_place, metavar="DIR", required=True, help="the run directory to make")
+    compare = command("compare", commands.compare, "several runs side by side", COMPARE)
+    compare.add_argument("directories", type=_place, nargs="+", metavar="DIR", help="finished run directories")
+    compare.add_argument("--tables", type=_place, metavar="FOLDER", help="write the tables as Markdown, LaTeX and CSV")
+    dashboard = command("dashboard", commands.dashboard, "watch a training that has the callback", DASHBOARD)
     dashboard.add_argument("directory", type=Path, metavar="OUTPUT_DIR", help="the trainer's output_dir")
     dashboard.add_argument(
         "--out", type=Path, metavar="FILE", help="where the page goes (default: OUTPUT_DIR/opd_align/dashboard.html)"
@@ -189,6 +218,15 @@ def _parser() -> argparse.ArgumentParser:
     dashboard.add_argument("--port", type=int, default=0, metavar="N", help="serve on this port (default: a free one)")
     dashboard.add_argument("--once", action="store_true", help="write the page and stop")
     return parser
+
+
+def _place(text: str) -> Place:
+    from opd_align.types import OpdAlignError
+
+    try:
+        return place(text)
+    except OpdAlignError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _study_arguments(parser: argparse.ArgumentParser) -> None:
@@ -206,255 +244,9 @@ def _study_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any key, dots for depth")
 
 
-SHORT = {
-    "student": "student", "teachers": "teachers", "task": "task", "data": "questions.file", "limit": "questions.limit",
-    "questions_from": "questions.screening", "bins": "questions.bins", "seed": "seed", "initial": "budget.initial",
-    "targeted": "budget.targeted", "seconds": "budget.seconds", "allocation": "budget.allocation",
-    "estimator": "estimator", "objectives": "objectives", "n_sig": "rules.n_sig", "backend": "student.backend",
-    "batch": "batch",
-}  # fmt: skip
-"""Flags, and the keys they are short for."""
-
-
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=28, width=100)
-
-
-def _config(args: argparse.Namespace) -> StudyConfig:
-    from opd_align.config import read_config
-
-    given = {key: getattr(args, flag) for flag, key in SHORT.items() if getattr(args, flag, None) is not None}
-    flags = [f"{key}={json.dumps(value)}" for key, value in given.items()]
-    if args.seed is not None:
-        flags.append(f"rules.seed={args.seed}")
-    named = args.config or (None if args.student else "demo")
-    return read_config(named, [*flags, *args.set])
-
-
-def _study(args: argparse.Namespace) -> Study:
-    from opd_align.study import Study
-
-    study = Study(_config(args))
-    study.check()
-    return study
-
-
-def _analyze(args: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from opd_align.report.html import write_report
-    from opd_align.report.tables import all_tables, write_tables
-    from opd_align.shelf import ROLLOUTS
-    from opd_align.store import check_directory
-    from opd_align.types import OpdAlignError
-
-    config = _config(args)
-    if args.workers < 1:
-        raise OpdAlignError(f"--workers must be at least 1, not {args.workers}")
-    if config.student.model == "exact":
-        analysis = _exact(args, config)
-    else:
-        from opd_align.study import Study
-
-        study = Study(config)
-        study.check()
-        args.out = args.out or Path("runs") / study.name
-        check_directory(args.out, "analysis")
-        if args.reuse is not None and not (args.reuse / ROLLOUTS).is_dir():
-            raise OpdAlignError(f"{str(args.reuse)!r} is no run directory: it has no rollouts to reuse")
-        if args.dry_run:
-            from opd_align.plan import plan
-
-            Console().print(plan(study, args.out))
-            return 0
-        with _progress(len(study.questions)) as (phase, step):
-            analysis = study.analyze(args.out, on_phase=phase, on_progress=step, workers=args.workers, reuse=args.reuse)
-    Console().print(all_tables(analysis))
-    _say(analysis)
-    write_tables(analysis, args.out / "tables")
-    page = write_report(analysis, args.out / "report.html", title=str(args.out.name))
-    print(f"run directory  {args.out}")
-    print(f"tables         {args.out / 'tables'}")
-    print(f"report         {page.resolve().as_uri()}")
-    return 0
-
-
-def _say(analysis: Analysis) -> None:
-    """The verdict in plain words, as the report has it."""
-    from opd_align.report.slices import Slices
-    from opd_align.report.verdicts import verdict
-
-    told = verdict(Slices(analysis.nodes), analysis.settings.objectives[0].name)
-    print("\n".join([told.headline, *told.points]), end="\n\n")
-
-
-def _exact(args: argparse.Namespace, config: StudyConfig) -> Analysis:
-    from opd_align.backends.exact import ExactFamily
-    from opd_align.store import analyze_into
-    from opd_align.types import OpdAlignError
-
-    if args.worlds < 1:
-        raise OpdAlignError(f"--worlds must be at least 1, not {args.worlds}")
-    seed, settings = config.seed, config.settings()
-    family = ExactFamily.random(seed, args.worlds, length=args.length, forks=args.forks, stakes=args.stakes)
-    teachers = [
-        family.teacher("tilted", lambda world: world.tilted_teacher(seed=seed)),
-        family.teacher("style", lambda world: world.style_teacher(seed=seed)),
-        family.teacher("adversarial", lambda world: world.adversarial_teacher(seed=seed)),
-    ]
-    args.out = args.out or Path("runs") / f"exact-{seed}"
-    with _progress(args.worlds) as (_, step):
-        return analyze_into(
-            args.out, family, teachers, family.questions, family, settings=settings, on_progress=step,
-            workers=args.workers, reuse=args.reuse,
-        )  # fmt: skip
-
-
-def _screen(args: argparse.Namespace) -> int:
-    from opd_align.store import check_directory
-
-    check_directory(args.out, "screening")
-    study = _study(args)
-    with _progress(0) as (phase, _):
-        study.screen(on_progress=phase).into(args.out, study.questions)
-    _screening(args.out, args.out / "tables")
-    print(
-        f"the screening is in {args.out}; to analyze its questions: opd-align analyze --questions-from {args.out} ..."
-    )
-    return 0
-
-
-def _screening(directory: Path, folder: Path | None) -> int:
-    from rich.console import Console
-
-    from opd_align.report.screening import screening_tables
-    from opd_align.report.tables import rendered, write
-    from opd_align.screen import load_screening
-
-    tables = screening_tables(*load_screening(directory))
-    Console().print(rendered(tables))
-    if folder is not None:
-        write(tables, folder)
-    return 0
-
-
-def _show_prompt(args: argparse.Namespace) -> int:
-    from dataclasses import replace
-
-    from opd_align.screen import load_screening
-
-    study = _study(args)
-    found = load_screening(args.demonstrations_from)[1] if args.demonstrations_from else None
-    for question in study.questions:
-        for role in [None, *study.roles]:
-            context = role.context if role else None
-            shown = found or ({question.id: context.placeholders(question)} if context else {})
-            prompting = replace(study.prompting_of(role), context=context, demonstrations=shown)
-            print(f"── {question.id} · {role.name if role else 'student'} · {len(prompting(question)):,} tokens")
-            print(prompting.shown(question))
-            print()
-    return 0
-
-
-def _report(args: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from opd_align.manifest import read_manifest
-    from opd_align.report.html import write_report
-    from opd_align.report.tables import all_tables, write_tables
-    from opd_align.store import MANIFEST, RunDirectory
-
-    if (read_manifest(args.directory / MANIFEST) or {}).get("kind") == "screening":
-        return _screening(args.directory, args.tables)
-    analysis = RunDirectory.load(args.directory)
-    Console().print(all_tables(analysis))
-    _say(analysis)
-    if args.html:
-        print(f"report  {write_report(analysis, args.html, title=args.directory.name).resolve().as_uri()}")
-    if args.tables:
-        write_tables(analysis, args.tables)
-        print(f"tables  {args.tables}")
-    return 0
-
-
-def _compare(args: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from opd_align.report.tables import compare, rendered, write
-    from opd_align.store import RunDirectory
-
-    tables = compare({str(directory): RunDirectory.load(directory) for directory in args.directories})
-    Console().print(rendered(tables))
-    if args.tables:
-        write(tables, args.tables)
-        print(f"tables  {args.tables}")
-    return 0
-
-
-def _dashboard(args: argparse.Namespace) -> int:
-    from opd_align.report.history import training_folder
-    from opd_align.serve import Board, Server
-
-    folder = training_folder(args.directory)
-    board = Board(folder, title=args.directory.resolve().name)
-    if args.once:
-        print(f"page       {board.write(args.out or folder / 'dashboard.html').resolve().as_uri()}")
-        return 0
-    with Server(board, args.port) as server:
-        page = board.write(args.out or folder / "dashboard.html")
-        print(f"page       {page.resolve().as_uri()}")
-        print(f"dashboard  {server.url}    Ctrl-C ends it", flush=True)
-        try:
-            server.follow(page)
-        except KeyboardInterrupt:
-            print()
-    return 0
-
-
-@contextmanager
-def _progress(questions: int) -> Iterator[tuple[Callable[[str, int, int], None], Callable[[Step], None]]]:
-    """Bars for phases (what, done, of how many) and for the engine's steps."""
-    with _bars() as bars:
-        phases: dict[str, Any] = {}
-        seen: list[str] = []
-
-        def phase(what: str, done: int, of: int) -> None:
-            if what not in phases:
-                phases[what] = bars.add_task(what, total=of)
-            bars.update(phases[what], completed=done, total=max(of, 1))
-
-        def step(progress: Step) -> None:
-            if progress.question not in seen:
-                seen.append(progress.question)
-            phase("questions", len(seen) - 1, questions)
-            what = f"{progress.question}: {progress.phase}"
-            if "now" not in phases:
-                phases["now"] = bars.add_task(what, total=1)
-            bars.update(phases["now"], description=what, completed=progress.done, total=max(progress.planned, 1))
-
-        yield phase, step
-
-
-def _bars() -> Progress:
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        ProgressColumn,
-        SpinnerColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-    from rich.text import Text
-
-    class Rate(ProgressColumn):
-        def render(self, task: Any) -> Text:
-            return Text(f"{task.speed:,.1f}/s" if task.speed else "", style="dim")
-
-    what = TextColumn("{task.description:36}")
-    left = TimeRemainingColumn(elapsed_when_finished=True)
-    return Progress(SpinnerColumn(), what, BarColumn(), MofNCompleteColumn(), Rate(), left, transient=True)
 
 
 if __name__ == "__main__":

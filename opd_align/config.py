@@ -36,8 +36,8 @@ Backend = Literal["hf", "vllm", "server"]
 class ModelConfig:
     """A model: `model` is a folder, a .gguf file, a Hub name, or embedded:student / embedded:teacher.
 
-    `backend` says who samples; with `server`, `url` is its address and `served_as` the model's name there. Scoring
-    always loads the weights here.
+    `backend` says who samples; with `server`, `url` is its address, or those of several that serve the same, and
+    `served_as` the model's name there. Scoring always loads the weights here.
     """
 
     model: str
@@ -47,11 +47,13 @@ class ModelConfig:
     device: str = "auto"
     thinking: bool | None = None
     backend: Backend = "hf"
-    url: str | None = None
+    url: Sequence[str] = ()
     served_as: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if isinstance(self.url, str):
+            object.__setattr__(self, "url", (self.url,))
         if self.backend == "server" and not self.url:
             raise OpdAlignError(f"model {self.model!r} has backend server but no url")
         if self.backend != "server" and (self.url or self.served_as):

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from opd_align.alignment import CHILDREN, EstimatedPath, child_table, node_table
 from opd_align.estimate import PathEstimate, estimate
-from opd_align.search import Evidence, Progress, Settings, gather_abreast
+from opd_align.search import DONE, Evidence, Progress, Settings, gather_abreast
 from opd_align.tree import GenerationTree
 from opd_align.types import REWARD, Finish, Grader, OpdAlignError, PathScores, Question, Student, Teacher
 
@@ -120,7 +120,10 @@ def analyze(
             on_progress(progress)
 
     def analysed(group: Sequence[Question]) -> list[Part]:
-        return analyze_group(student, teachers, group, grader, settings=settings, on_progress=watched)
+        parts = analyze_group(student, teachers, group, grader, settings=settings, on_progress=watched)
+        for question in group:
+            watched(Progress(question.id, DONE, 1, 1))
+        return parts
 
     parts = _each(analysed, groups(questions, settings), workers, stop)
     return joined([part for group in parts for part in group], settings)

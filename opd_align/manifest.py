@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -22,12 +21,16 @@ import numpy as np
 from opd_align.alignment import Rules
 from opd_align.enrich import Budget
 from opd_align.objectives import OBJECTIVES, Ideal, Nodes, Objective
+from opd_align.place import Place
 from opd_align.search import Settings
 from opd_align.types import Floats, Grader, OpdAlignError, Question, Student, Teacher
 
-FORMAT = 2
+FORMAT = 3
 SHOWN = 12
 """How many differences are spelled out."""
+
+OWN = ("questions", "prompts", "made_with")
+"""What parts of one run may have of their own."""
 
 
 class RunMismatch(OpdAlignError):
@@ -76,7 +79,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def read_manifest(file: Path) -> dict[str, Any] | None:
+def read_manifest(file: Place) -> dict[str, Any] | None:
     """A stored manifest, `None` where there is none."""
     try:
         manifest = json.loads(file.read_bytes())
@@ -110,26 +113,52 @@ def settings_of(manifest: Mapping[str, Any]) -> Settings:
     return Settings(objectives=objectives, budget=budget, rules=rules, **stored)
 
 
-def refuse_other(folder: Path, stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def refuse_other(folder: Place, stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises `RunMismatch`, with every difference named, unless both describe the same run."""
-    there, here = (_flat({key: value for key, value in side.items() if key != "made_with"}) for side in (stored, now))
-    differing = [key for key in {**there, **here} if _shown(there, key, None) != _shown(here, key, None)]
-    lines = [f"  {key}: {_shown(there, key)} in the directory, {_shown(here, key)} now" for key in differing]
+    lines = _differences(stored, now, "in the directory", "now")
+    if lines:
+        raise RunMismatch(
+            f"{str(folder)!r} holds another run; choose another directory, or undo the difference:\n{lines}"
+        )
+
+
+def joined_manifest(manifests: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What one run on the questions of all would be, by the runs' names; refuses runs that differ in anything else."""
+    (first, manifest), *others = manifests.items()
+    whole = json.loads(json.dumps(manifest))
+    for name, other in others:
+        own, theirs = ({k: v for k, v in side.items() if k not in OWN} for side in (manifest, other))
+        lines = _differences(own, theirs, f"in {first}", f"in {name}")
+        if lines:
+            raise RunMismatch(f"{first!r} and {name!r} are no parts of one run:\n{lines}")
+        twice = whole["questions"].keys() & other["questions"].keys()
+        if twice:
+            raise RunMismatch(f"question {min(twice)!r} of {name!r} is also in a run before it; each may come once")
+        whole["questions"] |= other["questions"]
+        for speaker, digest in other.get("prompts", {}).items():
+            whole["prompts"][speaker] = _sum_of([whole["prompts"][speaker], digest])
+        whole["made_with"] += [each for each in other["made_with"] if each not in whole["made_with"]]
+    return dict(whole)
+
+
+def _differences(one: Mapping[str, Any], other: Mapping[str, Any], there: str, here: str) -> str:
+    """What differs, key by key, a line each; which versions were at work does not count."""
+    left, right = (_flat({key: value for key, value in side.items() if key != "made_with"}) for side in (one, other))
+    differing = [key for key in {**left, **right} if _shown(left, key, None) != _shown(right, key, None)]
+    lines = [f"  {key}: {_shown(left, key)} {there}, {_shown(right, key)} {here}" for key in differing]
     if not lines:
         # Rows follow the order in which things were given.
-        orders = zip(_orders(stored).items(), _orders(now).values(), strict=True)
-        lines = [f"  {key}: in another order now" for (key, before), after in orders if before != after]
-    if lines:
-        more = [f"  … and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
-        head = f"{str(folder)!r} holds another run; choose another directory, or undo the difference:"
-        raise RunMismatch("\n".join([head, *lines[:SHOWN], *more]))
+        orders = zip(_orders(one).items(), _orders(other).values(), strict=True)
+        lines = [f"  {key}: in another order {here}" for (key, before), after in orders if before != after]
+    more = [f"  … and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    return "\n".join([*lines[:SHOWN], *more])
 
 
 def _orders(manifest: Mapping[str, Any]) -> dict[str, list[str]]:
     return {
         "teachers": [*manifest.get("teachers", ())],
         "contexts": [*manifest.get("contexts", ())],
-        "questions": [*manifest["questions"]],
+        "questions": [*manifest.get("questions", ())],
         "objectives": [objective["name"] for objective in manifest["settings"].get("objectives", ())],
     }
 
@@ -172,12 +201,17 @@ def _speakers(student: Any, teachers: Sequence[Any]) -> list[Any]:
 
 
 def _prompts_digest(speaker: Any, questions: Sequence[Question]) -> str:
-    """All that a speaker reads before a completion, question by question."""
-    digest = blake2b(digest_size=8)
+    """All that a speaker reads before a completion; a sum over the questions, so that runs can be joined."""
+    digests = []
     for question in questions:
-        prompt = list(speaker.prompt(question))
-        digest.update(np.asarray([len(prompt), *prompt], ">u4").tobytes())
-    return digest.hexdigest()
+        digest = blake2b(f"{question.id}\0".encode(), digest_size=8)
+        digest.update(np.asarray(list(speaker.prompt(question)), ">u4").tobytes())
+        digests.append(digest.hexdigest())
+    return _sum_of(digests)
+
+
+def _sum_of(digests: Iterable[str]) -> str:
+    return f"{sum(int(digest, 16) for digest in digests) % 2**64:016x}"
 
 
 def _plain(value: Any) -> Any:

@@ -137,30 +137,44 @@ class Told:
         return torch.where(known, told, spread)
 
 
-def score_path(student: Side, teachers: Sequence[Side | Told], request: ScoreRequest, sampling: Sampling) -> PathScores:
+@dataclass(frozen=True)
+class Afar:
+    """A teacher whose body read the completion elsewhere: its last hidden states, and its output layer here.
+
+    Hidden states are a few thousand numbers a position where logits are 152,000, and give exactly those logits.
+    """
+
+    name: str
+    head: Any
+    hidden: Tensor
+
+
+def score_path(
+    student: Side, teachers: Sequence[Side | Afar | Told], request: ScoreRequest, sampling: Sampling
+) -> PathScores:
     """Student and teachers along one completion, each with its own prompt, position by position.
 
     The student's probabilities are those it samples with. A teacher's are at the same temperature, over the tokens
     that student and teachers all can say: vocabularies are padded to different lengths.
     """
     completion = np.asarray(request.completion, np.uint32)
-    local = [teacher for teacher in teachers if isinstance(teacher, Side)]
-    if len(local) < len(teachers) and sampling.temperature != 1:
+    whole = [teacher for teacher in teachers if not isinstance(teacher, Told)]
+    if len(whole) < len(teachers) and sampling.temperature != 1:
         raise OpdAlignError(
             "a teacher behind a server tells probabilities at temperature 1; sample the student there too"
         )
-    sides = [student, *local]
-    vocabulary = min(_vocabulary(side.model) for side in sides)
-    _check_tokens(completion, vocabulary)
+    sides: list[Side | Afar] = [student, *whole]
     with torch.no_grad():
-        heads = [_head(side) for side in sides]
-        hidden = [_hidden_states(side, [completion]) for side in sides]
+        heads = [side.head if isinstance(side, Afar) else output_layer(side) for side in sides]
+        vocabulary = min(int(head.weight.shape[0]) for head in heads)
+        _check_tokens(completion, vocabulary)
+        hidden = [side.hidden if isinstance(side, Afar) else hidden_states(side, [completion]) for side in sides]
         columns = _Columns(completion, [teacher.name for teacher in teachers])
         for start, stop in _chunks(len(completion), vocabulary * len(sides)):
             log_p = sampling.log_probs(heads[0](hidden[0][start:stop]))[..., :vocabulary]
             found = {
                 side.name: tempered(head(state[start:stop])[..., :vocabulary], sampling.temperature).to(log_p.device)
-                for side, head, state in zip(local, heads[1:], hidden[1:], strict=True)
+                for side, head, state in zip(whole, heads[1:], hidden[1:], strict=True)
             }
             found |= {each.name: each.log_probs(start, log_p) for each in teachers if isinstance(each, Told)}
             _reduce(log_p, [found[teacher.name] for teacher in teachers], request, start, columns)
@@ -172,10 +186,10 @@ def rollout_log_probs(side: Side, rollouts: Rollouts, sampling: Sampling) -> Flo
     _check_tokens(rollouts.tokens, _vocabulary(side.model))
     result = np.empty(len(rollouts.tokens))
     with torch.no_grad():
-        head = _head(side)
+        head = output_layer(side)
         for rows in _alike(rollouts.length_R, len(side.prompt)):
             completions = [rollouts.completion(int(row)) for row in rows]
-            scored = _log_probs(head, _hidden_states(side, completions), np.concatenate(completions), sampling)
+            scored = _log_probs(head, hidden_states(side, completions), np.concatenate(completions), sampling)
             ends = np.cumsum([len(completion) for completion in completions])[:-1]
             for row, values in zip(rows, np.split(scored, ends), strict=True):
                 result[rollouts.offsets[row] : rollouts.offsets[row + 1]] = values
@@ -210,7 +224,7 @@ def _body(model: Any) -> Any:
     return (model.get_base_model() if hasattr(model, "peft_config") else model).base_model
 
 
-def _head(side: Side) -> Any:
+def output_layer(side: Side) -> Any:
     """The model's output layer, after making sure that it and the body are all there is to the logits."""
     model, head = side.model, side.model.get_output_embeddings()
     few = torch.as_tensor([list(side.prompt[:4])], device=model.device)
@@ -226,7 +240,7 @@ def _head(side: Side) -> Any:
     return head
 
 
-def _hidden_states(side: Side, completions: Sequence[Tokens]) -> Tensor:
+def hidden_states(side: Side, completions: Sequence[Tokens]) -> Tensor:
     """Last hidden state before each token of the completions, one after the other: (tokens, d)."""
     lengths = [len(completion) for completion in completions]
     longest = len(side.prompt) + max(*lengths, 1) - 1  # the last token is scored, not read

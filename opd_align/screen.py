@@ -9,11 +9,9 @@ is listed with the reason. Everything sampled is in the run directory before it 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +20,7 @@ import pyarrow as pa
 from opd_align.demonstrations import Cast, Source, demonstrate
 from opd_align.manifest import FORMAT, question_digest, read_manifest
 from opd_align.metrics import Estimate, interval
+from opd_align.place import Address, place
 from opd_align.shards import DamagedFileError, read_table, table_bytes
 from opd_align.shelf import Recorded
 from opd_align.store import RunDirectory
@@ -213,7 +212,7 @@ class Screen:
     batch: int = 512
     on_progress: Callable[[str, int, int], None] = field(default=lambda what, done, of: None)
 
-    def into(self, path: str | os.PathLike[str], questions: Sequence[Question]) -> Screening:
+    def into(self, path: Address, questions: Sequence[Question]) -> Screening:
         """Screens into a run directory: new, or continued where it was left."""
         self._check(questions)
         grader = TextGrader(self.prompting.task, self.prompting.chat.said, self.student.end_tokens)
@@ -359,9 +358,9 @@ def recorded_cast(run: RunDirectory, cast: Cast) -> Cast:
     )
 
 
-def load_screening(path: str | os.PathLike[str]) -> tuple[Screening, dict[str, list[Demonstration]]]:
+def load_screening(path: Address) -> tuple[Screening, dict[str, list[Demonstration]]]:
     """A finished screening from its directory, with its demonstrations."""
-    folder = Path(path)
+    folder = place(path)
     manifest = read_manifest(folder / "manifest.json")
     if manifest is None or manifest.get("kind") != "screening":
         what = "is no screening" if manifest or folder.is_dir() else "does not exist"

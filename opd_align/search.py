@@ -39,6 +39,10 @@ BATCH = 8192
 """Rollouts asked for at a time, unless the settings say otherwise."""
 
 
+DONE = "done"
+"""The phase of a question's last progress."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """How an analysis is made; everything but the models and the questions.

@@ -1,9 +1,9 @@
 """Files that are whole or absent: atomic writing, and batches of rollouts as Parquet.
 
-A file appears under its final name only when all of it is on the disk (temporary name, fsync, rename, fsync of the
-folder). A shard is one batch: a row per rollout, then a row per failure, and a digest of all of it in the schema's
-metadata, so that a shard either gives back exactly the batch that was written or is known to be damaged. This room
-knows rollouts and files; it does not know which batches a run needs.
+A file appears under its final name only when all of it is there: on a disk by a temporary name, fsync, rename and
+fsync of the folder, in an object store by one put. A shard is one batch: a row per rollout, then a row per failure, and
+a digest of all of it in the schema's metadata, so that a shard either gives back exactly the batch that was written or
+is known to be damaged. This room knows rollouts and files; it does not know which batches a run needs.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from opd_align.place import Place, Remote, why
 from opd_align.types import Failure, Finish, Outcome, Rollouts
 
 TEMPORARY = ".tmp"
@@ -40,8 +42,6 @@ SCHEMA = pa.schema(
     ]
 )
 """Columns of a shard. A failure has a reason and no launch, outcome or tokens; a rollout has no reason."""
-
-_numbers = count()
 
 
 class DamagedFileError(Exception):
@@ -64,9 +64,12 @@ def batch_id(keys: Sequence[NDArray[np.uint64]], kind: str) -> str:
     return digest.hexdigest()
 
 
-def write_file(path: Path, data: bytes | memoryview) -> None:
+def write_file(path: Place, data: bytes | memoryview) -> None:
     """Puts a file in its place at once; raises `OSError`, and leaves nothing behind, when that is impossible."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{next(_numbers)}{TEMPORARY}")
+    if isinstance(path, Remote):
+        return path.write_bytes(data)
+    # A number of the process would not do: on a shared disk two machines may have the same one.
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}{TEMPORARY}")
     try:
         with temporary.open("xb", buffering=0) as file:
             rest = memoryview(data)
@@ -96,11 +99,11 @@ def remove_temporaries(folder: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-def set_aside(path: Path) -> Path:
+def set_aside(path: Place) -> str:
     """Renames a damaged file out of the way and returns its new name; it is never deleted."""
-    names = (path.with_name(f"{path.name}{DAMAGED}{'' if n == 1 else f'-{n}'}") for n in count(1))
-    aside = next(name for name in names if not name.exists())
-    path.rename(aside)
+    names = (f"{path.name}{DAMAGED}{'' if n == 1 else f'-{n}'}" for n in count(1))
+    aside = next(name for name in names if not path.with_name(name).exists())
+    path.rename(path.with_name(aside))  # type: ignore[arg-type]  # both are of one kind
     return aside
 
 
@@ -125,7 +128,7 @@ def read_table(data: bytes) -> pa.Table:
         raise DamagedFileError(str(error).splitlines()[0] if str(error) else type(error).__name__) from error
 
 
-def write_shard(path: Path, batch: Batch) -> None:
+def write_shard(path: Place, batch: Batch) -> None:
     """Writes one batch; its id is the file's stem. Writing the same batch again changes nothing."""
     rollouts, failures = batch.rollouts, batch.rollouts.failures
     rows, failed = len(rollouts), len(rollouts.failures)
@@ -146,7 +149,7 @@ def write_shard(path: Path, batch: Batch) -> None:
     write_file(path, table_bytes(pa.Table.from_arrays(columns, schema=schema)))
 
 
-def read_shard(path: Path) -> Batch | None:
+def read_shard(path: Place) -> Batch | None:
     """The batch of a shard, or `None` where there is no such file; raises `DamagedFileError`."""
     try:
         data = path.read_bytes()
@@ -155,7 +158,7 @@ def read_shard(path: Path) -> Batch | None:
     except PermissionError:
         raise
     except OSError as error:
-        raise DamagedFileError(error.strerror or str(error)) from error
+        raise DamagedFileError(why(error)) from error
     table = read_table(data)
     if not table.schema.equals(SCHEMA):
         raise DamagedFileError("its columns are not those of a shard")

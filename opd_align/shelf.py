@@ -7,18 +7,17 @@ who may work on it, is the business of `store`.
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from opd_align.place import Address, Place, place, why
 from opd_align.shards import DAMAGED, Batch, DamagedFileError, batch_id, read_shard, set_aside, write_shard
 from opd_align.types import (
     Floats,
@@ -43,10 +42,10 @@ class DamagedFile(UserWarning):
 class Shelf:
     """The rollouts of the run directory `path`; those of the run `reuse` serve too, where they are the same."""
 
-    def __init__(self, path: str | os.PathLike[str], *, reuse: str | os.PathLike[str] | None = None) -> None:
-        self.path = Path(path)
+    def __init__(self, path: Address, *, reuse: Address | None = None) -> None:
+        self.path = place(path)
         self.folder = self.path / ROLLOUTS
-        self.reuse = None if reuse is None else Path(reuse) / ROLLOUTS
+        self.reuse = None if reuse is None else place(reuse) / ROLLOUTS
         if self.reuse is not None and not self.reuse.is_dir():
             raise OpdAlignError(f"{str(reuse)!r} is no run directory: it has no rollouts to reuse")
 
@@ -63,7 +62,7 @@ class Shelf:
         except DamagedFileError as error:
             aside = set_aside(file)
             warnings.warn(
-                f"{file} is damaged ({error}); set aside as {aside.name}, its batch is sampled again",
+                f"{file} is damaged ({error}); set aside as {aside}, its batch is sampled again",
                 DamagedFile,
                 stacklevel=2,
             )
@@ -81,7 +80,7 @@ class Shelf:
             write()
         except OSError as error:
             raise OpdAlignError(
-                f"could not write to {str(self.path)!r}: {error.strerror}; {kept(self.folder)}. Put that right and "
+                f"could not write to {str(self.path)!r}: {why(error)}; {kept(self.folder)}. Put that right and "
                 "run the same again: it goes on from there, only the batch in flight is lost"
             ) from error
 
@@ -95,7 +94,7 @@ class Recorded:
         # Rows that the grader has seen and could not decide: they stay unknown and are not graded again.
         self._undecided = np.empty(0, np.uint64)
         self._mutex = threading.Lock()
-        self.sampled = self.reused = 0
+        self.sampled = self.reused = self.tokens = 0
 
     @property
     def end_tokens(self) -> Collection[int]:
@@ -119,6 +118,7 @@ class Recorded:
             self._shelf.write(name, batch)
             with self._mutex:
                 self.sampled += 1
+                self.tokens += int((batch.rollouts.length_R - batch.rollouts.launch_R).sum())
         else:
             with self._mutex:
                 self.reused += 1
@@ -175,7 +175,7 @@ class Recorded:
         return rollouts
 
 
-def kept(rollouts: Path) -> str:
+def kept(rollouts: Place) -> str:
     """How much is safe, for messages about what is not."""
     shards = sum(1 for _ in rollouts.glob("*.parquet"))
     damaged = sum(1 for _ in rollouts.glob(f"*{DAMAGED}*"))

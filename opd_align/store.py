@@ -4,6 +4,11 @@
     rollouts/*.parquet  one shard a batch, named by the content keys of its rollouts
     nodes.parquet, children.parquet, questions.parquet, tokens.parquet      the analysis
     summary.json        its main numbers; comes last and means finished
+    spent.json          what the work took; no part of the result
+
+The directory may lie on a shared disk or in an object store (`place`). Where nothing can be locked, as in a store, a
+second run of the same settings makes the same files again, and one of other settings is refused when it begins, or at
+the latest before it writes a result.
 
 The engine knows nothing of this. It is given a student and a grader that look on the disk first, asks the same
 batches in the same order after a resume, and gets the same rollouts: so a run that was killed ends like one that was
@@ -16,10 +21,11 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +33,7 @@ import pyarrow as pa
 from opd_align import alignment, metrics
 from opd_align.engine import Analysis, analyze, check, encoded
 from opd_align.manifest import describe, read_manifest, refuse_other, settings_of, versions
+from opd_align.place import Address, Place, Remote, place, why
 from opd_align.search import Progress, Settings
 from opd_align.shards import (
     TEMPORARY,
@@ -40,8 +47,9 @@ from opd_align.shards import (
 from opd_align.shelf import ROLLOUTS, Recorded, Shelf, kept
 from opd_align.types import Grader, OpdAlignError, Question, Student, Teacher
 
-MANIFEST, NODES, CHILDREN, QUESTIONS, TOKENS, SUMMARY, LOCK = (
-    "manifest.json", "nodes.parquet", "children.parquet", "questions.parquet", "tokens.parquet", "summary.json", "lock",
+MANIFEST, NODES, CHILDREN, QUESTIONS, TOKENS, SUMMARY, SPENT, LOCK = (
+    "manifest.json", "nodes.parquet", "children.parquet", "questions.parquet", "tokens.parquet", "summary.json",
+    "spent.json", "lock",
 )  # fmt: skip
 TEXTS = pa.schema([("token", pa.uint32()), ("text", pa.string())])
 
@@ -54,7 +62,7 @@ class RunBusy(OpdAlignError):
 
 
 def analyze_into(
-    path: str | os.PathLike[str],
+    path: Address,
     student: Student,
     teachers: Sequence[Teacher],
     questions: Iterable[Question],
@@ -63,7 +71,7 @@ def analyze_into(
     settings: Settings | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     workers: int = 1,
-    reuse: str | os.PathLike[str] | None = None,
+    reuse: Address | None = None,
 ) -> Analysis:
     """Like `analyze`, in a run directory: new, or continued where it was left. What is on disk is not sampled again.
 
@@ -74,21 +82,39 @@ def analyze_into(
     check(teachers, questions, settings)
     manifest = describe(student, teachers, questions, grader, settings)
     with RunDirectory(path, manifest, reuse=reuse) as run:
-        recorded = run.recorded(student, grader)
+        recorded, begin = run.recorded(student, grader), time.monotonic()
         analysis = analyze(
             recorded, teachers, questions, recorded, settings=settings, on_progress=on_progress, workers=workers
         )
-        run.finish(analysis)
+        run.finish(analysis, Spent(recorded.tokens, (time.monotonic() - begin) * min(workers, len(questions))))
     return analysis
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What work took: tokens sampled, and the seconds of all workers together, scoring and estimates included."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(self.tokens + other.tokens, self.seconds + other.seconds)
+
+    @staticmethod
+    def of(folder: Place) -> Spent:
+        """As a run tells it; nothing, where it does not."""
+        try:
+            told = json.loads((folder / SPENT).read_bytes())
+            return Spent(int(told["tokens"]), float(told["seconds"]))
+        except (OSError, ValueError, LookupError, TypeError):
+            return Spent()
 
 
 class RunDirectory:
     """A run directory opened for work; one process at a time. Use it as a context manager."""
 
-    def __init__(
-        self, path: str | os.PathLike[str], manifest: Mapping[str, Any], *, reuse: str | os.PathLike[str] | None = None
-    ) -> None:
-        self.path = Path(path)
+    def __init__(self, path: Address, manifest: Mapping[str, Any], *, reuse: Address | None = None) -> None:
+        self.path, self.manifest = place(path), manifest
         self.shelf = Shelf(self.path, reuse=reuse)
         try:
             fresh = _is_fresh(self.path)
@@ -96,7 +122,7 @@ class RunDirectory:
             self._lock = _locked(self.path / LOCK)
         except OSError as error:
             raise OpdAlignError(
-                f"cannot work in {str(self.path)!r}: {error.strerror}; choose another directory or make this one "
+                f"cannot work in {str(self.path)!r}: {why(error)}; choose another directory or make this one "
                 f"writable (a finished run can be read without writing: opd-align report {self.path})"
             ) from error
         try:
@@ -121,8 +147,14 @@ class RunDirectory:
         """Student (or sampler) and grader in one, both of which look on the disk before they ask the real ones."""
         return Recorded(self.shelf, student, grader)
 
-    def finish(self, analysis: Analysis) -> None:
+    def finish(self, analysis: Analysis, spent: Spent) -> None:
         """Writes the result; the summary last, since it says that the others are complete."""
+        stored = read_manifest(self.path / MANIFEST)
+        if stored is not None:  # by another run, where nothing could be locked
+            refuse_other(self.path, stored, self.manifest)
+        # A run that only read what was there has nothing to tell about speed.
+        if spent.tokens or not (self.path / SPENT).exists():
+            self.keep(SPENT, f"{json.dumps(asdict(Spent.of(self.path) + spent))}\n".encode())
         texts = pa.table([list(analysis.texts), list(analysis.texts.values())], schema=TEXTS)
         summary = json.dumps(metrics.summary(analysis.nodes), indent=1, sort_keys=True) + "\n"
 
@@ -141,9 +173,9 @@ class RunDirectory:
         self.shelf.guarded(lambda: write_file(self.path / name, content))
 
     @staticmethod
-    def load(path: str | os.PathLike[str]) -> Analysis:
+    def load(path: Address) -> Analysis:
         """The analysis of a finished run; needs no permission to write, no student and no lock."""
-        folder = Path(path)
+        folder = place(path)
         manifest = read_manifest(folder / MANIFEST)
         if manifest is None:
             what = "is not a run directory: it has no manifest.json" if folder.is_dir() else "does not exist"
@@ -176,23 +208,25 @@ class RunDirectory:
     def _begin(self, manifest: Mapping[str, Any], fresh: bool) -> None:
         def begin() -> None:
             for folder in (self.path, self.shelf.folder):
-                remove_temporaries(folder)
+                if not isinstance(folder, Remote):
+                    remove_temporaries(folder)
             stored = read_manifest(self.path / MANIFEST)
             if stored is not None and not (any(self.shelf.folder.iterdir()) or (self.path / NODES).exists()):
                 stored = None  # nothing was finished yet, so nothing can be mixed up
             if stored is not None:
                 refuse_other(self.path, stored, manifest)
-            makers = (stored or {}).get("made_with", [])
-            if versions() not in makers:
-                text = json.dumps({**manifest, "made_with": [*makers, versions()]}, indent=1, ensure_ascii=False)
+            makers = (stored or manifest).get("made_with", [])
+            if stored is None or versions() not in makers:
+                makers = [*makers, *([] if versions() in makers else [versions()])]
+                text = json.dumps({**manifest, "made_with": makers}, indent=1, ensure_ascii=False)
                 write_file(self.path / MANIFEST, f"{text}\n".encode())
-            if fresh:
+            if fresh and not isinstance(self.path, Remote):
                 sync_folder(self.path.absolute().parent)
 
         self.shelf.guarded(begin)
 
 
-def _is_fresh(folder: Path) -> bool:
+def _is_fresh(folder: Place) -> bool:
     """Whether a run begins here; refuses a folder that holds something else."""
     if not folder.exists():
         return True
@@ -203,21 +237,25 @@ def _is_fresh(folder: Path) -> bool:
     # A run that was killed in its first moments has a lock and an empty folder, but no manifest yet.
     others = [
         entry.name
-        for entry in sorted(folder.iterdir())
+        for entry in folder.iterdir()
         if entry.name not in (LOCK, ROLLOUTS, DEMONSTRATIONS) and not entry.name.endswith(TEMPORARY)
     ]
     if others or any((folder / ROLLOUTS).glob("*.parquet")):
         raise OpdAlignError(
-            f"{str(folder)!r} is not empty and not a run directory (it holds {(others or [ROLLOUTS])[0]!r} but no "
+            f"{str(folder)!r} is not empty and not a run directory (it holds {min(others, default=ROLLOUTS)!r} but no "
             f"{MANIFEST}); choose a new or an empty one"
         )
     return True
 
 
-def check_directory(path: str | os.PathLike[str], kind: str) -> None:
+def check_directory(path: Address, kind: str) -> None:
     """Refuses, before anything is loaded or written, a place where a run of this kind cannot be."""
-    folder = Path(path)
-    if not _is_fresh(folder):
+    folder = place(path)
+    try:
+        fresh = _is_fresh(folder)
+    except OSError as error:
+        raise OpdAlignError(f"cannot look into {str(folder)!r}: {why(error)}") from error
+    if not fresh:
         stored = read_manifest(folder / MANIFEST) or {}
         if stored.get("kind") != kind:
             raise OpdAlignError(
@@ -225,8 +263,10 @@ def check_directory(path: str | os.PathLike[str], kind: str) -> None:
             )
 
 
-def _locked(file: Path) -> int | None:
+def _locked(file: Place) -> int | None:
     """A handle that keeps other processes out until it is closed or the process dies, however it dies."""
+    if isinstance(file, Remote):
+        return None
     import fcntl  # absent on Windows, where finished runs can still be read
 
     handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)

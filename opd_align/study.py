@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 from opd_align.chat import Chat
@@ -20,6 +19,7 @@ from opd_align.demonstrations import Cast, Source, Trials, Ungraded, demonstrate
 from opd_align.engine import Analysis
 from opd_align.manifest import read_manifest
 from opd_align.models import Loaded, check_model, generation_configs, load_model, load_tokenizer, place_of, short_name
+from opd_align.place import Address, Place, place
 from opd_align.screen import Screen, demonstrations_manifest, load_screening, recorded_cast, unanswered, unfit, unserved
 from opd_align.store import DEMONSTRATIONS, RunDirectory, analyze_into
 from opd_align.tasks import Task, TextGrader, own_task, task
@@ -43,10 +43,28 @@ class Role:
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """What an analysis starts from: what the teachers are shown, which questions are asked, which are not, and why."""
+
+    demonstrations: Mapping[str, Sequence[Demonstration]]
+    questions: Sequence[Question]
+    left_out: Mapping[str, str]
+
+    def warn(self) -> None:
+        """Names the questions that cannot be compared fairly."""
+        for name, reason in self.left_out.items():
+            warnings.warn(f"question {name!r} is left out: {reason}", LeftOut, stacklevel=3)
+
+
+@dataclass(frozen=True)
 class Study:
-    """A configuration's objects, made when they are first asked for; `task`, `questions` and `roles` need no model."""
+    """A configuration's objects, made when they are first asked for; `task`, `questions` and `roles` need no model.
+
+    `elsewhere` has, by the names of teachers, what makes a teacher whose model is loaded in another process.
+    """
 
     config: StudyConfig
+    elsewhere: Mapping[str, Callable[[str, Prompting, float], Any]] = field(default_factory=dict)
 
     def check(self) -> None:
         """Everything that can go wrong before a model is loaded."""
@@ -195,7 +213,10 @@ class Study:
             if role.model is not None:
                 check_tokenizers(self.chat.tokenizer, prompting.chat.tokenizer, role.name)
             if role.model is not None and model.backend == "server":
-                made.append(ServerTeacher(role.name, model.url or "", model.served_as or model.model, prompting))
+                made.append(ServerTeacher(role.name, model.url, model.served_as or model.model, prompting))
+                continue
+            if role.name in self.elsewhere:
+                made.append(self.elsewhere[role.name](role.name, prompting, self.config.sampling.temperature))
                 continue
             made.append(HFTeacher(role.name, self._loaded(model).model, prompting))
         return made
@@ -207,7 +228,7 @@ class Study:
         return Prompting(self._chat(role.model or self.config.student), self.task, role.context)
 
     def demonstrated(
-        self, path: Path, on_progress: Callable[[str, int, int], None] | None = None
+        self, path: Place, on_progress: Callable[[str, int, int], None] | None = None
     ) -> dict[str, list[Demonstration]]:
         """What the contexts need: from the screening that the questions came from, or collected into `path`."""
         if not any(each.correct + each.wrong for each in self.contexts):
@@ -218,14 +239,14 @@ class Study:
         manifest = demonstrations_manifest(self.cast, self.contexts, self.questions)
         if self.config.questions.screening is not None:
             found = load_screening(self.config.questions.screening)[1]
-            if self._wrote(Path(self.config.questions.screening), manifest) and not unavailable(
+            if self._wrote(place(self.config.questions.screening), manifest) and not unavailable(
                 asked, self.contexts, found
             ):
                 return found
         with RunDirectory(path, manifest) as run:
             return demonstrate(recorded_cast(run, self.cast), self.contexts, asked, on_progress=on_progress)
 
-    def _wrote(self, screening: Path, mine: Mapping[str, Any]) -> bool:
+    def _wrote(self, screening: Place, mine: Mapping[str, Any]) -> bool:
         """Whether a screening's demonstrations are by the same writers as those of this study."""
         theirs = read_manifest(screening / "manifest.json") or {}
         same = mine["summariser"] in (None, theirs.get("summariser"))
@@ -242,23 +263,24 @@ class Study:
             reasons |= unfit(speaker, able, room)
         return reasons
 
-    def analyze(self, path: Path, **options: Any) -> Analysis:
+    def prepared(self, path: Place, on_phase: Callable[[str, int, int], None] | None = None) -> Prepared:
+        """Demonstrations, collected into the run directory, and the questions that can be compared fairly."""
+        demonstrations = self.demonstrated(path / DEMONSTRATIONS, on_phase)
+        left_out = self.left_out(demonstrations)
+        asked = [question for question in self.questions if question.id not in left_out]
+        if not asked:
+            raise OpdAlignError(f"no question is left to analyse; the last one: {[*left_out.values()][-1]}")
+        return Prepared(demonstrations, asked, left_out)
+
+    def analyze(self, path: Address, **options: Any) -> Analysis:
         """Demonstrations, then the analysis, both in a run directory: new, or continued where it was left.
 
         Questions that cannot be compared fairly are left out, and named in a warning.
         """
-        on_phase = options.pop("on_phase", None)
-        demonstrations = self.demonstrated(path / DEMONSTRATIONS, on_phase)
-        left_out = self.left_out(demonstrations)
-        for name, reason in left_out.items():
-            warnings.warn(f"question {name!r} is left out: {reason}", LeftOut, stacklevel=2)
-        asked = [question for question in self.questions if question.id not in left_out]
-        if not asked:
-            raise OpdAlignError(f"no question is left to analyse; the last one: {[*left_out.values()][-1]}")
-        teachers = self.teachers(demonstrations)
-        return analyze_into(
-            path, self.student, teachers, asked, self.grader, settings=self.config.settings(), **options
-        )
+        ready = self.prepared(place(path), options.pop("on_phase", None))
+        ready.warn()
+        teachers, settings = self.teachers(ready.demonstrations), self.config.settings()
+        return analyze_into(path, self.student, teachers, ready.questions, self.grader, settings=settings, **options)
 
     def _chat(self, model: ModelConfig) -> Chat:
         if model.thinking is not None or model is self.config.student:
@@ -308,7 +330,7 @@ class Study:
         """A sampler behind a server; one that only writes demonstrations needs no scorer, and no weights here."""
         from opd_align.backends.server import ServerStudent
 
-        return ServerStudent(model.url or "", model.served_as or model.model, prompt, ends, scorer, sampling)
+        return ServerStudent(model.url, model.served_as or model.model, prompt, ends, scorer, sampling)
 
     def _tokenizer(self, model: ModelConfig) -> Any:
         return self._once(("tokenizer", model.model), lambda: load_tokenizer(model.model))

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from opd_align.backends.exact import ExactFamily
-from opd_align.engine import Analysis, Settings
+from opd_align.engine import Analysis
 from opd_align.enrich import Budget
 from opd_align.objectives import Objective, ReverseKL
 from opd_align.report.trackers import scalars
+from opd_align.search import Settings
 from opd_align.store import analyze_into
 
 SETTINGS = Settings(budget=Budget(initial=40, targeted=400, allocation="adaptive"))
@@ -26,9 +27,11 @@ def evaluated(
     folder: Path, step: int, strengths: Mapping[str, float], *, seed: int = 0, settings: Settings = SETTINGS
 ) -> tuple[Analysis, dict[str, float | None]]:
     """The run directory of one step, and what the callback would log of it; a teacher leans by its strength."""
-    worlds = ExactFamily.random(7, 3, length=30, stakes=3.0)
+    worlds = ExactFamily.random(7, 6, length=30, stakes=3.0)
     teachers = [
-        worlds.teacher(name, lambda world, strength=strength: world.tilted_teacher(strength=strength, seed=seed))
+        worlds.teacher(
+            name, lambda world, strength=strength: world.tilted_teacher(strength=strength, noise=0.3, seed=seed)
+        )
         for name, strength in strengths.items()
     ]
     run = folder / f"step-{step:06d}"

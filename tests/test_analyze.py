@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from opd_align.cli import main
 from opd_align.config import read_config, shipped
 from opd_align.engine import Analysis
 from opd_align.models import load_model, weight_bytes
-from opd_align.plan import Measured, planned, targeted_rollouts
-from opd_align.store import RunDirectory
+from opd_align.place import place
+from opd_align.plan import Measured, calibrated, planned, targeted_rollouts
+from opd_align.store import RunDirectory, Spent
 from opd_align.study import Study
 
 # Two problems whose changes are easily misread ("brought back", "given away").
@@ -82,6 +84,7 @@ def test_the_plan_says_what_it_will_cost(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "3,000 at most" in shown
     assert "tokens/s (measured)" in shown
+    assert "GPU hours" in shown
     assert "5.3 MiB (student 2.7 MiB + teacher 2.7 MiB)" in shown
     assert not (tmp_path / "run").exists()
 
@@ -95,6 +98,47 @@ def test_the_plan_is_the_budget_s_arithmetic():
     assert plan.tokens == 2 * 300 * (200 + 48000 // 2)
     assert plan.seconds == pytest.approx(plan.tokens / 1000)
     assert plan.scored_tokens == 2 * 4 * 300 * 9
+
+
+def test_a_small_run_predicts_a_larger_one(run, tmp_path, capsys):
+    """Two questions tell of four, and of other budgets; no model is loaded for it."""
+    measured = calibrated(run)
+    shards = [pq.read_table(file) for file in (run / "rollouts").glob("*.parquet")]
+    rows = [row for table in shards for row in table.to_pylist()]
+    natural = [len(row["tokens"]) for row in rows if row["launch"] == 0]
+    forced = [len(row["tokens"]) - row["launch"] for row in rows if 0 < row["launch"] < len(row["tokens"])]
+    assert (len(natural), len(forced)) == (200, 3000)
+    assert measured.length == pytest.approx(np.mean(natural))
+    assert measured.targeted_length == pytest.approx(np.mean(forced))
+    assert measured.needed == 1.0  # the limit of 1,500 was used up
+    spent = Spent.of(place(run))
+    assert spent.tokens == sum(natural) + sum(forced)
+    assert measured.tokens_per_second == pytest.approx(spent.tokens / spent.seconds)
+    assert calibrated(run, 50.0).tokens_per_second == 50.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("opd_align.study.load_model", lambda *_, **__: pytest.fail("a model was loaded"))
+        options = ["--gpus", "4", "--tokens-per-second", "100", "--dollars-per-gpu-hour", "2.5"]
+        command = ["analyze", *SMALL, "--limit", "4", "--dry-run", "--calibrate-from", str(run), *options]
+        assert main([*command, "--out", str(tmp_path / "plan")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    tokens = 2 * spent.tokens
+    assert f"{tokens:,} at" in shown
+    assert f"about {tokens / 400 / 60:,.1f} minutes at 100 tokens/s (as said) on each of 4 GPUs" in shown
+    assert f"{tokens / 360000:,.1f} GPU hours, ${tokens / 360000 * 2.5:,.2f} at $2.50 an hour" in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--dry-run", "--gpus", "0"], "a plan needs a GPU"),
+        (["--dry-run", "--tokens-per-second", "-1"], "a speed above 0"),
+        (["--dry-run", "--calibrate-from", "no/such/run"], "does not exist"),
+        (["--dollars-per-gpu-hour", "2"], "say --dry-run"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(options, message, tmp_path, capsys):
+    assert main(["analyze", *SMALL, *options, "--out", str(tmp_path / "run")]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_every_shipped_configuration_is_whole():

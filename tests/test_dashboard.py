@@ -287,7 +287,8 @@ def test_foreign_text_stays_text(tmp_path: Path) -> None:
     told = json.loads(elements.inside["state"])
     assert {variant["name"] for variant in told["variants"]} == {HOSTILE, "{{script}}"}
     assert HOSTILE in told["log"]
-    assert HOSTILE in elements.inside["headline"]
+    (folder / "history.jsonl").write_text(line(0, {f"opd_align/alignment/mean/{HOSTILE}": 0.5, "opd_align/nodes": 3}))
+    assert HOSTILE in Elements(dashboard_html(folder, title=HOSTILE)).inside["headline"]
 
 
 def test_a_run_that_cannot_be_read_is_named_and_an_older_one_is_shown(training: Path) -> None:

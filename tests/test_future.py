@@ -269,7 +269,7 @@ def short_world(seed: int) -> ExactWorld:
 def test_natural_rollouts_know_the_children_they_visit(seed: int) -> None:
     world = short_world(seed)
     teacher = world.tilted_teacher(strength=1.0, noise=0.8)
-    rollouts = world.sample([SampleRequest(Q, tokens(), 20_000)])
+    rollouts = world.sample([SampleRequest(Q, tokens(), 40_000)])
     rollouts.outcome_R[:] = world.grade(Q, rollouts)
     tree, path = GenerationTree.build(rollouts), rollouts.completion(int(rollouts.length_R.argmax()))
     scores = scored(world, teacher, path, floor=1e-9)

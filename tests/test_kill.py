@@ -129,7 +129,8 @@ print(json.dumps({"took_s": took, "runs": runs}))
 
 IN_WRITING = """
 # A file is synced (its temporary name is complete), renamed, then its folder is synced. Killed at an odd sync, an
-# attempt leaves a temporary file, at an even one a new name. The five files of the result take ten.
+# attempt leaves a temporary file, at an even one a new name. The five files of the result take ten, and what was spent
+# (written once, unless something is sampled) two.
 path, codes = folder / "killed", []
 while not codes or codes[-1] != 0:
     assert len(codes) < 60

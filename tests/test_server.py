@@ -26,8 +26,9 @@ from opd_align.types import Finish, OpdAlignError, PathScores, Question, Rollout
 pytest.importorskip("httpx")
 pytest.importorskip("torch")
 
-from opd_align.backends import server as server_module
-from opd_align.backends.server import Line, ServerGone, ServerStudent
+from opd_align import line as line_module
+from opd_align.backends.server import ServerStudent
+from opd_align.line import Line, ServerGone
 from opd_align.scoring import Sampling
 
 END = 9
@@ -146,7 +147,7 @@ class NoScores:
         raise NotImplementedError
 
 
-def student(url: str, *, model: str = "student", max_tokens: int = 5, **line: Any) -> ServerStudent:
+def student(url: str | list[str], *, model: str = "student", max_tokens: int = 5, **line: Any) -> ServerStudent:
     settings = {"patience_s": 20.0, "timeout_s": 10.0, "samples_per_call": 3} | line
     return ServerStudent(
         url, model, lambda question: [1, 2], (END,), NoScores(), Sampling(max_tokens=max_tokens), Line(**settings)
@@ -165,8 +166,8 @@ def same(a: Rollouts, b: Rollouts) -> bool:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(server_module, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(server_module, "LONGEST_PAUSE_S", 0.1)
+    monkeypatch.setattr(line_module, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(line_module, "LONGEST_PAUSE_S", 0.1)
 
 
 @pytest.fixture(scope="module")
@@ -362,6 +363,88 @@ def test_the_address_may_end_in_v1_and_is_no_part_of_the_fingerprint(untroubled)
         assert same(student(stub.url + "/v1/").sample(requests()), untroubled)
     assert student("http://127.0.0.1:1").fingerprint == student("http://127.0.0.1:2").fingerprint
     assert student("http://127.0.0.1:1").fingerprint != student("http://127.0.0.1:1", max_tokens=6).fingerprint
+
+
+# -- several servers ------------------------------------------------------------------------------------------
+
+
+def test_calls_go_to_the_least_loaded_server(untroubled):
+    with serving() as one, serving() as two:
+        one.pause_s = two.pause_s = 0.02
+        asker = student([one.url, two.url + "/v1", one.url], samples_per_call=1, concurrency=3)
+        assert same(asker.sample(requests()), untroubled)
+        assert len(one.bodies) + len(two.bodies) == 21
+        assert min(len(one.bodies), len(two.bodies)) >= 8
+        assert one.busiest == two.busiest == 3
+        assert asker.fingerprint == student(one.url).fingerprint
+
+
+def test_a_slow_server_gets_less(untroubled):
+    with serving() as slow, serving() as fast:
+        slow.pause_s, fast.pause_s = 0.2, 0.005
+        assert same(student([slow.url, fast.url], samples_per_call=1, concurrency=2).sample(requests()), untroubled)
+        assert len(slow.bodies) < 6 < len(fast.bodies)
+
+
+def test_a_server_that_is_away_from_the_start_is_done_without(untroubled, caplog):
+    with serving() as gone:
+        away = gone.url
+    with serving() as there:
+        assert same(student([away, there.url], samples_per_call=1).sample(requests()), untroubled)
+        assert student([away, there.url]).context_length == 100
+        assert len(there.bodies) == 21
+    assert f"{away}/v1/models: ConnectError" in caplog.text
+    assert "the others go on" in caplog.text
+
+
+@pytest.mark.parametrize("trouble", [500, "hang up", "half an answer"])
+def test_what_a_dying_server_had_goes_to_the_others(trouble, untroubled):
+    asked = Counter()
+
+    def dying(body, before):
+        asked["all"] += before >= 0
+        return trouble if before >= 0 and asked["all"] > 4 else None
+
+    with serving(dying) as one, serving() as two:
+        two.pause_s = 0.02
+        begun = time.monotonic()
+        asker = student([one.url, two.url], samples_per_call=1, concurrency=3, patience_s=60)
+        assert same(asker.sample(requests()), untroubled)
+        assert time.monotonic() - begun < 10
+        # Those under way when it died, and then one at a time to see whether it is back.
+        assert 4 < len(one.bodies) < 21
+        assert len(two.bodies) == 17
+
+
+def test_a_server_that_comes_back_is_used_again(untroubled):
+    back = threading.Event()
+    with serving(lambda body, before: None if back.is_set() or before < 0 else 503) as one, serving() as two:
+        two.pause_s = 0.05
+        threading.Timer(0.3, back.set).start()
+        made = student([one.url, two.url], samples_per_call=1, concurrency=1).sample(requests(14))
+        assert len(two.bodies) < 42  # some of them were made by the first
+        assert same(made, student(two.url).sample(requests(14)))
+
+
+def test_when_all_servers_are_gone_the_run_ends_with_their_addresses():
+    with serving() as one, serving() as two:
+        urls = [one.url, two.url]
+    with pytest.raises(
+        ServerGone, match=rf"{urls[0]}/v1/models and {urls[1]}/v1/models did not answer: \d+ tries.*Connect"
+    ):
+        student(urls, patience_s=0.3).sample(requests())
+    with pytest.raises(OpdAlignError, match="has no server"):
+        student([])
+
+
+def test_every_server_must_serve_the_model_and_the_shortest_context_counts():
+    with serving() as one, serving(context=7) as two:
+        assert student([one.url, two.url]).context_length == 7
+        two.context = None
+        assert student([one.url, two.url]).context_length == 100
+        with pytest.raises(OpdAlignError, match="does not serve 'studnet'"):
+            student([one.url, two.url], model="studnet").sample(requests())
+        assert not one.bodies + two.bodies
 
 
 def test_it_can_be_asked_from_within_a_running_loop(untroubled):

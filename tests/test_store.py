@@ -606,7 +606,7 @@ def test_other_peoples_directories_are_refused(family: ExactFamily, teachers: li
 
 
 def test_rollouts_without_a_manifest_are_not_taken_over(family: ExactFamily, teachers: list[Any], run: Path) -> None:
-    for name in ("manifest.json", "summary.json", *TABLES):
+    for name in ("manifest.json", "summary.json", "spent.json", *TABLES):
         (run / name).unlink()
     with pytest.raises(OpdAlignError, match="'rollouts' but no manifest"):
         again(run, family, teachers)

@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import AttentionInterface, Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from opd_align.scoring import Sampling, Side, Told, check_evaluating, rollout_log_probs, score_path
+from opd_align.scoring import Afar, Sampling, Side, Told, check_evaluating, rollout_log_probs, score_path
 from opd_align.types import (
     Floats,
     Ints,
@@ -146,19 +146,22 @@ class HFStudent:
         return _assembled(requests, rows, steps, self.end_tokens)
 
     def score(self, request: ScoreRequest, teachers: Sequence[Any]) -> PathScores:
-        sides = [
-            Told(teacher.name, teacher.top_log_probs(request.question, request.completion))
-            if hasattr(teacher, "top_log_probs")  # behind a server
-            else self._side(request.question, teacher)
-            for teacher in teachers
-        ]
+        sides = [self._heard(request, teacher) for teacher in teachers]
         return score_path(self._side(request.question, None), sides, request, self.sampling)
 
     def token_log_probs(self, question: Question, rollouts: Rollouts, teacher: Any | None) -> Floats:
-        if teacher is not None and hasattr(teacher, "top_log_probs"):
+        if teacher is not None and hasattr(teacher, "token_log_probs"):  # not here
             return teacher.token_log_probs(question, rollouts)
         sampling = self.sampling if teacher is None else Sampling(self.sampling.temperature)
         return rollout_log_probs(self._side(question, teacher), rollouts, sampling)
+
+    def _heard(self, request: ScoreRequest, teacher: Any) -> Side | Afar | Told:
+        if hasattr(teacher, "top_log_probs"):  # behind a server
+            return Told(teacher.name, teacher.top_log_probs(request.question, request.completion))
+        if hasattr(teacher, "hidden_states"):  # in another process
+            hidden = teacher.hidden_states(request.question, request.completion)
+            return Afar(teacher.name, teacher.head(self.model.device), hidden.to(self.model.device))
+        return self._side(request.question, teacher)
 
     def _side(self, question: Question, teacher: HFTeacher | None) -> Side:
         speaker = teacher or self

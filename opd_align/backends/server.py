@@ -1,7 +1,6 @@
-"""A vLLM server behind its OpenAI-compatible door as sampler: token ids in, token ids out, over HTTP.
+"""vLLM servers behind their OpenAI-compatible door as sampler: token ids in, token ids out, over HTTP.
 
-A run outlives its server. Connection errors, time-outs, 429 and 5xx are tried again with growing, jittered pauses
-until the server has kept a call waiting for longer than the line's patience. A request that the server refuses for
+A run outlives its servers: the line tries passing trouble again, and elsewhere. A request that a server refuses for
 good (HTTP 400, 413, 422) becomes failures with its reason, and the others go on; a wrong key, address or model stops
 the run. Each answer lands in the slot of its own call, so nothing is counted twice however often a call was repeated.
 
@@ -9,15 +8,12 @@ vLLM gives the i-th of n samples the seed `seed + i`; we seed with (hash of the 
 sample, so a request may be cut into calls of any size, or repeated, and asks for the same samples. Equal seeds give
 equal tokens as long as the logits are equal; those may differ in the last bits between batches.
 
-This room knows HTTP and nothing of models: scoring is the business of the scorer that it was given.
+This room knows vLLM's protocol and nothing of models: scoring is the business of the scorer that it was given.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import random
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -27,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from opd_align.line import Line, OpenLine, addresses, httpx_library, message_of
 from opd_align.types import (
     Failure,
     Finish,
@@ -48,57 +45,32 @@ Prompt = Callable[[Question], Sequence[int]]
 
 T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
-
 COLDEST = 0.01
 """vLLM silently raises lower temperatures to this one, and then samples from another distribution than we score."""
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
 REFUSED_FOR_GOOD = {400, 413, 422}
-TRY_AGAIN = {408, 425, 429}
-
-
-class ServerGone(OpdAlignError):
-    """The server did not answer within the line's patience."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """How to talk to a server.
-
-    `concurrency` bounds the calls under way, `samples_per_call` the rollouts that one lost answer costs. `timeout_s`
-    is for one whole answer. `patience_s` is how long a call goes on trying after its first failure.
-    """
-
-    concurrency: int = 32
-    samples_per_call: int = 64
-    timeout_s: float = 900.0
-    patience_s: float = 300.0
-    api_key: str | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.concurrency < 1 or self.samples_per_call < 1 or self.timeout_s <= 0 or self.patience_s < 0:
-            raise OpdAlignError(f"a line needs at least one call, one sample and a positive time-out; got {self}")
 
 
 @dataclass(frozen=True)
 class ServerStudent:
-    """A student that a vLLM server samples and `scorer` scores, which must hold the same weights.
+    """A student that vLLM servers sample and `scorer` scores, all of which must hold the same weights.
 
-    `url` is the server's address, with or without `/v1`; `model` the name under which it serves the student.
-    `prompt` gives the token ids before the completion. Only `end_tokens` end a completion.
+    `url` is a server's address, or those of several, with or without `/v1`; `model` the name under which they serve the
+    student. `prompt` gives the token ids before the completion. Only `end_tokens` end a completion.
     """
 
-    url: str
+    url: str | Sequence[str]
     model: str
     prompt: Prompt
     end_tokens: tuple[int, ...]
     scorer: Scorer
     sampling: Sampling
-    line: Line = Line()
+    line: Line = field(default_factory=Line)
 
     def __post_init__(self) -> None:
-        _httpx()
+        httpx_library()
+        if not addresses(self.url):
+            raise OpdAlignError(f"{self.model!r} has no server: give the address of one, or of several")
         if self.sampling.temperature < COLDEST:
             raise OpdAlignError(
                 f"{self.model!r}: vLLM samples at temperature {COLDEST} or above, not {self.sampling.temperature}"
@@ -178,7 +150,7 @@ class ServerStudent:
                     raise OpdAlignError(
                         f"question {call.request.question.id!r}: {len(call.prompt)} prompt tokens and up to "
                         f"{self.sampling.max_tokens} new ones do not fit the context of {self.model!r} "
-                        f"at {self.url} ({limit})"
+                        f"at {' and '.join(addresses(self.url))} ({limit})"
                     )
             # Ascending as bytes: a prefix stands right before its extensions, and is in the server's cache for them.
             order = sorted((call for call in calls if call.room), key=lambda call: np.array(call.read, ">u4").tobytes())
@@ -217,11 +189,11 @@ class ServerTeacher:
     """
 
     name: str
-    url: str
+    url: str | Sequence[str]
     model: str
     prompt: Prompt
     top: int = 20
-    line: Line = Line()
+    line: Line = field(default_factory=Line)
 
     @property
     def fingerprint(self) -> str:
@@ -293,52 +265,42 @@ class _Call:
 
 
 class _Session:
-    """An open line to the server of one student or teacher."""
+    """What a student or teacher says over an open line."""
 
     def __init__(self, student: Any) -> None:
-        self.student, self.line = student, student.line
-        self.base = student.url.rstrip("/").removesuffix("/v1")
-        self.places = asyncio.Semaphore(self.line.concurrency)
-        # Not the global generator: a student that is asked during training must not change the run.
-        self.jitter = random.Random()
-        self.complained_at = -np.inf
+        self.student, self.line = student, OpenLine(student.url, student.line)
 
     async def __aenter__(self) -> _Session:
-        httpx, key = _httpx(), self.line.api_key
-        self.client = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            # Our own places bound the calls; waiting for a connection must not eat into an answer's time.
-            timeout=httpx.Timeout(self.line.timeout_s, connect=min(30.0, self.line.timeout_s), pool=None),
-            limits=httpx.Limits(max_connections=self.line.concurrency),
-            # Loading the certificates takes longer than many an answer, and plain http has no use for them.
-            verify=not self.base.startswith("http://"),
-        )
+        await self.line.__aenter__()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.client.aclose()
+    async def __aexit__(self, *error: object) -> None:
+        await self.line.__aexit__(*error)
 
     async def context_length(self) -> int | None:
-        """What the server says of the model, as a check of address, key and name before anything expensive."""
-        response = await self._patiently("GET", "/v1/models")
+        """What the servers say of the model, as a check of address, key and name before anything expensive."""
+        limits = [self._served(response) for response in await self.line.from_each("/v1/models")]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def _served(self, response: Any) -> int | None:
         if response.status_code != 200:
             raise self._unusable(response)
+        base = str(response.request.url).removesuffix("/v1/models")
         try:
             served = {card["id"]: card.get("max_model_len") for card in response.json()["data"]}
         except (ValueError, KeyError, TypeError, AttributeError):
             raise OpdAlignError(
-                f"{self.base}/v1/models does not answer like an OpenAI-compatible server: {response.text[:200]!r}"
+                f"{base}/v1/models does not answer like an OpenAI-compatible server: {response.text[:200]!r}"
             ) from None
         if self.student.model not in served:
-            raise OpdAlignError(f"{self.base} does not serve {self.student.model!r}; it serves {sorted(served)}")
+            raise OpdAlignError(f"{base} does not serve {self.student.model!r}; it serves {sorted(served)}")
         limit = served[self.student.model]
         return None if limit is None else int(limit)
 
     async def complete(self, call: _Call) -> None:
-        async with self.places:
-            response = await self._patiently("POST", "/v1/completions", self._body(call))
+        response = await self.line.call("POST", "/v1/completions", self._body(call))
         if response.status_code in REFUSED_FOR_GOOD:
-            call.refusal = f"HTTP {response.status_code}: {_message(response)}"
+            call.refusal = f"HTTP {response.status_code}: {message_of(response)}"
         elif response.status_code != 200:
             raise self._unusable(response)
         else:
@@ -353,8 +315,7 @@ class _Session:
             "temperature": 1.0,
             "prompt_logprobs": top,
         }
-        async with self.places:
-            response = await self._patiently("POST", "/v1/completions", body)
+        response = await self.line.call("POST", "/v1/completions", body)
         if response.status_code != 200:
             raise self._unusable(response)
         try:
@@ -364,7 +325,7 @@ class _Session:
             rows = []
         if len(rows) != len(completion) or any(token not in row for token, row in zip(completion, rows, strict=False)):
             raise OpdAlignError(
-                f"{self.base}/v1/completions did not answer with the prompt's log-probabilities, as vLLM does. "
+                f"{response.request.url} did not answer with the prompt's log-probabilities, as vLLM does. "
                 f"The answer began {response.text[:200]!r}"
             )
         return rows
@@ -398,43 +359,10 @@ class _Session:
             samples = []
         if len(samples) != n or any(not isinstance(tokens, list) for tokens, _ in samples):
             raise OpdAlignError(
-                f"{self.base}/v1/completions did not answer with {n} lists of token ids; "
+                f"{response.request.url} did not answer with {n} lists of token ids; "
                 f"that needs vLLM 0.10.2 or newer ('return_token_ids'). The answer began {response.text[:200]!r}"
             )
         return samples
-
-    async def _patiently(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """The first answer that is not a passing trouble."""
-        tries, down_since = 0, np.inf
-        while True:
-            tries += 1
-            try:
-                # httpx counts a time-out from each byte; a server that dribbles must not hold us for ever.
-                async with asyncio.timeout(self.line.timeout_s):
-                    response = await self.client.request(method, self.base + path, json=body)
-                if response.status_code < 500 and response.status_code not in TRY_AGAIN:
-                    return response
-                trouble = f"HTTP {response.status_code}: {_message(response)}"
-            except TimeoutError:
-                trouble = f"no answer in {self.line.timeout_s:g} s"
-            except _httpx().TransportError as error:
-                trouble = f"{type(error).__name__}: {error}"
-            except _httpx().InvalidURL as error:
-                raise OpdAlignError(f"{self.base!r} is no address of a server: {error}") from None
-            now = time.monotonic()
-            down_since = min(down_since, now)
-            pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(tries - 1, 16)) * self.jitter.uniform(0.5, 1.5)
-            # A slow failure may outlast the patience by itself; it still gets its second try.
-            if now + pause - down_since > self.line.patience_s and (tries > 1 or self.line.patience_s == 0):
-                raise ServerGone(
-                    f"{self.base}{path} did not answer: {tries} tries, "
-                    f"{now - down_since:.0f} s since the first failure (patience {self.line.patience_s:g} s). "
-                    f"Last error: {trouble}. Is the server up, and is the address right?"
-                )
-            if now - self.complained_at > 30.0:
-                self.complained_at = now
-                logger.warning("%s%s: %s; trying again for %g s", self.base, path, trouble, self.line.patience_s)
-            await asyncio.sleep(pause)
 
     def _unusable(self, response: Any) -> OpdAlignError:
         hint = {
@@ -443,18 +371,9 @@ class _Session:
             404: "; is the url right?",
         }
         return OpdAlignError(
-            f"{response.request.url} answered HTTP {response.status_code}: {_message(response)}"
+            f"{response.request.url} answered HTTP {response.status_code}: {message_of(response)}"
             f"{hint.get(response.status_code, '')}"
         )
-
-
-def _message(response: Any) -> str:
-    """What the server says is wrong, short."""
-    try:
-        text = response.json()["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        text = response.text
-    return " ".join(str(text).split())[:300]
 
 
 def _joined(rows: Sequence[tuple[int, Any, Finish]], launch: int, failures: tuple[Failure, ...]) -> Rollouts:
@@ -472,13 +391,3 @@ def _run(main: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(main)
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, main).result()
-
-
-def _httpx() -> Any:
-    try:
-        import httpx
-    except ImportError as error:
-        raise OpdAlignError(
-            "asking a server needs httpx, which is not installed: pip install 'opd-align[server]'"
-        ) from error
-    return httpx

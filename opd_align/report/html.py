@@ -8,15 +8,14 @@ only. Paths lie in the file as packs and are opened when somebody looks at them.
 from __future__ import annotations
 
 import html
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
 
 from opd_align import metrics
 from opd_align.engine import Analysis
+from opd_align.place import Address, Place, place, why
 from opd_align.report.model import Cell, Table, shown
 from opd_align.report.page import in_script, made_by, page_html, part
 from opd_align.report.slices import Slices
@@ -32,15 +31,13 @@ ROOM = 57 * 2**19
 """Bytes that paths may take; with all else, a report stays below 30 MiB."""
 
 
-def write_report(analysis: Analysis, path: str | os.PathLike[str], *, title: str = "Alignment report") -> Path:
+def write_report(analysis: Analysis, path: Address, *, title: str = "Alignment report") -> Place:
     """Writes the report to a file and returns its path; paths that would make it too large for a browser stay out."""
-    file = Path(path)
+    file = place(path)
     try:
         file.write_text(report_html(analysis, title=title), encoding="utf-8")
     except OSError as error:
-        raise OpdAlignError(
-            f"cannot write the report to {str(file)!r}: {error.strerror}; choose another place"
-        ) from error
+        raise OpdAlignError(f"cannot write the report to {str(file)!r}: {why(error)}; choose another place") from error
     return file
 
 

@@ -6,9 +6,7 @@ knows.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 import pyarrow as pa
 from rich.console import Group, RenderableType
@@ -16,6 +14,7 @@ from rich.text import Text
 
 from opd_align import metrics
 from opd_align.engine import Analysis
+from opd_align.place import Address, Place, place, why
 from opd_align.report.model import Cell, Column, Table, file_name, row, to_csv, to_latex, to_markdown, to_rich
 from opd_align.report.slices import Slices
 from opd_align.types import OpdAlignError
@@ -40,25 +39,23 @@ def rendered(parts: Iterable[Table]) -> RenderableType:
     return Group(*(piece for table in parts for piece in (to_rich(table), Text())))
 
 
-def write_tables(analysis: Analysis, folder: str | os.PathLike[str]) -> list[Path]:
+def write_tables(analysis: Analysis, folder: Address) -> list[Place]:
     """Writes `tables.md`, `tables.tex` and one CSV a table; returns the files."""
     return write(tables(analysis, every=True), folder)
 
 
-def write(parts: Sequence[Table], folder: str | os.PathLike[str]) -> list[Path]:
+def write(parts: Sequence[Table], folder: Address) -> list[Place]:
     """Writes the given tables; returns the files."""
-    place = Path(folder)
+    target = place(folder)
     texts = {"tables.md": to_markdown(parts), "tables.tex": to_latex(parts)}
     texts |= {f"{file_name(table.name)}.csv": to_csv(table) for table in parts}
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        target.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            (place / name).write_text(text, encoding="utf-8")
+            (target / name).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise OpdAlignError(
-            f"cannot write tables to {str(place)!r}: {error.strerror}; choose another folder"
-        ) from error
-    return [place / name for name in texts]
+        raise OpdAlignError(f"cannot write tables to {str(target)!r}: {why(error)}; choose another folder") from error
+    return [target / name for name in texts]
 
 
 def tables(analysis: Analysis, *, every: bool = False, slices: Slices | None = None) -> list[Table]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -25,7 +26,7 @@ from opd_align.screen import unfit
 from opd_align.search import Settings
 from opd_align.shards import write_file
 from opd_align.shelf import Recorded, Shelf
-from opd_align.store import RunDirectory
+from opd_align.store import RunDirectory, Spent
 from opd_align.teachers import SELF, Context, Demonstration, context, unavailable
 from opd_align.training.borrow import borrowed, whole
 from opd_align.training.held_out import HeldOut
@@ -162,21 +163,23 @@ class Evaluator:
             runs: list[RunDirectory] = []
             name = together(begin)[0]
 
-            def work() -> list[list[Part]]:
+            def work() -> tuple[list[list[Part]], Spent]:
+                begin = time.monotonic()
                 recorded = Recorded(Shelf(self.folder / name), student, grader)
-                return [
+                parts = [
                     analyze_group(recorded, teachers, group, recorded, settings=settings)
                     for group in units[self.rank :: self.world]
                 ]
+                return parts, Spent(recorded.tokens, time.monotonic() - begin)
 
             units = groups(asked, settings)
             shares = together(work)
-            parts = [shares[number % self.world][number // self.world] for number in range(len(units))]
+            parts = [shares[number % self.world][0][number // self.world] for number in range(len(units))]
             analysis = joined([part for group in parts for part in group], settings)
 
             def finish() -> None:
                 for run in runs:
-                    run.finish(analysis)
+                    run.finish(analysis, sum((spent for _, spent in shares), Spent()))
 
             together(finish)
             return analysis, name

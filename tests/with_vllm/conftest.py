@@ -39,6 +39,23 @@ def llm(model, folder) -> Iterator[Any]:
     engine.llm_engine.engine_core.shutdown()
 
 
+@pytest.fixture
+def second_and_third(tmp_path) -> Iterator[list[RealServer]]:
+    """Two servers of the student that ships with the package."""
+    from opd_align.embedded import student_path
+
+    servers = [RealServer(student_path(), tmp_path / f"log-{number}.txt") for number in range(2)]
+    try:
+        for server in servers:
+            server.start()
+        for server in servers:
+            server.wait()
+        yield servers
+    finally:
+        for server in servers:
+            server.kill()
+
+
 @pytest.fixture(scope="session")
 def running(model, folder, tmp_path_factory) -> Iterator[RealServer]:
     server = RealServer(folder, tmp_path_factory.mktemp("server") / "log.txt")

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("vllm")
@@ -19,8 +20,9 @@ from tiny import CONTEXT, END, PROMPT, VOCABULARY, chi_square_p, exact_completio
 
 from opd_align.backends import server as server_module
 from opd_align.backends.hf import HFStudent, HFTeacher
-from opd_align.backends.server import Line, ServerStudent, ServerTeacher
+from opd_align.backends.server import ServerStudent, ServerTeacher
 from opd_align.backends.vllm import VLLMStudent
+from opd_align.line import Line
 from opd_align.scoring import Sampling
 from opd_align.store import RunDirectory
 from opd_align.types import Finish, OpdAlignError, Question, Rollouts, SampleRequest, ScoreRequest
@@ -248,6 +250,44 @@ def test_a_server_killed_in_mid_run_loses_nothing(running, model):
     assert not result[0].failures
     assert len(np.unique(result[0].key_R)) == 1200
     share = share_equal(untroubled, result[0])
+    print(f"{share:.1%} of the rollouts are the same tokens as without the kill")
+    assert share >= 0.9
+
+
+def test_two_servers_one_of_which_is_killed(tmp_path, second_and_third):
+    """Its requests go to the other one, and the run ends as if nothing had been."""
+    doomed, lasting = second_and_third
+    command = [
+        sys.executable, "-m", "opd_align.cli", "analyze", "--backend", "server", "--limit", "1", "--initial", "300",
+        "--targeted", "900", "--n-sig", "10", "--teachers", "embedded:teacher", "--batch", "300",
+        "--set", "student.served_as=tiny",
+    ]  # fmt: skip
+
+    def ran(name, *servers):
+        urls = ",".join(server.url for server in servers)
+        return [*command, "--out", str(tmp_path / name), "--set", f"student.url={urls}"]
+
+    with subprocess.Popen(ran("killed", doomed, lasting), stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as run:
+        while doomed.finished() < 100:
+            assert run.poll() is None, run.stdout.read().decode()[-2000:]
+            time.sleep(0.02)
+        doomed.kill()
+        made = len(list((tmp_path / "killed" / "rollouts").glob("*.parquet")))
+        shown, _ = run.communicate(timeout=240)
+    assert run.returncode == 0, shown.decode()[-2000:]
+    assert made < 4  # of the four batches that the engine asks for
+    (record,) = RunDirectory.load(tmp_path / "killed").questions.to_pylist()
+    assert (record["initial"], record["targeted"], record["failed"]) == (300, 900, 0)
+    done = subprocess.run(ran("untroubled", lasting), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    natural = {}
+    for name in ("killed", "untroubled"):
+        files = (tmp_path / name / "rollouts").glob("*.parquet")
+        rows = [row for file in files for row in pq.read_table(file).to_pylist() if row["launch"] == 0]
+        natural[name] = {row["key"]: row["tokens"] for row in rows}
+    assert len(natural["killed"]) == 300
+    assert natural["killed"].keys() == natural["untroubled"].keys()
+    share = np.mean([natural["untroubled"][key] == tokens for key, tokens in natural["killed"].items()])
     print(f"{share:.1%} of the rollouts are the same tokens as without the kill")
     assert share >= 0.9
 

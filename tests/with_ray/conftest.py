@@ -1,0 +1,42 @@
+"""A real Ray on this machine, and one small run without it, to which all others are compared.
+
+The folder is not called `ray`, since `import ray` would then find it wherever Ray is not installed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from opd_align.cli import main
+
+# The same number of threads everywhere: sums over other parts may end in another last digit.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+SMALL = [
+    "analyze", "--limit", "2", "--initial", "16", "--targeted", "96", "--n-sig", "3", "--batch", "8",
+    "--objectives", "reverse_kl,minillm", "--teachers", "Self-1C,embedded:teacher",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of one process."""
+    import torch
+
+    torch.set_num_threads(1)
+    out = tmp_path_factory.mktemp("alone") / "run"
+    assert main([*SMALL, "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[None]:
+    """A Ray that several tests share; starting one takes seconds."""
+    ray = pytest.importorskip("ray")
+    ray.init("local", num_cpus=3, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
