@@ -39,6 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "screen": {"types", "metrics", "manifest", "shards", "store", "tasks", "teachers", "demonstrations"},
     "models": {"types", "embedded"},
     "report": {"types", "metrics", "alignment", "engine", "screen", "teachers", "report"},
+    "training": {"types", "metrics", "engine", "training"},
 }
 # Those that wire everything together.
 for room in ("config", "study", "plan", "cli"):
