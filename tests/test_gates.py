@@ -138,7 +138,10 @@ def test_micro_batches_are_weighed_together():
         (lambda: as_gate(3), "function from a GateBatch"),
         (lambda: weigh(OwnGate(lambda batch: -batch.mask_BT.float(), "minus"), a_batch()), "'minus'.*negative"),
         (lambda: weigh(OwnGate(lambda batch: batch.mask_BT[0], "row"), a_batch()), "shape"),
-        (lambda: weigh(DivergenceAbove(threshold=1), GateBatch(*[torch.ones(1, 1).bool()] * 2)), "nothing was measured"),
+        (
+            lambda: weigh(DivergenceAbove(threshold=1), GateBatch(*[torch.ones(1, 1).bool()] * 2)),
+            "nothing was measured",
+        ),
         (
             lambda: weigh(IncorrectOnly(verifier, unknown="keep"), GateBatch(*[torch.ones(1, 1).bool()] * 2)),
             "nothing was verified",

@@ -87,18 +87,20 @@ def models() -> dict[str, Any]:
     return {"model": student.model, "teacher_model": teacher.model, "processing_class": student.tokenizer}
 
 
-def gkd(kind: Any, folder: Any, *, data: Dataset | None = None, options: dict[str, Any] | None = None, **own: Any) -> Run:
+def gkd(
+    kind: Any, folder: Any, *, data: Dataset | None = None, options: dict[str, Any] | None = None, **own: Any
+) -> Run:
     set_seed(1)
     settings = {"lmbda": 0.0, "max_new_tokens": 24, "max_length": 256, "max_grad_norm": 0.0}
     args = GKDConfig(str(folder), **(QUIET | settings | (options or {})))
-    return trained(kind(args=args, train_dataset=data or dialogues(), **models(), **own))
+    return trained(kind(args=args, train_dataset=data or dialogues(), **(models() | own)))
 
 
 def distillation(kind: Any, folder: Any, *, options: dict[str, Any] | None = None, **own: Any) -> Run:
     set_seed(1)
     settings = {"max_completion_length": 64, "max_grad_norm": 0.0}
     args = DistillationConfig(str(folder), **(QUIET | settings | (options or {})))
-    return trained(kind(args=args, train_dataset=prompts(), **models(), **own))
+    return trained(kind(args=args, train_dataset=prompts(), **(models() | own)))
 
 
 def grpo(kind: Any, folder: Any, *, options: dict[str, Any] | None = None, **own: Any) -> Run:
@@ -108,4 +110,4 @@ def grpo(kind: Any, folder: Any, *, options: dict[str, Any] | None = None, **own
     made = models()
     if "teacher_model" not in own:
         made.pop("teacher_model")
-    return trained(kind(args=args, train_dataset=prompts(), reward_funcs=[verifier], **(made | own)))
+    return trained(kind(args=args, train_dataset=prompts(), **({"reward_funcs": [verifier]} | made | own)))

@@ -20,7 +20,8 @@ from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 from trl.trainer import distillation_trainer
 from trl.trainer.utils import maybe_gather_lm_head_ctx
 
-from opd_align.training.gates import PUSH, GateBatch
+from opd_align.training.gates import MEASURES, PUSH, GateBatch
+from opd_align.types import OpdAlignError
 
 VOCABULARY_CHUNK = 32768
 BETA_OF = {"kl": 1.0, "js": 0.5}
@@ -60,7 +61,7 @@ class KernelCall:
         if name == PUSH:
             log_t = self._log_prob(self.teacher, self.teacher_scale)
             return self.spread(log_t - self._log_prob(self.student, self.student_scale))
-        raise KeyError(name)
+        raise OpdAlignError(f"there is no measure {name!r}; choose from {', '.join((*MEASURES, PUSH))}")
 
     def _log_prob(self, side: tuple[Any, ...], scale: tuple[Any, ...]) -> Tensor:
         tokens_N = self.picked(self.batch.token_ids_BT)

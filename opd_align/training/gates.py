@@ -91,6 +91,10 @@ class Gate(ABC):
     def of_the_window(self) -> bool:
         return False
 
+    def figures(self) -> Mapping[str, float]:
+        """What the gate would like to have logged beside its effect."""
+        return {}
+
     @abstractmethod
     def __call__(self, batch: GateBatch) -> Tensor:
         """The weights, one a token."""
@@ -254,6 +258,9 @@ class Product(Gate):
     @property
     def of_the_window(self) -> bool:
         return any(gate.of_the_window for gate in self.gates)
+
+    def figures(self) -> Mapping[str, float]:
+        return {name: value for gate in self.gates for name, value in gate.figures().items()}
 
     def __call__(self, batch: GateBatch) -> Tensor:
         weights_BT = batch.mask_BT.float()

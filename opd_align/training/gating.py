@@ -30,7 +30,7 @@ from opd_align.training.gates import (
     weigh,
 )
 from opd_align.training.verifying import Verifying
-from opd_align.types import Outcome
+from opd_align.types import OpdAlignError, Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Gating:
         self.verifying = None if verifier is None else Verifying(verifier, timeout_s=timeout_s)
         self.beforehand = bool(self.gate.measures) and (self.gate.of_the_window or denominator == "renormalise")
         self._sums = torch.zeros(len(SUMS), device=accelerator.device)
-        self._failures_seen = 0
+        self._noted, self._failures_seen = False, 0
         if accelerator.is_main_process:
             logger.info("distillation through the gate %s, denominator: %s", self.gate.name, denominator)
 
@@ -111,10 +111,14 @@ class Gating:
             "divergence": torch.where(batch.mask_BT, divergence_BT, 0.0).sum(),
             "weighted": torch.where(batch.mask_BT, weights_BT * divergence_BT, 0.0).sum(),
         }
+        self._noted = True
         self._sums = self._sums + torch.stack([found.get(name, none).float() for name in SUMS])
 
     def flush(self, metrics: dict[str, list[float]], denominator: Tensor) -> None:
         """Appends the window's figures to a trainer's metrics; all processes must come here together."""
+        if not self._noted:
+            raise OpdAlignError("the loss did not pass through the gate: this version of TRL is not supported")
+        self._noted = False
         if self.verifying is not None:
             self._sums[SUMS.index("failures")] += self.verifying.failures - self._failures_seen
             self._failures_seen = self.verifying.failures
@@ -136,7 +140,7 @@ class Gating:
             figures["correct"] = total["correct"] / sequences
             figures["unknown"] = total["unknown"] / sequences
             figures["verifier_failures"] = total["failures"]
-        for name, value in figures.items():
+        for name, value in {**figures, **self.gate.figures()}.items():
             metrics[f"gate/{name}"].append(value)
 
     def _total(self, values: Tensor) -> Tensor:
