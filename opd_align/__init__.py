@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         ReverseKL,
         SingleSample,
     )
+    from opd_align.training.callback import AlignmentCallback
     from opd_align.tree import GenerationTree
     from opd_align.types import OpdAlignError, Question, Rollouts, SampleRequest
 
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "GRPO",
+    "AlignmentCallback",
     "Analysis",
     "Budget",
     "DrGRPO",
@@ -58,6 +60,7 @@ __all__ = [
 ]
 
 _ROOM_OF = {
+    "AlignmentCallback": "training.callback",
     "Analysis": "engine",
     "Budget": "enrich",
     "DrGRPO": "objectives",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any
@@ -28,10 +28,14 @@ THOUGHT = ("<think>", "</think>")
 
 @dataclass(frozen=True)
 class Chat:
-    """A tokenizer with its way of talking. `thinking` turns the template's switch; `None` leaves it as it is."""
+    """A tokenizer with its way of talking. `thinking` turns the template's switch; `None` leaves it as it is.
+
+    `options` go to the template as they are: what a trainer calls its chat template's arguments.
+    """
 
     tokenizer: Any
     thinking: bool | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The token ids after which the model's reply begins."""
@@ -74,7 +78,8 @@ class Chat:
     def fingerprint(self) -> str:
         """Vocabulary, template and thinking: what decides which ids a text becomes."""
         vocabulary = sorted(self.tokenizer.get_vocab().items(), key=lambda item: item[1])
-        told = json.dumps([vocabulary, self.tokenizer.chat_template, self.thinking], default=str)
+        talk = [self.tokenizer.chat_template, self.thinking, *([dict(self.options)] if self.options else [])]
+        told = json.dumps([vocabulary, *talk], default=str)
         return blake2b(told.encode(), digest_size=16).hexdigest()
 
     @property
@@ -116,7 +121,7 @@ class Chat:
         from jinja2.exceptions import TemplateError
 
         def render(conversation: Sequence[Message]) -> str:
-            options = {"tokenize": False, "add_generation_prompt": reply, **switch}
+            options = {**self.options, "tokenize": False, "add_generation_prompt": reply, **switch}
             return str(self.tokenizer.apply_chat_template([dict(message) for message in conversation], **options))
 
         system = [message["content"] for message in messages if message["role"] == "system"]

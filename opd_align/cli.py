@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 @contextmanager
 def _spoken_warnings() -> Iterator[None]:
     """What was left out or set aside is news for the user, not for the developer."""
-    from opd_align.store import DamagedFile
+    from opd_align.shelf import DamagedFile
 
     with warnings.catch_warnings():
         usual = warnings.showwarning
@@ -226,7 +226,8 @@ def _analyze(args: argparse.Namespace) -> int:
 
     from opd_align.report.html import write_report
     from opd_align.report.tables import all_tables, write_tables
-    from opd_align.store import ROLLOUTS, check_directory
+    from opd_align.shelf import ROLLOUTS
+    from opd_align.store import check_directory
     from opd_align.types import OpdAlignError
 
     config = _config(args)

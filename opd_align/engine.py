@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from opd_align.alignment import CHILDREN, EstimatedPath, Rules, child_table, node_table
-from opd_align.enrich import Budget, Target, plan_adaptive, plan_paper
+from opd_align.enrich import Budget, Target, plan_adaptive, plan_paper, representative_paths
 from opd_align.estimate import Method, PathEstimate, common_prefix, estimate
 from opd_align.future import log_ratio, reward_to_go
 from opd_align.objectives import Objective, ReverseKL
@@ -138,6 +138,16 @@ class QuestionRecord:
 
 
 @dataclass(frozen=True)
+class Part:
+    """One question's share of an analysis."""
+
+    nodes: pa.Table
+    children: pa.Table
+    record: QuestionRecord
+    texts: Mapping[int, str]
+
+
+@dataclass(frozen=True)
 class Analysis:
     """The result: one row per node, teacher and objective in `nodes`, one row per question in `questions`.
 
@@ -180,32 +190,44 @@ def analyze(
         if on_progress:
             on_progress(progress)
 
-    names = [teacher.name for teacher in teachers]
+    def analysed(question: Question) -> Part:
+        return analyze_question(student, teachers, question, grader, settings=settings, on_progress=watched)
 
-    def analysed(question: Question) -> tuple[pa.Table, pa.Table, QuestionRecord]:
-        evidence = gather(student, teachers, question, grader, settings=settings, on_progress=watched)
-        paths = estimated_paths(evidence, settings)
-        nodes = node_table(paths, settings.objectives, settings.rules)
-        children = child_table(paths, names, settings.objectives, settings.rules)
-        return nodes, children, QuestionRecord.of(evidence, nodes.num_rows)
+    return joined(_each(analysed, questions, workers, stop), settings)
 
-    tables, families, records = zip(*_each(analysed, questions, workers, stop), strict=True)
+
+def analyze_question(
+    student: Student,
+    teachers: Sequence[Teacher],
+    question: Question,
+    grader: Grader,
+    *,
+    settings: Settings,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Part:
+    """The work on one question; it depends on no other one, wherever it is done."""
+    evidence = gather(student, teachers, question, grader, settings=settings, on_progress=on_progress)
+    paths = estimated_paths(evidence, settings)
+    nodes = node_table(paths, settings.objectives, settings.rules)
+    children = child_table(paths, [teacher.name for teacher in teachers], settings.objectives, settings.rules)
+    # What tokens read is a courtesy of students that can tell, not part of the protocol.
+    tell = getattr(student, "token_text", None)
+    texts = {token: tell(token) for token in children["token"].unique().to_pylist()} if tell else {}
+    return Part(nodes, children, QuestionRecord.of(evidence, nodes.num_rows), texts)
+
+
+def joined(parts: Sequence[Part], settings: Settings) -> Analysis:
+    """The analysis that parts make, in the order in which they are given."""
+    records = [part.record for part in parts]
     columns = {name: [getattr(record, name) for record in records] for name in QuestionRecord.__dataclass_fields__}
     answers = pa.array(columns.pop("answer"), pa.string())  # typed, also where nobody has one
-    children = encoded(pa.concat_tables(families))
     return Analysis(
-        encoded(pa.concat_tables(tables)),
+        encoded(pa.concat_tables([part.nodes for part in parts])),
         pa.table(columns).add_column(2, "answer", answers),
         settings,
-        children,
-        _texts(student, children),
+        encoded(pa.concat_tables([part.children for part in parts])),
+        dict(sorted({token: text for part in parts for token, text in part.texts.items()}.items())),
     )
-
-
-def _texts(student: Student, children: pa.Table) -> dict[int, str]:
-    """What the tokens read, if the student is one that can tell: text is a courtesy, not part of the protocol."""
-    tell = getattr(student, "token_text", None)
-    return {token: tell(token) for token in sorted(children["token"].unique().to_pylist())} if tell else {}
 
 
 def encoded(nodes: pa.Table) -> pa.Table:
@@ -432,29 +454,6 @@ class _Search:
         if self.stopped:
             notes.append(f"stopped after {budget.seconds:g} s")
         return "; ".join(notes)
-
-
-def representative_paths(tree: GenerationTree, budget: Budget) -> list[tuple[Tokens, bool]]:
-    """Natural rollouts to look at closely, correct ones first; chosen by key, so at random and for good.
-
-    Completions that came to their end are preferred to truncated ones. No path is taken twice, or is the beginning of
-    another one, whatever the grader said of them.
-    """
-    natural = np.flatnonzero(tree.launch_R == 0)
-    order = natural[np.lexsort((tree.key_R[natural], tree.finish_R[natural] != Finish.STOPPED))]
-    chosen: list[tuple[Tokens, bool]] = []
-    taken: list[bytes] = []
-    for correct, wanted in ((True, budget.correct_paths), (False, budget.incorrect_paths)):
-        until = len(chosen) + wanted
-        for row in order[(tree.outcome_R[order] > 0) == correct]:
-            if len(chosen) == until:
-                break
-            completion = np.asarray(tree.completion(int(row)), np.uint32)
-            raw = completion.tobytes()
-            if raw and not any(raw.startswith(other) or other.startswith(raw) for other in taken):
-                taken.append(raw)
-                chosen.append((completion, correct))
-    return chosen
 
 
 def _halves(tree: GenerationTree, paths: Sequence[PathScores]) -> list[GenerationTree]:

@@ -1,4 +1,4 @@
-"""Enrichment: which (node, token) to roll out next, and when to stop.
+"""Enrichment: which paths to look at, which (node, token) to roll out next, and when to stop.
 
 `paper` plans once: per path and exponential depth window the tokens that teachers push or dispute most, each
 brought up to a fixed number of visits. `adaptive` plans in rounds from the estimates: it spends where an outcome is
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from opd_align.estimate import CERTAIN, PathEstimate, common_prefix, laid_out
 from opd_align.objectives import LOG_FLOOR, unified_update
 from opd_align.tree import GenerationTree
-from opd_align.types import Floats, Ints, OpdAlignError, PathScores, Tokens
+from opd_align.types import Finish, Floats, Ints, OpdAlignError, PathScores, Tokens
 
 Allocation = Literal["paper", "adaptive"]
 
@@ -69,6 +69,29 @@ class Target:
 
     prefix: Tokens
     n: int
+
+
+def representative_paths(tree: GenerationTree, budget: Budget) -> list[tuple[Tokens, bool]]:
+    """Natural rollouts to look at closely, correct ones first; chosen by key, so at random and for good.
+
+    Completions that came to their end are preferred to truncated ones. No path is taken twice, or is the beginning of
+    another one, whatever the grader said of them.
+    """
+    natural = np.flatnonzero(tree.launch_R == 0)
+    order = natural[np.lexsort((tree.key_R[natural], tree.finish_R[natural] != Finish.STOPPED))]
+    chosen: list[tuple[Tokens, bool]] = []
+    taken: list[bytes] = []
+    for correct, wanted in ((True, budget.correct_paths), (False, budget.incorrect_paths)):
+        until = len(chosen) + wanted
+        for row in order[(tree.outcome_R[order] > 0) == correct]:
+            if len(chosen) == until:
+                break
+            completion = np.asarray(tree.completion(int(row)), np.uint32)
+            raw = completion.tobytes()
+            if raw and not any(raw.startswith(other) or other.startswith(raw) for other in taken):
+                taken.append(raw)
+                chosen.append((completion, correct))
+    return chosen
 
 
 def windows(length: int, first: int) -> Ints:

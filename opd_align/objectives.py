@@ -10,7 +10,7 @@ This room knows no rollouts and no estimator, only a node's arrays.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import numpy as np
@@ -189,6 +189,34 @@ class GRPO:
     def update(self, nodes: Nodes) -> Floats:
         advantage = nodes.natural_wins_inverse_length - nodes.mean_reward * nodes.natural_inverse_length
         return sampled_update(nodes.p, nodes.natural, advantage)
+
+
+@dataclass(frozen=True)
+class AtTemperature:
+    """An objective whose loss reads student and teacher at another temperature than rollouts are sampled at.
+
+    `ratio` is the sampling temperature over that of the loss. At the latter, log-probabilities are `ratio` times those
+    at the former, up to a constant that normalising on the children removes: nothing has to be scored again.
+    """
+
+    inner: Objective
+    ratio: float
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def signal(self) -> Literal["teacher", "future", "reward"]:
+        return self.inner.signal
+
+    def update(self, nodes: Nodes) -> Floats:
+        return self.inner.update(replace(nodes, log_p=self._heated(nodes.log_p), log_t=self._heated(nodes.log_t)))
+
+    def _heated(self, log_K: Floats) -> Floats:
+        # Where probabilities are zero, so they stay: the floor keeps −inf out of the difference.
+        heated = self.ratio * np.maximum(log_K, LOG_FLOOR)
+        return heated - np.logaddexp.reduce(heated, axis=-1, keepdims=True)
 
 
 OBJECTIVES: Sequence[Objective] = (

@@ -23,7 +23,8 @@ from opd_align.demonstrations import Cast, Source, demonstrate
 from opd_align.manifest import FORMAT, question_digest, read_manifest
 from opd_align.metrics import Estimate, interval
 from opd_align.shards import DamagedFileError, read_table, table_bytes
-from opd_align.store import Recorded, RunDirectory
+from opd_align.shelf import Recorded
+from opd_align.store import RunDirectory
 from opd_align.tasks import Task, TextGrader, Verdict
 from opd_align.teachers import SELF, Context, Demonstration, Prompting, unavailable
 from opd_align.types import Finish, OpdAlignError, Question, Rollouts, SampleRequest

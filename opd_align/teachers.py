@@ -109,6 +109,14 @@ class Context:
         picked += [each for each in own if not each.correct][: self.wrong]
         return [replace(each, text=each.summary or "") for each in picked] if self.summarised else picked
 
+    def within(self, question: Question, message: str, demonstrations: Mapping[str, Sequence[Demonstration]]) -> str:
+        """The user message with the question's demonstrations in it; refuses where some are missing."""
+        found = demonstrations.get(question.id, ())
+        missing = self.missing(found)
+        if missing is not None:
+            raise OpdAlignError(f"question {question.id!r} has no context {self.name!r}: {missing}")
+        return self.write(question, message, self.chosen(found))
+
 
 CONTEXTS = {
     context.name: context
@@ -166,12 +174,8 @@ class Prompting:
         messages = [dict(message) for message in self.task.messages(question)]
         if self.context is None:
             return messages
-        found = self.demonstrations.get(question.id, ())
-        missing = self.context.missing(found)
-        if missing is not None:
-            raise OpdAlignError(f"question {question.id!r} has no context {self.context.name!r}: {missing}")
         user = next(message for message in reversed(messages) if message["role"] == "user")
-        user["content"] = self.context.write(question, user["content"], self.context.chosen(found))
+        user["content"] = self.context.within(question, user["content"], self.demonstrations)
         return messages
 
 

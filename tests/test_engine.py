@@ -15,8 +15,8 @@ import pytest
 from opd_align import engine, metrics
 from opd_align.alignment import Rules
 from opd_align.backends.exact import EOS, ExactTeacher, ExactWorld
-from opd_align.engine import Analysis, Progress, Settings, align, analyze, gather, representative_paths
-from opd_align.enrich import Budget, plan_adaptive
+from opd_align.engine import Analysis, Progress, Settings, align, analyze, gather
+from opd_align.enrich import Budget, plan_adaptive, representative_paths
 from opd_align.estimate import estimate
 from opd_align.objectives import OBJECTIVES, DrGRPO, Ideal, MiniLLM, ReverseKL
 from opd_align.tree import GenerationTree

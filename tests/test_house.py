@@ -30,22 +30,27 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": {"types", "tree", "estimate", "objectives", "future", "alignment", "enrich", "metrics"},
     "shards": {"types"},
     "manifest": {"types", "objectives", "alignment", "enrich", "engine"},
-    "store": {"types", "metrics", "alignment", "engine", "shards", "manifest"},
+    "shelf": {"types", "shards"},
+    "store": {"types", "metrics", "alignment", "engine", "shards", "manifest", "shelf"},
     "tasks": {"types", "tasks"},
     "embedded": {"types", "scoring", "backends", "tasks", "embedded"},
     "chat": {"types"},
     "teachers": {"types", "chat", "tasks"},
     "demonstrations": {"types", "teachers"},
-    "screen": {"types", "metrics", "manifest", "shards", "store", "tasks", "teachers", "demonstrations"},
+    "screen": {"types", "metrics", "manifest", "shards", "shelf", "store", "tasks", "teachers", "demonstrations"},
     "models": {"types", "embedded"},
     "report": {"types", "metrics", "alignment", "engine", "screen", "teachers", "report"},
-    "training": {"types", "metrics", "engine", "training"},
-}
+    "training": {
+        "types", "objectives", "alignment", "metrics", "enrich", "scoring", "backends", "engine", "shards", "manifest",
+        "shelf", "store", "tasks", "chat", "teachers", "demonstrations", "screen", "report", "training",
+    },
+}  # fmt: skip
 # Those that wire everything together.
 for room in ("config", "study", "plan", "cli"):
     MAY_IMPORT[room] = set(MAY_IMPORT)
 
 PUBLIC = [
+    "AlignmentCallback",
     "Analysis",
     "Budget",
     "DrGRPO",

@@ -28,7 +28,8 @@ from opd_align.enrich import Budget
 from opd_align.manifest import RunMismatch, StoredObjective, describe
 from opd_align.objectives import OBJECTIVES, DrGRPO, GeneralisedJSD, ReverseKL, unified_update
 from opd_align.shards import Batch, DamagedFileError, read_shard, write_shard
-from opd_align.store import DamagedFile, RunBusy, RunDirectory, analyze_into
+from opd_align.shelf import DamagedFile
+from opd_align.store import RunBusy, RunDirectory, analyze_into
 from opd_align.types import Failure, Finish, OpdAlignError, Outcome, Question, Rollouts, SampleRequest
 
 BUDGET = Budget(initial=60, targeted=240, n_min=30, correct_paths=1, incorrect_paths=1)
@@ -338,7 +339,7 @@ def test_rollouts_that_nobody_asked_for_are_refused(family: ExactFamily, tmp_pat
     with RunDirectory(tmp_path, describe(family, [], family.questions, family, SETTINGS)) as run:
         with pytest.raises(ValueError, match="not asked for"):
             run.recorded(Confused(family), family).sample([request])
-        assert not any(run.rollouts.iterdir())
+        assert not any(run.shelf.folder.iterdir())
 
 
 # -- other settings -------------------------------------------------------------------------------------------

@@ -1,4 +1,7 @@
-"""Distillation while it trains: the only room that knows TRL. What is imported from here is fetched when first used."""
+"""The room that knows TRL: the callback that watches a training, gates that act on it, and trainers that obey them.
+
+What is imported from here is fetched from its module when first used; `import opd_align` loads nothing of it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 _ROOM_OF = {
+    "AlignmentCallback": "callback",
     "CalibratedDivergence": "calibrated",
     "DivergenceAbove": "gates",
     "Gate": "gates",

@@ -1,0 +1,249 @@
+"""`AlignmentCallback`: the engine on held-out questions every so many steps of a TRL training.
+
+A training with it is bit for bit the training without it: models are borrowed, logs go beside the trainer's own rows,
+and what fails here is logged and counted but never ends a training. Each evaluation leaves a run directory beside the
+checkpoints, from which every number that was logged can be made again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from math import ceil, isfinite
+from pathlib import Path
+from typing import Any, Literal
+
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from opd_align.engine import Analysis, Settings
+from opd_align.enrich import Budget
+from opd_align.objectives import Objective, ReverseKL
+from opd_align.report.trackers import ROOT, scalars, wandb_media
+from opd_align.scoring import Sampling
+from opd_align.training.borrow import dice_put_back
+from opd_align.training.evaluation import Evaluator, Faculty, together
+from opd_align.training.governor import Governor
+from opd_align.training.held_out import HeldOut
+from opd_align.training.host import host_of
+from opd_align.types import OpdAlignError
+
+logger = logging.getLogger(__name__)
+
+FOLDER, HISTORY, TRAINING, STATE = "opd_align", "history.jsonl", "training.jsonl", "opd_align.json"
+
+SMALL = Budget(initial=32, targeted=512, allocation="adaptive")
+"""What is spent on each question, unless told otherwise."""
+
+FEWEST = 8
+"""Initial rollouts below which an evaluation is not scaled down."""
+
+
+class AlignmentCallback(TrainerCallback):
+    """Does the teacher's update point toward success, now? Evaluated at the start and every `every_n_steps` steps.
+
+    `questions` are held out: `Question`s, or rows with TRL's columns. `verifier` is a task, one of its verifiers, or a
+    reward function. `teachers` come beside the trainer's own: names of contexts (the live student, shown its own
+    solutions) and models by name. `objectives` default to what the trainer optimises. `max_overhead` is the share of
+    the wall time that evaluations may take; `None`: no limit. `on_error="raise"` ends the training where an evaluation
+    fails; otherwise that is logged and counted.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        questions: Iterable[Any],
+        verifier: Any,
+        *,
+        every_n_steps: int = 100,
+        teachers: Mapping[str, Any] | Sequence[Any] = (),
+        objectives: Sequence[Objective] | None = None,
+        budget: Budget = SMALL,
+        sampling: Sampling | None = None,
+        max_overhead: float | None = 0.05,
+        on_error: Literal["log", "raise"] = "log",
+    ) -> None:
+        if every_n_steps < 1:
+            raise OpdAlignError(f"every_n_steps must be at least 1, not {every_n_steps}")
+        if max_overhead is not None and not 0 < max_overhead <= 1:
+            raise OpdAlignError(f"max_overhead is a share of the wall time, above 0 and at most 1, not {max_overhead}")
+        if on_error not in ("log", "raise"):
+            raise OpdAlignError(f"on_error is 'log' or 'raise', not {on_error!r}")
+        self.host = host_of(trainer, sampling)
+        faculty = Faculty.of(self.host, teachers)
+        taught = faculty.contexts or faculty.models or self.host.teacher is not None or self.host.server is not None
+        if objectives is None:
+            # A trainer that follows rewards has no loss of its own to compare a teacher by.
+            rewarded = taught and self.host.objective.signal == "reward"
+            objectives = [self.host.objective, *([ReverseKL()] if rewarded else [])]
+        self.settings = Settings(objectives, budget)
+        self.folder = Path(trainer.args.output_dir) / FOLDER
+        self.evaluator = Evaluator(self.host, HeldOut.of(questions, verifier), faculty, self.folder)
+        self.evaluator.check(self.settings)
+        self.governor = Governor(every_n_steps, max_overhead)
+        self.on_error = on_error
+        self.failures = 0
+        self.latest: Analysis | None = None
+        self._since = time.perf_counter()
+
+    # -- the trainer's events -----------------------------------------------------------------------------------
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        with dice_put_back():
+            self._resume(state)
+            self._since = time.perf_counter()
+            if self.governor.due <= state.global_step:
+                self._evaluate(state, control)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self.governor.due <= state.global_step:
+            with dice_put_back():
+                self._evaluate(state, control)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        checkpoint = self.folder.parent / f"checkpoint-{state.global_step}"
+        if state.is_world_process_zero and checkpoint.is_dir():
+            known = {**self._counted().state(), "failures": self.failures}
+            with suppress(OSError):  # the schedule is all that would be lost
+                (checkpoint / STATE).write_text(json.dumps(known) + "\n", encoding="utf-8")
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
+    ) -> None:
+        if state.is_world_process_zero and logs and not any(key.startswith(f"{ROOT}/") for key in logs):
+            numbers = {key: value for key, value in logs.items() if isinstance(value, int | float) and isfinite(value)}
+            self._append(TRAINING, {"step": state.global_step, "at": time.time(), **numbers})
+
+    # -- one evaluation -----------------------------------------------------------------------------------------
+
+    def evaluate(self, scale: float = 1.0) -> tuple[Analysis, str]:
+        """An evaluation of the student as it is now, by all processes together; nothing is logged."""
+        return self.evaluator.evaluate(scaled(self.settings, scale), self.host.trainer.state.global_step)
+
+    def _evaluate(self, state: TrainerState, control: TrainerControl) -> None:
+        step, began = state.global_step, time.perf_counter()
+        governor = self._counted()
+        # One clock decides for all: processes that disagreed about an evaluation would wait for each other for ever.
+        governor = together(lambda: governor)[0]
+        scale = governor.scale()
+        if scale is None:
+            self.governor, self._since = governor.waiting(step), began
+            return
+        error: Exception | None = None
+        run: str | None = None
+        numbers: dict[str, float] = {}
+        try:
+            self.latest, run = self.evaluate(scale)
+            numbers = scalars(self.latest)
+        except Exception as failure:
+            error = failure
+        seconds = together(lambda: time.perf_counter() - began)[0]
+        self.governor = governor.evaluated(step, scale, seconds)
+        self.failures += error is not None
+        numbers |= {
+            f"{ROOT}/{key}": float(value)
+            for key, value in {
+                "seconds": seconds,
+                "overhead_share": self.governor.share,
+                "governor/scale": scale,
+                "governor/interval": self.governor.due - step,
+                "failures": self.failures,
+            }.items()
+        }
+        try:
+            self._tell(state, control, numbers, run, error)
+        except Exception as failure:  # a tracker that is down, a disk that is full
+            logger.warning("the evaluation at step %d could not be reported: %s", step, failure, exc_info=failure)
+            self.failures += 1
+            error = error or failure
+        self._since = time.perf_counter()
+        telling_s = self._since - began - seconds
+        self.governor = replace(self.governor, spent_s=self.governor.spent_s + max(telling_s, 0.0))
+        if error is not None and self.on_error == "raise":
+            raise error
+
+    def _tell(
+        self,
+        state: TrainerState,
+        control: TrainerControl,
+        numbers: dict[str, float],
+        run: str | None,
+        error: Exception | None,
+    ) -> None:
+        known = {key: value for key, value in numbers.items() if isfinite(value)}
+        trainer, should_log = self.host.trainer, control.should_log
+        # Not the trainer's own `log`: TRL's would empty its metrics into this row. And a row that was logged resets
+        # `should_log`, which would swallow the trainer's own row of this step.
+        try:
+            Trainer.log(trainer, known)
+        finally:
+            control.should_log = trainer.control.should_log = should_log
+        if not state.is_world_process_zero:
+            return
+        if error is not None:
+            logger.warning(
+                "the evaluation at step %d failed, training goes on: %s: %s",
+                state.global_step, type(error).__name__, error, exc_info=error,
+            )  # fmt: skip
+        self._append(
+            HISTORY,
+            {
+                "step": state.global_step,
+                "max_steps": state.max_steps,
+                "epoch": state.epoch,
+                "at": time.time(),
+                "trainer": type(trainer).__name__,
+                "run": run,
+                "error": None if error is None else f"{type(error).__name__}: {error}",
+                "metrics": {key: value if isfinite(value) else None for key, value in numbers.items()},
+            },
+        )
+        if error is None and self.latest is not None and "wandb" in trainer.args.report_to:
+            import wandb
+
+            if wandb.run is not None:
+                shown = {f"train/{key}": value for key, value in wandb_media(self.latest, wandb).items()}
+                wandb.log({**shown, "train/global_step": state.global_step})
+
+    # -- what goes on around it ---------------------------------------------------------------------------------
+
+    def _counted(self) -> Governor:
+        """The governor, told of the training since it last heard."""
+        now = time.perf_counter()
+        counted = self.governor.trained(now - self._since)
+        self.governor, self._since = counted, now
+        return counted
+
+    def _resume(self, state: TrainerState) -> None:
+        """Goes on with the schedule of the checkpoint that training goes on from."""
+        if not state.global_step:
+            return
+        file = self.folder.parent / f"checkpoint-{state.global_step}" / STATE
+        known = together(lambda: json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None)[0]
+        if known is not None:
+            self.failures = known["failures"]
+            self.governor = self.governor.resumed(known)
+        if self.governor.due < state.global_step:
+            every = self.governor.every
+            self.governor = replace(self.governor, due=ceil(state.global_step / every) * every)
+
+    def _append(self, name: str, line: Mapping[str, Any]) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with (self.folder / name).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        except OSError as error:
+            logger.warning("could not write to %s: %s", self.folder / name, error.strerror)
+
+
+def scaled(settings: Settings, scale: float) -> Settings:
+    """The same settings on a share of the rollouts."""
+    budget = settings.budget
+    initial = max(min(FEWEST, budget.initial), ceil(scale * budget.initial))
+    targeted = None if budget.targeted is None else ceil(scale * budget.targeted)
+    return replace(settings, budget=replace(budget, initial=initial, targeted=targeted))

@@ -1,0 +1,304 @@
+"""One evaluation: the engine on the trainer's student, as it is at this step.
+
+Questions are split over the processes; each works on its own, shares the run directory's shelf, and all end with the
+same `Analysis`: the one that a single process would have made. What goes wrong on one process is known to all before
+any of them goes on, so none waits for another. The models are borrowed; what is computed is the engine's business.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from opd_align.backends.hf import HFStudent, HFTeacher
+from opd_align.chat import Chat
+from opd_align.demonstrations import Cast, Source, Trials, Ungraded, demonstrate
+from opd_align.engine import Analysis, Part, Settings, analyze_question, check, joined
+from opd_align.manifest import RunMismatch, describe
+from opd_align.screen import unfit
+from opd_align.shards import write_file
+from opd_align.shelf import Recorded, Shelf
+from opd_align.store import RunDirectory
+from opd_align.teachers import SELF, Context, Demonstration, context, unavailable
+from opd_align.training.borrow import borrowed, whole
+from opd_align.training.held_out import HeldOut
+from opd_align.training.host import Host
+from opd_align.types import OpdAlignError, Question
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+OWN = "teacher"
+"""What the trainer's own teacher is called."""
+
+DEMONSTRATIONS = "demonstrations.json"
+
+
+class EvaluationFailed(OpdAlignError):
+    """An evaluation could not be made; training is not concerned."""
+
+
+@dataclass(frozen=True)
+class Faculty:
+    """Teachers beside the trainer's own: contexts of the live student, and models of the same tokenizer by name."""
+
+    contexts: tuple[Context, ...] = ()
+    models: Mapping[str, Any] | None = None
+
+    @staticmethod
+    def of(host: Host, teachers: Mapping[str, Any] | Sequence[Any]) -> Faculty:
+        """From names of contexts, contexts, and models by name; refuses what cannot teach this student."""
+        named = list(teachers.items()) if isinstance(teachers, Mapping) else [(None, each) for each in teachers]
+        contexts, models = [], {}
+        for name, given in named:
+            if isinstance(given, str | Context):
+                found = context(given) if isinstance(given, str) else given
+                if found.source != SELF:
+                    raise OpdAlignError(
+                        f"context {found.name!r} shows responses by {found.source!r}; in training the student itself "
+                        "writes them"
+                    )
+                contexts.append(found)
+            elif name is not None and hasattr(given, "get_output_embeddings"):
+                models[name] = given
+            else:
+                raise OpdAlignError(
+                    f"teachers: {given!r} is neither a context (such as 'Self-1C') nor a model with a name "
+                    "(teachers={'Qwen3-8B': model})"
+                )
+        if host.context is not None and not contexts:
+            contexts.append(context(host.context))
+        if host.teacher is None and host.server is None and not contexts and not models:
+            needs = host.objective.signal != "reward"
+            if needs:
+                raise OpdAlignError(f"this {host.kind} has no teacher; give some: teachers=['Self-1C']")
+        return Faculty(tuple(contexts), models)
+
+
+@dataclass(frozen=True)
+class _Named:
+    name: str
+
+
+def together(work: Callable[[], T]) -> list[T]:
+    """What the work gave on every process, in their order; if it failed on any, it fails on all."""
+    from accelerate.utils import gather_object
+
+    failure: Exception | None = None
+    told: tuple[Any, str | None]
+    try:
+        told = (work(), None)
+    except Exception as error:
+        failure, told = error, (None, f"{type(error).__name__}: {error}")
+    outcomes = gather_object([told])
+    reasons = [reason for _, reason in outcomes if reason is not None]
+    if reasons:
+        raise EvaluationFailed(reasons[0]) from failure
+    return [result for result, _ in outcomes]
+
+
+class Evaluator:
+    """Evaluations of one training; made by all processes together."""
+
+    def __init__(self, host: Host, held_out: HeldOut, faculty: Faculty, folder: Path) -> None:
+        self.host, self.held_out, self.faculty, self.folder = host, held_out, faculty, folder
+        self.chat = Chat(host.tokenizer, options=host.template)
+        self.demonstrations: dict[str, list[Demonstration]] | None = None
+
+    def check(self, settings: Settings) -> None:
+        """Refuses what would fail at every evaluation; names the questions that will be left out."""
+        host = self.host
+        named = [*([OWN] if host.teacher is not None or host.server is not None else []), *(self.faculty.models or {})]
+        named += [each.name for each in self.faculty.contexts]
+        check([_Named(name) for name in named], self.held_out.questions, settings)
+        model = host.trainer.model
+        ends = self.chat.ends(model.config, model.generation_config)
+        student = HFStudent("student", model, self.held_out.prompting(self.chat), ends, host.sampling)
+        reasons = unfit(student, self.held_out.questions, host.sampling.max_tokens)
+        for name, reason in reasons.items():
+            logger.warning("held-out question %r is left out: %s", name, reason)
+        if len(reasons) == len(self.held_out.questions):
+            raise OpdAlignError(f"no held-out question can be asked; the last one: {[*reasons.values()][-1]}")
+
+    @property
+    def rank(self) -> int:
+        return int(self.host.trainer.accelerator.process_index)
+
+    @property
+    def world(self) -> int:
+        return int(self.host.trainer.accelerator.num_processes)
+
+    def evaluate(self, settings: Settings, step: int) -> tuple[Analysis, str]:
+        """The analysis at this step, and the name of its run directory within the folder."""
+        with self._at_hand() as (student, teachers), ExitStack() as opened:
+            asked = self._fitting(student, teachers)
+            grader = self.held_out.grader(self.chat, student.end_tokens)
+
+            def begin() -> str:
+                if self.rank:
+                    return ""
+                manifest = describe(student, teachers, asked, grader, settings)
+                run = self._directory(f"step-{step:06d}", manifest)
+                opened.enter_context(run)
+                runs.append(run)
+                return run.path.name
+
+            runs: list[RunDirectory] = []
+            name = together(begin)[0]
+
+            def work() -> list[Part]:
+                recorded = Recorded(Shelf(self.folder / name), student, grader)
+                return [
+                    analyze_question(recorded, teachers, question, recorded, settings=settings)
+                    for question in asked[self.rank :: self.world]
+                ]
+
+            shares = together(work)
+            parts = [shares[number % self.world][number // self.world] for number in range(len(asked))]
+            analysis = joined(parts, settings)
+
+            def finish() -> None:
+                for run in runs:
+                    run.finish(analysis)
+
+            together(finish)
+            return analysis, name
+
+    def _directory(self, name: str, manifest: Mapping[str, Any]) -> RunDirectory:
+        """A run directory of that name, or of one beside it where another run has it: a training that went back."""
+        number = 1
+        while True:
+            try:
+                return RunDirectory(self.folder / (name if number == 1 else f"{name}-{number}"), manifest)
+            except RunMismatch:
+                number += 1
+
+    @contextmanager
+    def _at_hand(self) -> Iterator[tuple[Any, list[Any]]]:
+        """Student and teachers, borrowed from the trainer."""
+        host, trainer = self.host, self.host.trainer
+        others = [host.teacher] if host.teacher is not None else []
+        extra = self.faculty.models or {}
+        with self._generating(), whole(trainer.accelerator, host.student, *others) as (model, *own):
+            with (
+                borrowed(model, *own, *extra.values(), tokenizer=host.tokenizer),
+                trainer.compute_loss_context_manager(),
+            ):
+                student = self._student(model)
+                shown = self._demonstrated(model)
+                yield student, self._teachers(model, own, shown)
+
+    @contextmanager
+    def _generating(self) -> Iterator[None]:
+        """The trainer's vLLM, if it has one, with the weights of this step; as it was afterwards."""
+        vllm, trainer = self.host.vllm, self.host.trainer
+        if vllm is None:
+            yield
+            return
+        vllm.sync_weights()
+        # The trainer need not do it again: the next generation is made with these very weights.
+        trainer._last_loaded_step = trainer.state.global_step
+        sleeps = vllm.mode == "colocate" and vllm.enable_sleep_mode
+        if sleeps:
+            vllm.llm.wake_up(tags=["kv_cache"])
+        try:
+            yield
+        finally:
+            if sleeps:
+                vllm.llm.sleep(level=2)
+                vllm._llm_weights_sleeping = True
+
+    def _student(self, model: Any) -> Any:
+        host, prompt = self.host, self.held_out.prompting(self.chat)
+        ends = self.chat.ends(model.config, model.generation_config)
+        local = HFStudent("student", model, prompt, ends, host.sampling)
+        # With tensor parallelism an engine answers only when its whole group asks the same: sample here instead.
+        if host.vllm is None or (host.vllm.mode == "colocate" and host.vllm.tensor_parallel_size > 1):
+            return local
+        if host.vllm.mode == "colocate":
+            from opd_align.backends.vllm import VLLMStudent
+
+            return VLLMStudent("student", host.vllm.llm, prompt, ends, local, host.sampling)
+        from opd_align.backends.server import ServerStudent
+
+        client = getattr(host.vllm, "vllm_client", None)  # on the first process only
+        url, served = together(lambda: (client.base_url, client.model) if client is not None else ("", ""))[0]
+        return ServerStudent(url, served, prompt, ends, local, host.sampling)
+
+    def _teachers(self, model: Any, own: Sequence[Any], shown: Mapping[str, Sequence[Demonstration]]) -> list[Any]:
+        host, plain = self.host, self.held_out.prompting(self.chat)
+        teachers: list[Any] = []
+        if host.context is None:  # a self-distilling trainer's teacher reads a context, below
+            teachers += [HFTeacher(OWN, each, plain) for each in own]
+        if host.server is not None:
+            from opd_align.backends.server import ServerTeacher
+
+            teachers.append(ServerTeacher(OWN, host.server, host.trainer.teacher_client.model, plain))
+        teachers += [HFTeacher(name, each, plain) for name, each in (self.faculty.models or {}).items()]
+        speaker = own[0] if own and host.context is not None else model
+        for each in self.faculty.contexts:
+            teachers.append(HFTeacher(each.name, speaker, self.held_out.prompting(self.chat, each, shown)))
+        return teachers
+
+    def _demonstrated(self, model: Any) -> dict[str, list[Demonstration]]:
+        """What the contexts show: written by the student when they are first needed, and the same ever after."""
+        needed = [each for each in self.faculty.contexts if each.correct + each.wrong]
+        if not needed:
+            return {}
+        if self.demonstrations is None:
+            file = self.folder / DEMONSTRATIONS
+            kept = together(lambda: file.read_text(encoding="utf-8") if not self.rank and file.is_file() else None)[0]
+            if kept is not None:
+                stored = json.loads(kept)
+                self.demonstrations = {
+                    name: [Demonstration(**each) for each in found] for name, found in stored.items()
+                }
+            else:
+                self.demonstrations = self._write(model, needed)
+        return self.demonstrations
+
+    def _write(self, model: Any, contexts: Sequence[Context]) -> dict[str, list[Demonstration]]:
+        ends = self.chat.ends(model.config, model.generation_config)
+        sampler = HFStudent("student", model, self.held_out.prompting(self.chat), ends, self.host.sampling)
+        source = Source(SELF, sampler, self.chat.said, self.held_out.grader(self.chat, ends))
+        scribe = HFStudent("student", model, self._asked_plainly, ends, self.host.sampling)
+        cast = Cast({SELF: source}, Source("summariser", scribe, self.chat.said, Ungraded()), Trials())
+        mine = self.held_out.questions[self.rank :: self.world]
+        found: dict[str, list[Demonstration]] = {}
+        for share in together(lambda: demonstrate(cast, contexts, mine) if mine else {}):
+            found |= share
+
+        def keep() -> None:
+            if not self.rank:
+                text = json.dumps({name: [asdict(each) for each in by] for name, by in found.items()}, indent=1)
+                self.folder.mkdir(parents=True, exist_ok=True)
+                write_file(self.folder / DEMONSTRATIONS, text.encode())
+
+        together(keep)
+        return found
+
+    def _asked_plainly(self, question: Question) -> tuple[int, ...]:
+        return self.chat.prompt([{"role": "user", "content": question.text}])
+
+    def _fitting(self, student: Any, teachers: Sequence[Any]) -> list[Question]:
+        """The questions that all can be asked; a comparison leaves the others out for everybody."""
+        questions = list(self.held_out.questions)
+        contexts = [each for each in self.faculty.contexts if each.correct + each.wrong]
+        lacking = unavailable(questions, contexts, self.demonstrations or {})
+        able = [question for question in questions if question.id not in lacking]
+        for speaker in (student, *teachers):
+            if hasattr(speaker, "context_length"):
+                reasons = unfit(speaker, able, self.host.sampling.max_tokens)
+                able = [question for question in able if question.id not in reasons]
+        if not able:
+            raise EvaluationFailed(
+                f"none of the {len(questions)} held-out questions can be asked: demonstrations are missing, or prompts "
+                "are too long for the context"
+            )
+        return able

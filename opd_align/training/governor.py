@@ -1,0 +1,81 @@
+"""The governor: how often and how much the callback may evaluate, so that training hardly notices.
+
+Time spent on evaluations is paid from an allowance that grows with the time spent on training. The first evaluation,
+before any step, is an advance at the smallest budget. Later ones are as large as the allowance pays for, in a few fixed
+sizes, so that evaluations can be compared; where it does not pay even for the smallest, the evaluation waits. The
+governor decides from the times it is told; it owns no clock and no model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from math import ceil, inf
+from typing import Any
+
+SCALES = (1.0, 0.5, 0.25, 0.125)
+"""Sizes of an evaluation, as shares of the budget asked for."""
+
+
+@dataclass(frozen=True)
+class Governor:
+    """What is known of the cost so far; `max_overhead` is a share of all wall time, `None` sets no limit.
+
+    `full_s` is what an evaluation of full size is thought to cost: the newest one's time over its size. Part of the
+    time does not shrink with the size, so this errs on the careful side.
+    """
+
+    every: int
+    max_overhead: float | None
+    due: int = 0
+    spent_s: float = 0.0
+    trained_s: float = 0.0
+    full_s: float | None = None
+    made: int = 0
+
+    @property
+    def allowance_s(self) -> float:
+        """What may be spent now."""
+        if self.max_overhead is None or self.max_overhead >= 1:
+            return inf
+        return self.max_overhead / (1 - self.max_overhead) * self.trained_s - self.spent_s
+
+    @property
+    def share(self) -> float:
+        """Share of the wall time that evaluations took."""
+        return self.spent_s / max(self.spent_s + self.trained_s, 1e-9)
+
+    def scale(self) -> float | None:
+        """The size of an evaluation now, or `None`: wait."""
+        if self.max_overhead is None or self.max_overhead >= 1:
+            return SCALES[0]
+        if self.full_s is None:
+            return SCALES[-1]
+        return next((size for size in SCALES if size * self.full_s <= self.allowance_s), None)
+
+    def trained(self, seconds: float) -> Governor:
+        """Training went on for some time."""
+        return replace(self, trained_s=self.trained_s + seconds)
+
+    def evaluated(self, step: int, scale: float, seconds: float) -> Governor:
+        """An evaluation of some size was made, or failed, at a step."""
+        due = (step // self.every + 1) * self.every
+        return replace(self, spent_s=self.spent_s + seconds, full_s=seconds / scale, made=self.made + 1, due=due)
+
+    def waiting(self, step: int) -> Governor:
+        """Nothing can be paid for now: the step at which the smallest evaluation can, at the present speed."""
+        pace_s = self.trained_s / max(step, 1)
+        rate = 1.0 if self.max_overhead is None else self.max_overhead / (1 - self.max_overhead)
+        missing_s = SCALES[-1] * (self.full_s or 0.0) - self.allowance_s
+        steps = ceil(missing_s / max(pace_s * rate, 1e-9))
+        return replace(self, due=step + max(1, min(steps, 10**9)))
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return asdict(self)
+
+    def resumed(self, state: dict[str, Any]) -> Governor:
+        """What an earlier part of the training knew; its due step only if the rhythm is still the same."""
+        known = {name: state[name] for name in ("spent_s", "trained_s", "full_s", "made", "due")}
+        if state.get("every") != self.every:
+            known.pop("due")
+        return replace(self, **known)
