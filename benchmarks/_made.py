@@ -8,9 +8,10 @@ import numpy as np
 import pyarrow as pa
 
 from opd_align.alignment import EstimatedPath, Rules, child_table, node_table
-from opd_align.engine import Analysis, QuestionRecord, Settings, encoded
+from opd_align.engine import Analysis, QuestionRecord, encoded
 from opd_align.estimate import PathEstimate
 from opd_align.objectives import Objective, ReverseKL
+from opd_align.search import Settings
 from opd_align.tree import PathCounts
 from opd_align.types import PathScores, TeacherScores
 

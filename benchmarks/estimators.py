@@ -24,9 +24,10 @@ from rich.table import Table
 
 from opd_align.alignment import EstimatedPath, Rules, node_table, significant
 from opd_align.backends.exact import ExactTeacher, ExactWorld
-from opd_align.engine import Evidence, Settings, align, gather
+from opd_align.engine import align
 from opd_align.enrich import Budget
 from opd_align.estimate import Method, PathEstimate, estimate, exact_estimate
+from opd_align.search import Evidence, Settings, gather
 from opd_align.types import Question
 
 FRACTIONS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)

@@ -26,7 +26,8 @@ from rich.table import Table
 
 from opd_align import metrics
 from opd_align.config import read_config
-from opd_align.engine import align, encoded, gather
+from opd_align.engine import align, encoded
+from opd_align.search import gather
 from opd_align.study import Study
 
 ESTIMATORS = ("pooled", "backup")

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from opd_align import ExactWorld, Question, Settings
-from opd_align.engine import gather
 from opd_align.estimate import estimate
+from opd_align.search import gather
 
 WIDTH, HEIGHT, LEFT, TOP = 760, 300, 46, 34
 

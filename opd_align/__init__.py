@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from opd_align import metrics
     from opd_align.alignment import Rules
     from opd_align.backends.exact import ExactFamily, ExactWorld
-    from opd_align.engine import Analysis, Settings, analyze
+    from opd_align.engine import Analysis, analyze
     from opd_align.enrich import Budget
     from opd_align.objectives import (
         GRPO,
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         ReverseKL,
         SingleSample,
     )
+    from opd_align.search import Settings
     from opd_align.training.callback import AlignmentCallback
     from opd_align.tree import GenerationTree
     from opd_align.types import OpdAlignError, Question, Rollouts, SampleRequest
@@ -79,7 +80,7 @@ _ROOM_OF = {
     "Rollouts": "types",
     "Rules": "alignment",
     "SampleRequest": "types",
-    "Settings": "engine",
+    "Settings": "search",
     "SingleSample": "objectives",
     "analyze": "engine",
 }

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from opd_align.config import StudyConfig
     from opd_align.engine import Analysis
-    from opd_align.engine import Progress as Step
+    from opd_align.search import Progress as Step
     from opd_align.study import Study
 
 ABOUT = """\

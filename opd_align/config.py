@@ -16,10 +16,10 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from opd_align.alignment import Rules
-from opd_align.engine import BATCH, Settings
 from opd_align.enrich import Budget
 from opd_align.estimate import Method
 from opd_align.objectives import OBJECTIVES, GeneralisedJSD, Objective
+from opd_align.search import BATCH, Settings
 from opd_align.teachers import CONTEXTS
 from opd_align.types import OpdAlignError
 

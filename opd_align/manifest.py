@@ -20,9 +20,9 @@ from typing import Any, Literal
 import numpy as np
 
 from opd_align.alignment import Rules
-from opd_align.engine import Settings
 from opd_align.enrich import Budget
 from opd_align.objectives import OBJECTIVES, Ideal, Nodes, Objective
+from opd_align.search import Settings
 from opd_align.types import Floats, Grader, OpdAlignError, Question, Student, Teacher
 
 FORMAT = 2

@@ -216,6 +216,8 @@ def _head(side: Side) -> Any:
     few = torch.as_tensor([list(side.prompt[:4])], device=model.device)
     whole = model(input_ids=few, use_cache=False).logits.float()
     split = head(_body(model)(input_ids=few, use_cache=False).last_hidden_state).float()
+    if bool(torch.isnan(whole).any()):
+        raise OpdAlignError(f"{side.name!r} gives NaN in place of probabilities; has its training diverged?")
     if whole.shape != split.shape or not torch.allclose(whole, split, rtol=1e-2, atol=1e-2 * float(whole.abs().max())):
         raise OpdAlignError(
             f"{side.name!r} ({type(model).__name__}) does more to its logits than body and output layer "

@@ -25,8 +25,9 @@ from typing import Any
 import pyarrow as pa
 
 from opd_align import alignment, metrics
-from opd_align.engine import Analysis, Progress, Settings, analyze, check, encoded
+from opd_align.engine import Analysis, analyze, check, encoded
 from opd_align.manifest import describe, read_manifest, refuse_other, settings_of, versions
+from opd_align.search import Progress, Settings
 from opd_align.shards import (
     TEMPORARY,
     DamagedFileError,

@@ -27,10 +27,10 @@ from opd_align.alignment import (
     teachers_of,
 )
 from opd_align.backends.exact import ExactTeacher, ExactWorld
-from opd_align.engine import Settings, gather
 from opd_align.enrich import Budget
 from opd_align.estimate import exact_estimate
 from opd_align.objectives import DrGRPO, ForwardKL, Ideal, Nodes, ReverseKL
+from opd_align.search import Settings, gather
 from opd_align.tree import GenerationTree
 from opd_align.types import REWARD, PathScores, Question, Rollouts, TeacherScores
 

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from opd_align import engine, metrics
+from opd_align import engine, metrics, search
 from opd_align.alignment import Rules
 from opd_align.backends.exact import EOS, ExactTeacher, ExactWorld
-from opd_align.engine import Analysis, Progress, Settings, align, analyze, gather
+from opd_align.engine import Analysis, align, analyze
 from opd_align.enrich import Budget, plan_adaptive, representative_paths
 from opd_align.estimate import estimate
 from opd_align.objectives import OBJECTIVES, DrGRPO, Ideal, MiniLLM, ReverseKL
+from opd_align.search import Progress, Settings, gather
 from opd_align.tree import GenerationTree
 from opd_align.types import (
     Failure,
@@ -371,7 +372,7 @@ def clock(monkeypatch) -> SimpleNamespace:
     """A clock that only moves when told to."""
     clock = SimpleNamespace(now=0.0)
     clock.tick = lambda: setattr(clock, "now", clock.now + 1)
-    monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(search, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from opd_align import enrich
 from opd_align.backends.exact import ExactWorld
-from opd_align.engine import Settings, gather
 from opd_align.enrich import Budget, Target, plan_adaptive, plan_paper, windows
 from opd_align.estimate import CERTAIN, PathEstimate, estimate, exact_estimate
+from opd_align.search import Settings, gather
 from opd_align.tree import GenerationTree
 from opd_align.types import OpdAlignError, PathScores, Question, Rollouts, TeacherScores
 

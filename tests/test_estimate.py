@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opd_align.backends.exact import ExactWorld
-from opd_align.engine import Evidence, Settings, gather
 from opd_align.enrich import Budget
 from opd_align.estimate import CERTAIN, PathEstimate, estimate, exact_estimate, laid_out
+from opd_align.search import Evidence, Settings, gather
 from opd_align.tree import GenerationTree
 from opd_align.types import OpdAlignError, PathScores, Question, Rollouts
 

@@ -27,11 +27,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "enrich": {"types", "tree", "estimate", "objectives"},
     "scoring": {"types"},
     "backends": {"types", "scoring"},
-    "engine": {"types", "tree", "estimate", "objectives", "future", "alignment", "enrich", "metrics"},
+    "search": {"types", "tree", "estimate", "objectives", "future", "alignment", "enrich"},
+    "engine": {"types", "tree", "estimate", "alignment", "search"},
     "shards": {"types"},
-    "manifest": {"types", "objectives", "alignment", "enrich", "engine"},
+    "manifest": {"types", "objectives", "alignment", "enrich", "search"},
     "shelf": {"types", "shards"},
-    "store": {"types", "metrics", "alignment", "engine", "shards", "manifest", "shelf"},
+    "store": {"types", "metrics", "alignment", "search", "engine", "shards", "manifest", "shelf"},
     "tasks": {"types", "tasks"},
     "embedded": {"types", "scoring", "backends", "tasks", "embedded"},
     "chat": {"types"},
@@ -41,8 +42,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"types", "embedded"},
     "report": {"types", "metrics", "alignment", "engine", "screen", "teachers", "report"},
     "training": {
-        "types", "objectives", "alignment", "metrics", "enrich", "scoring", "backends", "engine", "shards", "manifest",
-        "shelf", "store", "tasks", "chat", "teachers", "demonstrations", "screen", "report", "training",
+        "types", "objectives", "alignment", "metrics", "enrich", "scoring", "backends", "search", "engine", "shards",
+        "manifest", "shelf", "store", "tasks", "chat", "teachers", "demonstrations", "screen", "report", "training",
     },
 }  # fmt: skip
 # Those that wire everything together.

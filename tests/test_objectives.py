@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 
 from opd_align.alignment import EstimatedPath, Rules, node_table
 from opd_align.backends.exact import ExactWorld
-from opd_align.engine import Analysis, Settings, analyze, gather
+from opd_align.engine import Analysis, analyze
 from opd_align.enrich import Budget
 from opd_align.estimate import estimate
 from opd_align.objectives import (
@@ -36,6 +36,7 @@ from opd_align.objectives import (
     sampled_update,
     unified_update,
 )
+from opd_align.search import Settings, gather
 from opd_align.types import REWARD, Floats, OpdAlignError, Question
 
 BETAS = (0.0, 0.1, 0.5, 0.9, 1.0)

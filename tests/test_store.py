@@ -23,10 +23,11 @@ from opd_align import shards, store
 from opd_align.alignment import SCHEMA, Rules, pairs_of, teachers_of
 from opd_align.backends.exact import EOS, ExactFamily
 from opd_align.cli import main
-from opd_align.engine import Analysis, Settings, analyze
+from opd_align.engine import Analysis, analyze
 from opd_align.enrich import Budget
 from opd_align.manifest import RunMismatch, StoredObjective, describe
 from opd_align.objectives import OBJECTIVES, DrGRPO, GeneralisedJSD, ReverseKL, unified_update
+from opd_align.search import Settings
 from opd_align.shards import Batch, DamagedFileError, read_shard, write_shard
 from opd_align.shelf import DamagedFile
 from opd_align.store import RunBusy, RunDirectory, analyze_into

@@ -2,18 +2,19 @@
 
 All targets of a path share its prefix, so the path is read once, and every row of a batch attends to that one copy of
 its keys and values, as far as its own prefix goes, beside the few it adds itself: nothing is prefilled twice, and
-nothing is copied for each row. A rollout's tokens depend on its key and the model alone: every draw takes its
-randomness from (key, position), never from the batch it happens to be in. What rounding leaves of the batch is of the
-size of rounding: in float32 about one draw in a million, in bfloat16 more.
+nothing is copied for each row. A batch may hold rows of many paths and questions. A rollout's tokens depend on its key
+and the model alone: every draw takes its randomness from (key, position), never from the batch it happens to be in.
+What rounding leaves of the batch is of the size of rounding: in float32 about one draw in a million, in bfloat16 more.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -109,27 +110,39 @@ class HFStudent:
         layers = _full_attention_layers(self.model, self.name)
         readings, rows = self._read(requests)
         steps: list[tuple[Ints, Tokens]] = []
+        trunks, trunk_B = _trunks(readings)
+        rows = replace(rows, trunk_R=trunk_B[rows.request_R])
+        waiting = rows.take(np.flatnonzero(rows.room_R > 0))
+        # Rows of one trunk side by side, those of similar depth next to each other: they read the same part of it.
+        waiting = waiting.take(np.lexsort((waiting.row_R, -waiting.depth_R, waiting.trunk_R)))
         room = self.batch_tokens
+        held: dict[int, _Trunk | None] = {}
         with torch.no_grad():
-            for trunk, members in _by_trunk(readings):
-                waiting = rows.take(np.flatnonzero(np.isin(rows.request_R, members) & (rows.room_R > 0)))
-                # Rows of similar depth side by side: they read the same part of the trunk and end together.
-                waiting = waiting.take(np.lexsort((waiting.row_R, -waiting.depth_R)))
-                shared = self._prefill(trunk, layers)
-                while len(waiting.row_R):
-                    # How long rows will run is not known; half a thousand tokens is a guess that memory can correct.
-                    tokens = int(waiting.depth_R[0]) + min(int(waiting.room_R.max()), 512)
-                    size = max(1, min(self.batch_rows, room // tokens))
-                    try:
-                        steps += self._continue(shared, waiting.take(np.arange(size)[: len(waiting.row_R)]))
-                    except RuntimeError as error:
-                        if size == 1 or not should_reduce_batch_size(error):
-                            raise
-                        room = min(size, len(waiting.row_R)) // 2 * tokens
-                    else:
-                        waiting = waiting.take(np.arange(size, max(size, len(waiting.row_R))))
-                        continue
-                    clear_device_cache(garbage_collection=True)
+            while len(waiting.row_R):
+                # How long rows will run is not known; half a thousand tokens is a guess that memory can correct.
+                tokens = int(waiting.depth_R[: self.batch_rows].max()) + min(int(waiting.room_R.max()), 512)
+                size = max(1, min(self.batch_rows, room // tokens))
+                batch = waiting.take(np.arange(size)[: len(waiting.row_R)])
+                # A trunk takes the room of a row. Small batches of many trunks decode together: what a step costs
+                # hardly depends on how many rows take it.
+                first = np.flatnonzero(np.diff(batch.trunk_R, prepend=-1))
+                if len(first) > 1 and len(first) + len(batch.row_R) > max(room // tokens, 1):
+                    batch = batch.take(np.arange(first[1]))
+                try:
+                    held = {
+                        number: held[number] if number in held else self._prefill(trunks[number], layers)
+                        for number in np.unique(batch.trunk_R).tolist()
+                    }
+                    steps += self._continue(held, batch)
+                except RuntimeError as error:
+                    if len(batch.row_R) == 1 or not should_reduce_batch_size(error):
+                        raise
+                    room = len(batch.row_R) // 2 * tokens
+                else:
+                    waiting = waiting.take(np.arange(len(batch.row_R), len(waiting.row_R)))
+                    continue
+                held = {}
+                clear_device_cache(garbage_collection=True)
         return _assembled(requests, rows, steps, self.end_tokens)
 
     def score(self, request: ScoreRequest, teachers: Sequence[Any]) -> PathScores:
@@ -172,6 +185,7 @@ class HFStudent:
             np.array([reading[-1] for reading in readings], np.int64)[request_R],
             np.array(room_B, np.int64)[request_R],
             np.concatenate([np.empty(0, np.uint64), *keys]),
+            np.zeros(len(request_R), np.int64),
         )
 
     def _checked_prompt(self, question: Question) -> list[int]:
@@ -197,19 +211,19 @@ class HFStudent:
         if len(prefix) and int(prefix.max()) >= vocabulary:
             raise OpdAlignError(f"token {int(prefix.max())} of a prefix is beyond the vocabulary ({vocabulary})")
 
-    def _prefill(self, trunk: tuple[int, ...], layers: int) -> _Shared | None:
+    def _prefill(self, trunk: tuple[int, ...], layers: int) -> _Trunk | None:
         if not trunk:
             return None
         ids = torch.as_tensor([trunk], device=self.model.device)
         found = self.model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
         if len(found.layers) != layers:
             raise OpdAlignError(f"{self.name!r} caches {len(found.layers)} layers, {layers} were expected")
-        return _Shared([layer.keys[0] for layer in found.layers], [layer.values[0] for layer in found.layers], None)
+        return _Trunk([layer.keys[0] for layer in found.layers], [layer.values[0] for layer in found.layers])
 
-    def _continue(self, trunk: _Shared | None, rows: _Rows) -> list[tuple[Ints, Tokens]]:
+    def _continue(self, trunks: Mapping[int, _Trunk | None], rows: _Rows) -> list[tuple[Ints, Tokens]]:
         """Decodes rows side by side until all have ended; step by step, which rows took which tokens."""
         device = self.model.device
-        shared = None if trunk is None else trunk.cut(torch.as_tensor(rows.depth_R, device=device))
+        shared = _shared(trunks, rows, device)
         cache = Cache(layer_class_to_replicate=_OwnLayer)
         input_B = torch.as_tensor(rows.last_R, device=device)
         steps: list[tuple[Ints, Tokens]] = []
@@ -236,7 +250,7 @@ class HFStudent:
                     rows, alive = rows.take(left), alive[left]
                     at = torch.as_tensor(left, device=device)
                     input_B = input_B[at]
-                    shared = None if shared is None else shared.take(at)
+                    shared = _shared(trunks, rows, device)
                     cache.batch_select_indices(at)
 
 
@@ -250,35 +264,50 @@ class _Rows:
     last_R: Ints
     room_R: Ints
     key_R: NDArray[np.uint64]
+    trunk_R: Ints
 
     def take(self, rows: Ints) -> _Rows:
         return _Rows(*(getattr(self, column.name)[rows] for column in fields(self)))
 
 
 @dataclass(frozen=True)
-class _Shared:
-    """Keys and values of a trunk, layer by layer (heads, tokens, size): one copy for all rows of a batch.
-
-    `bias_BT` closes the part of the trunk that a row has not read; `None` if all have read all of it.
-    """
+class _Trunk:
+    """Keys and values of a trunk, layer by layer (heads, tokens, size): one copy for all rows that read it."""
 
     keys: list[Tensor]
     values: list[Tensor]
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """Rows `start` to `stop` of a batch, and what they share: the part of a trunk that the deepest of them has read.
+
+    `bias_BT` closes the part that a row has not read; `None` if all have read all of it.
+    """
+
+    start: int
+    stop: int
+    trunk: _Trunk | None
     bias_BT: Tensor | None
 
-    def cut(self, depth_B: Tensor) -> _Shared | None:
-        """The part that rows have read which know `depth_B` tokens each."""
-        longest = int(depth_B.max())
-        if not longest:
-            return None
-        keys, values = ([layer[:, :longest] for layer in layers] for layers in (self.keys, self.values))
-        if bool((depth_B == longest).all()):
-            return _Shared(keys, values, None)
-        unread_BT = torch.arange(longest, device=depth_B.device) >= depth_B[:, None]
-        return _Shared(keys, values, torch.where(unread_BT, -torch.inf, 0.0).to(keys[0].dtype))
 
-    def take(self, rows: Tensor) -> _Shared:
-        return _Shared(self.keys, self.values, None if self.bias_BT is None else self.bias_BT[rows])
+def _shared(trunks: Mapping[int, _Trunk | None], rows: _Rows, device: Any) -> list[_Shared]:
+    """What the rows of a batch share, trunk by trunk; rows of one trunk stand together."""
+    edges = [*np.flatnonzero(np.diff(rows.trunk_R, prepend=-1)).tolist(), len(rows.trunk_R)]
+    parts = []
+    for start, stop in pairwise(edges):
+        trunk, depth_B = trunks[int(rows.trunk_R[start])], rows.depth_R[start:stop]
+        longest = int(depth_B.max())
+        if trunk is None or not longest:
+            parts.append(_Shared(start, stop, None, None))
+            continue
+        read = _Trunk(*([layer[:, :longest] for layer in layers] for layers in (trunk.keys, trunk.values)))
+        bias = None
+        if (depth_B != longest).any():
+            unread_BT = torch.arange(longest, device=device) >= torch.as_tensor(depth_B, device=device)[:, None]
+            bias = torch.where(unread_BT, -torch.inf, 0.0).to(read.keys[0].dtype)
+        parts.append(_Shared(start, stop, read, bias))
+    return parts
 
 
 class _OwnLayer(DynamicLayer):  # type: ignore[no-untyped-call]
@@ -309,10 +338,10 @@ def _attend(
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    opd_align_shared: _Shared | None,
+    opd_align_shared: Sequence[_Shared],
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """One new token a row over the shared trunk and the row's own tokens, in one softmax."""
+    """One new token a row over the trunk that it shares and the row's own tokens, in one softmax."""
     unknown = [name for name in ("sliding_window", "softcap", "s_aux") if options.get(name) is not None]
     if unknown:
         raise OpdAlignError(f"sampling does not know attention with {unknown[0]}; use the vLLM backend for this model")
@@ -320,21 +349,28 @@ def _attend(
     groups = key.shape[1]
     query = (query * scaling).view(rows, groups, heads // groups, size)
     own = query @ key.transpose(-1, -2)
-    if opd_align_shared is None:
-        mixed = torch.softmax(own, dim=-1, dtype=torch.float32).to(value.dtype) @ value
-        return mixed.view(rows, 1, heads, value.shape[-1]), None
-    trunk_key, trunk_value = opd_align_shared.keys[module.layer_idx], opd_align_shared.values[module.layer_idx]
+    mixed = [
+        _mixed(module.layer_idx, shared, *(part[shared.start : shared.stop] for part in (query, own, value)))
+        for shared in opd_align_shared
+    ]
+    return (mixed[0] if len(mixed) == 1 else torch.cat(mixed)).reshape(rows, 1, heads, value.shape[-1]), None
+
+
+def _mixed(layer: int, shared: _Shared, query: Tensor, own: Tensor, value: Tensor) -> Tensor:
+    if shared.trunk is None:
+        return torch.softmax(own, dim=-1, dtype=torch.float32).to(value.dtype) @ value
+    trunk_key, trunk_value = shared.trunk.keys[layer], shared.trunk.values[layer]
+    rows, groups, each, size = query.shape
     # Grouped by key head, all rows and query heads meet the trunk in one product.
     gathered = query.transpose(0, 1).reshape(groups, -1, size)
-    common = (gathered @ trunk_key.transpose(-1, -2)).view(groups, rows, heads // groups, -1)
-    if opd_align_shared.bias_BT is not None:
-        common += opd_align_shared.bias_BT[:, None]
+    common = (gathered @ trunk_key.transpose(-1, -2)).view(groups, rows, each, -1)
+    if shared.bias_BT is not None:
+        common += shared.bias_BT[:, None]
     weight = torch.softmax(torch.cat([common.transpose(0, 1), own], dim=-1), dim=-1, dtype=torch.float32)
     weight = weight.to(value.dtype)
     length = common.shape[-1]
     read = weight[..., :length].transpose(0, 1).reshape(groups, -1, length) @ trunk_value
-    mixed = read.view(groups, rows, heads // groups, -1).transpose(0, 1) + weight[..., length:] @ value
-    return mixed.reshape(rows, 1, heads, value.shape[-1]), None
+    return read.view(groups, rows, each, -1).transpose(0, 1) + weight[..., length:] @ value
 
 
 # No mask function goes with it: transformers then makes no mask, and `_attend` needs none.
@@ -407,6 +443,8 @@ def _draw(log_p: Tensor, uniform_B: Floats) -> Tensor:
     """One token a row by inverting its distribution function, the likeliest token first, then in order of id."""
     uniform = torch.as_tensor(uniform_B, device=log_p.device)
     top, token = log_p.max(dim=-1)
+    if bool(torch.isnan(top).any()):
+        raise OpdAlignError("the student gives NaN in place of probabilities; has its training diverged?")
     beyond = uniform - top.double().exp()
     # Most positions are all but certain: only the others need the whole distribution function.
     rest = torch.nonzero(beyond >= 0)[:, 0]
@@ -420,16 +458,13 @@ def _draw(log_p: Tensor, uniform_B: Floats) -> Tensor:
     return token
 
 
-def _by_trunk(readings: Sequence[tuple[int, ...]]) -> list[tuple[tuple[int, ...], list[int]]]:
-    """Requests grouped by the longest sequence that has all they read, but the last token, as a prefix."""
+def _trunks(readings: Sequence[tuple[int, ...]]) -> tuple[list[tuple[int, ...]], Ints]:
+    """The longest sequences that have all that requests read, but the last token, as prefixes; and whose is whose."""
     heads = sorted({reading[:-1] for reading in readings})
     # In lexicographic order a sequence stands right before its extensions.
     follows = zip(heads, [*heads[1:], None], strict=True)
     trunks = [head for head, after in follows if after is None or after[: len(head)] != head]
-    groups: dict[tuple[int, ...], list[int]] = {trunk: [] for trunk in trunks}
-    for number, reading in enumerate(readings):
-        groups[trunks[bisect_left(trunks, reading[:-1])]].append(number)
-    return list(groups.items())
+    return trunks, np.array([bisect_left(trunks, reading[:-1]) for reading in readings], np.int64)
 
 
 def _assembled(

@@ -19,11 +19,12 @@ from typing import Any, Literal
 
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from opd_align.engine import Analysis, Settings
+from opd_align.engine import Analysis
 from opd_align.enrich import Budget
 from opd_align.objectives import Objective, ReverseKL
 from opd_align.report.trackers import ROOT, scalars, wandb_media
 from opd_align.scoring import Sampling
+from opd_align.search import Settings
 from opd_align.training.borrow import dice_put_back
 from opd_align.training.evaluation import Evaluator, Faculty, together
 from opd_align.training.governor import Governor
@@ -35,11 +36,11 @@ logger = logging.getLogger(__name__)
 
 FOLDER, HISTORY, TRAINING, STATE = "opd_align", "history.jsonl", "training.jsonl", "opd_align.json"
 
-SMALL = Budget(initial=32, targeted=512, allocation="adaptive")
-"""What is spent on each question, unless told otherwise."""
+SMALL = Budget(initial=32, targeted=512, allocation="adaptive", rounds=3)
+"""What is spent on each question, unless told otherwise; in few rounds, since each waits for its longest rollout."""
 
-FEWEST = 8
-"""Initial rollouts below which an evaluation is not scaled down."""
+ABREAST = 4
+"""Questions that are worked on side by side."""
 
 
 class AlignmentCallback(TrainerCallback):
@@ -79,7 +80,7 @@ class AlignmentCallback(TrainerCallback):
             # A trainer that follows rewards has no loss of its own to compare a teacher by.
             rewarded = taught and self.host.objective.signal == "reward"
             objectives = [self.host.objective, *([ReverseKL()] if rewarded else [])]
-        self.settings = Settings(objectives, budget)
+        self.settings = Settings(objectives, budget, abreast=ABREAST)
         self.folder = Path(trainer.args.output_dir) / FOLDER
         self.evaluator = Evaluator(self.host, HeldOut.of(questions, verifier), faculty, self.folder)
         self.evaluator.check(self.settings)
@@ -122,8 +123,11 @@ class AlignmentCallback(TrainerCallback):
     # -- one evaluation -----------------------------------------------------------------------------------------
 
     def evaluate(self, scale: float = 1.0) -> tuple[Analysis, str]:
-        """An evaluation of the student as it is now, by all processes together; nothing is logged."""
-        return self.evaluator.evaluate(scaled(self.settings, scale), self.host.trainer.state.global_step)
+        """An evaluation of the student as it is now, by all processes together, on a share of the questions.
+
+        Nothing is logged; beside the analysis comes the name of its run directory.
+        """
+        return self.evaluator.evaluate(self.settings, self.host.trainer.state.global_step, scale)
 
     def _evaluate(self, state: TrainerState, control: TrainerControl) -> None:
         step, began = state.global_step, time.perf_counter()
@@ -239,11 +243,3 @@ class AlignmentCallback(TrainerCallback):
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
         except OSError as error:
             logger.warning("could not write to %s: %s", self.folder / name, error.strerror)
-
-
-def scaled(settings: Settings, scale: float) -> Settings:
-    """The same settings on a share of the rollouts."""
-    budget = settings.budget
-    initial = max(min(FEWEST, budget.initial), ceil(scale * budget.initial))
-    targeted = None if budget.targeted is None else ceil(scale * budget.targeted)
-    return replace(settings, budget=replace(budget, initial=initial, targeted=targeted))

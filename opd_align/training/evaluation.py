@@ -12,15 +12,17 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any, TypeVar
 
 from opd_align.backends.hf import HFStudent, HFTeacher
 from opd_align.chat import Chat
 from opd_align.demonstrations import Cast, Source, Trials, Ungraded, demonstrate
-from opd_align.engine import Analysis, Part, Settings, analyze_question, check, joined
+from opd_align.engine import Analysis, Part, analyze_group, check, groups, joined
 from opd_align.manifest import RunMismatch, describe
 from opd_align.screen import unfit
+from opd_align.search import Settings
 from opd_align.shards import write_file
 from opd_align.shelf import Recorded, Shelf
 from opd_align.store import RunDirectory
@@ -38,6 +40,9 @@ OWN = "teacher"
 """What the trainer's own teacher is called."""
 
 DEMONSTRATIONS = "demonstrations.json"
+
+FEWEST = 2
+"""Questions of the smallest evaluation: one alone has no interval."""
 
 
 class EvaluationFailed(OpdAlignError):
@@ -134,10 +139,15 @@ class Evaluator:
     def world(self) -> int:
         return int(self.host.trainer.accelerator.num_processes)
 
-    def evaluate(self, settings: Settings, step: int) -> tuple[Analysis, str]:
-        """The analysis at this step, and the name of its run directory within the folder."""
+    def evaluate(self, settings: Settings, step: int, scale: float = 1.0) -> tuple[Analysis, str]:
+        """The analysis at this step on a share of the questions, and the name of its run directory in the folder.
+
+        A smaller share is a part of a larger one: fewer questions save more time than fewer rollouts of each, since a
+        batch takes as long as its longest rollout, and what is said of a node stays as sure.
+        """
         with self._at_hand() as (student, teachers), ExitStack() as opened:
             asked = self._fitting(student, teachers)
+            asked = asked[: max(FEWEST, ceil(scale * len(asked)))]
             grader = self.held_out.grader(self.chat, student.end_tokens)
 
             def begin() -> str:
@@ -152,16 +162,17 @@ class Evaluator:
             runs: list[RunDirectory] = []
             name = together(begin)[0]
 
-            def work() -> list[Part]:
+            def work() -> list[list[Part]]:
                 recorded = Recorded(Shelf(self.folder / name), student, grader)
                 return [
-                    analyze_question(recorded, teachers, question, recorded, settings=settings)
-                    for question in asked[self.rank :: self.world]
+                    analyze_group(recorded, teachers, group, recorded, settings=settings)
+                    for group in units[self.rank :: self.world]
                 ]
 
+            units = groups(asked, settings)
             shares = together(work)
-            parts = [shares[number % self.world][number // self.world] for number in range(len(asked))]
-            analysis = joined(parts, settings)
+            parts = [shares[number % self.world][number // self.world] for number in range(len(units))]
+            analysis = joined([part for group in parts for part in group], settings)
 
             def finish() -> None:
                 for run in runs:
@@ -185,14 +196,15 @@ class Evaluator:
         host, trainer = self.host, self.host.trainer
         others = [host.teacher] if host.teacher is not None else []
         extra = self.faculty.models or {}
-        with self._generating(), whole(trainer.accelerator, host.student, *others) as (model, *own):
-            with (
-                borrowed(model, *own, *extra.values(), tokenizer=host.tokenizer),
-                trainer.compute_loss_context_manager(),
-            ):
-                student = self._student(model)
-                shown = self._demonstrated(model)
-                yield student, self._teachers(model, own, shown)
+        with (
+            self._generating(),
+            whole(trainer.accelerator, host.student, *others) as (model, *own),
+            borrowed(model, *own, *extra.values(), tokenizer=host.tokenizer),
+            trainer.compute_loss_context_manager(),
+        ):
+            student = self._student(model)
+            shown = self._demonstrated(model)
+            yield student, self._teachers(model, own, shown)
 
     @contextmanager
     def _generating(self) -> Iterator[None]:
@@ -291,14 +303,11 @@ class Evaluator:
         questions = list(self.held_out.questions)
         contexts = [each for each in self.faculty.contexts if each.correct + each.wrong]
         lacking = unavailable(questions, contexts, self.demonstrations or {})
-        able = [question for question in questions if question.id not in lacking]
+        reasons = {name: f"{context}: {why}" for name, by in lacking.items() for context, why in by.items()}
         for speaker in (student, *teachers):
             if hasattr(speaker, "context_length"):
-                reasons = unfit(speaker, able, self.host.sampling.max_tokens)
-                able = [question for question in able if question.id not in reasons]
-        if not able:
-            raise EvaluationFailed(
-                f"none of the {len(questions)} held-out questions can be asked: demonstrations are missing, or prompts "
-                "are too long for the context"
-            )
-        return able
+                able = [question for question in questions if question.id not in reasons]
+                reasons |= unfit(speaker, able, self.host.sampling.max_tokens)
+        if len(reasons) == len(questions):
+            raise EvaluationFailed(f"no held-out question can be asked; the last one: {[*reasons.values()][-1]}")
+        return [question for question in questions if question.id not in reasons]

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil, inf
 from typing import Any
 
-SCALES = (1.0, 0.5, 0.25, 0.125)
-"""Sizes of an evaluation, as shares of the budget asked for."""
+SCALES = (1.0, 0.5, 0.25)
+"""Sizes of an evaluation, as shares of the questions."""
 
 
 @dataclass(frozen=True)

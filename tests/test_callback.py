@@ -1,0 +1,298 @@
+"""The callback on TRL's trainers: no trace in the training, numbers that can be made again, trouble that stays its own."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import random
+import re
+from math import isfinite, nan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from trainings import ARITHMETIC, KINDS, TINY, TOKENS, fresh, held_out, make, same_weights, trainer_rows
+from transformers import TrainerCallback
+
+from opd_align import AlignmentCallback, OpdAlignError, Question
+from opd_align.report.trackers import scalars, variants
+from opd_align.store import RunDirectory
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def watch(trainer: Any, **given: Any) -> AlignmentCallback:
+    options: dict[str, Any] = {"every_n_steps": 1, "max_overhead": None, "budget": TINY}
+    questions, verifier = given.pop("questions", held_out()), given.pop("verifier", ARITHMETIC)
+    callback = AlignmentCallback(trainer, questions, verifier, **(options | given))
+    trainer.add_callback(callback)
+    return callback
+
+
+class _Dice(TrainerCallback):
+    """What the generators would give next, at every step."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        numbers = np.random.get_state()  # noqa: NPY002
+        self.seen.append((random.getstate(), numbers[1].tolist(), numbers[2], torch.get_rng_state().tolist()))
+
+
+def trained(kind: str, folder: Path, **watching: Any) -> tuple[Any, list[Any], AlignmentCallback | None]:
+    trainer, dice = make(kind, folder), _Dice()
+    callback = watch(trainer, **watching) if watching else None
+    trainer.add_callback(dice)
+    trainer.train()
+    return trainer, dice.seen, callback
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def pair(request: Any, tmp_path_factory: Any) -> Any:
+    """The same training without and with the callback."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp(request.param)
+    teachers = ["Self-1C"] if request.param == "grpo" else []
+    alone = trained(request.param, folder / "alone")
+    return alone, trained(request.param, folder / "watched", teachers=teachers, on_error="raise")
+
+
+def test_a_watched_training_is_the_training_alone(pair):
+    (alone, dice, _), (watched, other_dice, callback) = pair
+    assert callback.governor.made == 4, "at the start and after each of three steps"
+    assert trainer_rows(watched) == trainer_rows(alone)
+    assert [row["loss"] for row in trainer_rows(alone) if "loss" in row]
+    assert [row["grad_norm"] for row in trainer_rows(alone) if "grad_norm" in row]
+    assert same_weights(watched.model, alone.model)
+    assert not same_weights(watched.model, fresh("student")), "the training did something"
+    assert other_dice == dice
+
+
+def test_the_model_comes_back_as_it_was_lent(pair):
+    (alone, _, _), (watched, _, _) = pair
+    assert [module.training for module in watched.model.modules()] == [
+        module.training for module in alone.model.modules()
+    ]
+    assert watched.model.is_gradient_checkpointing == alone.model.is_gradient_checkpointing
+    assert watched.model.config.use_cache == alone.model.config.use_cache
+    assert watched.model.config._attn_implementation == alone.model.config._attn_implementation
+    assert watched.processing_class.padding_side == alone.processing_class.padding_side
+    assert dict(watched._metrics["train"]) == dict(alone._metrics["train"]) == {}
+
+
+def test_every_logged_number_can_be_made_again_from_its_run_directory(pair):
+    _, (watched, _, callback) = pair
+    lines = [json.loads(line) for line in (callback.folder / "history.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2, 3]
+    logged = [row for row in watched.state.log_history if "opd_align/pass_rate" in row]
+    assert [row["step"] for row in logged] == [0, 1, 2, 3]
+    assert sum(row["opd_align/nodes"] for row in logged) > 0
+    assert any("alignment/mean" in key for row in logged for key in row)
+    for line, row in zip(lines, logged, strict=True):
+        again = scalars(RunDirectory.load(callback.folder / line["run"]))
+        assert {key: value for key, value in again.items() if isfinite(value)}.items() <= row.items()
+        assert {key: value if isfinite(value) else None for key, value in again.items()}.items() <= line[
+            "metrics"
+        ].items()
+    assert {"opd_align/seconds", "opd_align/overhead_share", "opd_align/governor/scale"} <= logged[0].keys()
+
+
+def test_teachers_and_objectives_are_the_trainers_own(pair):
+    _, (watched, _, callback) = pair
+    names = {
+        "GKDTrainer": [("teacher", "jsd_0.5")],
+        "DistillationTrainer": [("teacher", "jsd_1")],
+        "GRPOTrainer": [("reward", "dr_grpo"), ("Self-1C", "reverse_kl")],
+    }
+    assert [*variants(callback.latest)] == names[type(watched).__name__]
+    assert callback.host.sampling.temperature == 0.9
+    assert callback.host.sampling.max_tokens == TOKENS
+
+
+def test_prompts_are_those_that_the_trainer_would_write(tmp_path):
+    trainer = make("grpo", tmp_path, chat_template_kwargs={"enable_thinking": False})
+    callback = AlignmentCallback(trainer, held_out(), ARITHMETIC)
+    prompting = callback.evaluator.held_out.prompting(callback.evaluator.chat)
+    ours = [list(prompting(question)) for question in held_out()]
+    theirs = trainer._tokenize_prompts([ARITHMETIC.messages(question) for question in held_out()])[0]
+    assert ours == theirs
+    assert callback.evaluator.chat.options == {"enable_thinking": False}
+
+
+# -- what goes wrong stays here --------------------------------------------------------------------------------
+
+
+def _raises(**columns: Any) -> list[float]:
+    raise RuntimeError("the verifier broke")
+
+
+class _Nan(torch.nn.Module):
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.inner = model
+
+    def forward(self, hidden: Any) -> Any:
+        return self.inner(hidden) * nan
+
+    @property
+    def weight(self) -> Any:
+        return self.inner.weight
+
+
+def _nan_teacher() -> Any:
+    teacher = fresh("teacher")
+    teacher.lm_head = _Nan(teacher.lm_head)
+    return teacher
+
+
+def _broken(name: str, monkeypatch: Any) -> dict[str, Any]:
+    if name == "a verifier that raises":
+        return {"verifier": _raises}
+    if name == "a teacher that gives NaN":
+        return {"teachers": {"broken": _nan_teacher()}}
+    if name == "a full disk":
+
+        def full(handle: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr("opd_align.shards.os.fsync", full)
+        return {"teachers": []}
+    if name == "a callback that raises":
+        monkeypatch.setattr("opd_align.training.evaluation.joined", lambda *args: 1 / 0)
+        return {"teachers": []}
+    return {"questions": [*held_out(1), Question("long", "How many? " * 400, "3")]}
+
+
+TROUBLE = {
+    "a verifier that raises": "the verifier broke",
+    "a teacher that gives NaN": "'broken'.*NaN",
+    "a full disk": "No space left on device",
+    "a callback that raises": "ZeroDivisionError",
+}
+
+
+@pytest.fixture(scope="module")
+def unwatched(tmp_path_factory: Any) -> Any:
+    torch.set_num_threads(1)
+    return trained("distillation", tmp_path_factory.mktemp("unwatched"))
+
+
+@pytest.mark.parametrize("trouble", TROUBLE)
+def test_trouble_is_logged_and_counted_and_training_ends_as_it_would_have(
+    trouble, unwatched, tmp_path, monkeypatch, caplog
+):
+    alone, dice, _ = unwatched
+    with caplog.at_level(logging.WARNING, "opd_align"):
+        watched, other_dice, callback = trained("distillation", tmp_path / "watched", **_broken(trouble, monkeypatch))
+    assert same_weights(watched.model, alone.model)
+    assert trainer_rows(watched) == trainer_rows(alone)
+    assert other_dice == dice
+    assert callback.failures == 4
+    counted = [row["opd_align/failures"] for row in watched.state.log_history if "opd_align/failures" in row]
+    assert counted == [1, 2, 3, 4]
+    if trouble != "a full disk":
+        lines = [json.loads(line) for line in (callback.folder / "history.jsonl").read_text().splitlines()]
+        assert all(line["run"] is None for line in lines)
+
+    assert all(
+        re.search(TROUBLE[trouble], str(record.message)) for record in caplog.records if "failed" in record.message
+    )
+    assert len([record for record in caplog.records if "failed" in record.message]) == 4
+
+
+def test_a_question_that_does_not_fit_is_left_out_and_named(unwatched, tmp_path, monkeypatch, caplog):
+    alone, _, _ = unwatched
+    with caplog.at_level(logging.WARNING, "opd_align"):
+        watched, _, callback = trained("distillation", tmp_path / "watched", **_broken("long", monkeypatch))
+    assert "'long' is left out" in caplog.text
+    assert callback.failures == 0
+    assert callback.latest.questions["question"].to_pylist() == [held_out(1)[0].id]
+    assert same_weights(watched.model, alone.model)
+
+
+def test_failures_can_be_asked_to_end_the_training(tmp_path):
+    trainer = make("distillation", tmp_path)
+    watch(trainer, verifier=_raises, on_error="raise")
+    with pytest.raises(OpdAlignError, match="the verifier broke"):
+        trainer.train()
+    assert trainer.model.training or trainer.state.global_step == 0
+
+
+# -- the schedule ----------------------------------------------------------------------------------------------
+
+
+def test_a_resumed_training_goes_on_with_the_schedule(tmp_path):
+    first = make("distillation", tmp_path, max_steps=4, save_strategy="steps", save_steps=2)
+    before = watch(first, every_n_steps=3)
+    first.train()
+    assert [line["step"] for line in _history(before)] == [0, 3]
+    state = json.loads((tmp_path / "checkpoint-2" / "opd_align.json").read_text())
+    assert state["due"] == 3
+    assert state["made"] == 1
+    second = make("distillation", tmp_path, max_steps=7)
+    after = watch(second, every_n_steps=3)
+    second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert [line["step"] for line in _history(after)] == [0, 3, 3, 6]
+    assert after.governor.made == 3
+    assert after.governor.spent_s > state["spent_s"] > 0
+
+
+def _history(callback: AlignmentCallback) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (callback.folder / "history.jsonl").read_text().splitlines()]
+
+
+# -- what is refused, at once ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"every_n_steps": 0}, "at least 1"),
+        ({"max_overhead": 0.0}, "share of the wall time"),
+        ({"on_error": "ignore"}, "'log' or 'raise'"),
+        ({"teachers": ["Self-1D"]}, "did you mean 'Self-1C'"),
+        ({"teachers": [3]}, "neither a context"),
+        ({"teachers": ["Self-1C (source)"]}, "the student itself writes them"),
+        ({"questions": []}, "no held-out questions"),
+        ({"questions": [Question("a", "?", None)]}, "'a' has no answer"),
+        ({"questions": [Question("a", "?", "1"), Question("a", "?", "1")]}, "more than once"),
+        ({"questions": [{"text": "?"}]}, "neither prompt nor messages"),
+        ({"questions": ["?"]}, "expected opd_align.Question"),
+        ({"verifier": 3}, "verifier must be"),
+        ({"questions": [Question("long", "How many? " * 400, "3")]}, "no held-out question can be asked"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_training(given, words, tmp_path):
+    trainer = make("distillation", tmp_path)
+    with pytest.raises(OpdAlignError, match=words):
+        watch(trainer, **given)
+
+
+def test_trainers_that_cannot_be_served_are_refused_with_the_reason(tmp_path):
+    from trainings import conversations, tokenizer
+    from trl import SFTConfig, SFTTrainer
+
+    sft = SFTTrainer(
+        fresh("student"),
+        SFTConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[]),
+        train_dataset=conversations(4),
+        processing_class=tokenizer(),
+    )
+    with pytest.raises(OpdAlignError, match="cannot serve SFTTrainer: it has no teacher"):
+        AlignmentCallback(sft, held_out(), ARITHMETIC)
+    odd = make("distillation", tmp_path, repetition_penalty=1.2)
+    with pytest.raises(OpdAlignError, match=r"repetition_penalty=1\.2"):
+        AlignmentCallback(odd, held_out(), ARITHMETIC)
