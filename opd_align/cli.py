@@ -30,6 +30,7 @@ At each token of a student's reasoning, does the teacher's distillation update p
   opd-align screen --student MODEL --task boolq ...    which contexts help, and which questions are worth it
   opd-align report runs/first                          tables and report of a finished run
   opd-align compare runs/first runs/second             several runs side by side
+  opd-align train gkd_incorrect_only                   a recipe that acts on it; without a name, all of them
 """
 
 ANALYZE = """\
@@ -72,6 +73,16 @@ COMPARE = """\
 Prints the tables of several finished runs side by side: other students, other budgets, other estimators.
 
   opd-align compare runs/backup runs/pooled
+"""
+
+TRAIN = """\
+Starts a recipe through `accelerate launch`, and says the command. Without a recipe, lists them.
+
+  opd-align train
+  opd-align train gkd_incorrect_only                                          the models that ship, on a CPU
+  opd-align train distillation_divergence --config 8gpu_zero3 --max_steps 200
+  opd-align train grpo_distill_on_failures --config mine.yaml --accelerate my_machines.yaml
+  opd-align train gkd_incorrect_only --help                                   every flag of the recipe
 """
 
 
@@ -169,6 +180,11 @@ def _parser() -> argparse.ArgumentParser:
     compare = command("compare", _compare, "several runs side by side", COMPARE)
     compare.add_argument("directories", type=Path, nargs="+", metavar="DIR", help="finished run directories")
     compare.add_argument("--tables", type=Path, metavar="FOLDER", help="write the tables as Markdown, LaTeX and CSV")
+    train = command("train", _train, "start a recipe that distils through a gate", TRAIN)
+    train.add_argument("recipe", nargs="?", metavar="RECIPE", help="its name")
+    train.add_argument(
+        "flags", nargs=argparse.REMAINDER, metavar="...", help="--config NAME or FILE, and the recipe's own"
+    )
     return parser
 
 
@@ -395,6 +411,23 @@ def _progress(questions: int) -> Iterator[tuple[Callable[[str, int, int], None],
             bars.update(phases["now"], description=what, completed=progress.done, total=max(progress.planned, 1))
 
         yield phase, step
+
+
+def _train(args: argparse.Namespace) -> int:
+    import shlex
+    import subprocess
+
+    from opd_align.training import launch
+
+    if args.recipe is None:
+        for name, about in launch.recipes().items():
+            print(f"{name:28} {about}\n{'':28} --config {' | '.join(launch.configs(name))}")
+        print(f"\nscripts and configurations: {launch.folder()}")
+        return 0
+    command = launch.command(args.recipe, args.flags)
+    launch.check_installed()
+    print(shlex.join(command), flush=True)
+    return subprocess.run(command).returncode
 
 
 def _bars() -> Progress:

@@ -73,7 +73,9 @@ def test_one_question_cannot_calibrate(helped):
 
 def test_it_follows_the_callback(helped, misled):
     callback = SimpleNamespace(latest=None)
-    gate = CalibratedDivergence(callback, "js", (0.5,))
+    gate = CalibratedDivergence(None, "js", (0.5,))
+    assert gate.threshold == -math.inf
+    gate.follow(callback)
     assert (gate.name, gate.measures, gate.threshold) == ("calibrated_js", ("js",), -math.inf)
     callback.latest = helped
     first = gate.threshold

@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"types", "metrics", "alignment", "engine", "screen", "teachers", "report"},
     "training": {
         "types", "objectives", "alignment", "metrics", "enrich", "scoring", "backends", "search", "engine", "shards",
-        "manifest", "shelf", "store", "tasks", "chat", "teachers", "demonstrations", "screen", "report", "training",
+        "manifest", "shelf", "store", "tasks", "chat", "teachers", "demonstrations", "screen", "models", "report", "training",
     },
 }  # fmt: skip
 # Those that wire everything together.

@@ -29,7 +29,7 @@ class Evaluated(Protocol):
     def latest(self) -> Analysis | None: ...
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class CalibratedDivergence(Gate):
     """`DivergenceAbove` with the threshold of the callback's latest evaluation.
 
@@ -37,19 +37,25 @@ class CalibratedDivergence(Gate):
     all tokens) is above zero with its whole 95 % interval across questions; of these, the one with the largest signal.
     If none counts, or nothing has been evaluated yet, the gate is open. The interval does not make up for the choice
     among the quantiles, so few of them are tried.
+
+    A trainer wants its gate before there is a callback: leave `callback` out, and say `gate.follow(callback)` later.
     """
 
-    callback: Evaluated
+    callback: Evaluated | None = None
     measure: str = "kl"
     quantiles: Sequence[float] = QUANTILES
     objective: str | None = field(default=None, kw_only=True)
     teacher: str | None = field(default=None, kw_only=True)
-    _known: dict[int, tuple[Analysis, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _known: dict[int, tuple[Analysis, float]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_measure(self.measure)
         if not self.quantiles or not all(0 < quantile < 1 for quantile in self.quantiles):
             raise OpdAlignError(f"quantiles to choose from lie between 0 and 1, not {tuple(self.quantiles)}")
+
+    def follow(self, callback: Evaluated) -> None:
+        """From now on, the threshold is this callback's."""
+        self.callback = callback
 
     @property
     def name(self) -> str:
@@ -62,7 +68,7 @@ class CalibratedDivergence(Gate):
     @property
     def threshold(self) -> float:
         """In nats, as of the latest evaluation; minus infinity while the gate is open."""
-        analysis = self.callback.latest
+        analysis = None if self.callback is None else self.callback.latest
         if analysis is None:
             return -math.inf
         if id(analysis) not in self._known:

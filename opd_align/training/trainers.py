@@ -237,7 +237,7 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._gating = Gating(gate, denominator, accelerator=self.accelerator, timeout_s=verifier_timeout_s)
         self.distillation_weight, self.distillation_beta = distillation_weight, distillation_beta
         if isinstance(teacher_model, str):
-            teacher_model = AutoModelForCausalLM.from_pretrained(teacher_model, dtype=self.model.dtype)
+            teacher_model = AutoModelForCausalLM.from_pretrained(teacher_model, dtype="auto")
         sizes = [model.config.get_text_config().vocab_size for model in (self.model, teacher_model)]
         if sizes[0] != sizes[1]:
             raise OpdAlignError(
