@@ -8,13 +8,13 @@ VLLM_STAMP := .venv-vllm/.installed
 BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
 # Tests that need a model, an engine, a browser or several processes have suites of their own.
-UNMARKED := not real and not vllm and not browser and not distributed
+UNMARKED := not real and not vllm and not browser and not distributed and not training
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-browser test-real test-vllm bench bench-vllm demo clean
+.PHONY: help setup check format test test-browser test-distributed test-real test-training test-vllm bench bench-vllm demo clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv with the pinned development set
 
@@ -53,8 +53,20 @@ $(BROWSER_STAMP): $(STAMP)
 		echo "installing chromium"; apt-get -qq update && apt-get -qq install -y chromium >/dev/null; }
 	@touch $@
 
-test-browser: $(BROWSER_STAMP) ## the report in a real Chromium (installed if it is missing and this is root on Debian)
+test-browser: $(BROWSER_STAMP) ## report and dashboard in a real Chromium (installed if it is missing and this is root on Debian)
 	$(BIN)/python -m pytest -m browser tests/with_browser $(ARGS)
+
+# DeepSpeed compiles nothing here: its kernels are for GPUs, and its CPU path needs none.
+DEEPSPEED_STAMP := .venv/.installed-deepspeed
+$(DEEPSPEED_STAMP): $(STAMP)
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'deepspeed>=0.18,<1'
+	@touch $@
+
+test-distributed: $(DEEPSPEED_STAMP) ## trainings in two processes: DDP, ZeRO-2, ZeRO-3
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m distributed tests/with_processes $(ARGS)
+
+test-training: setup ## the examples that train, for a few steps
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile -m training $(ARGS)
 
 test-real: $(REAL_STAMP) ## SmolLM2-135M-Instruct answers real questions
 	$(BIN)/python -m pytest -m real $(ARGS)

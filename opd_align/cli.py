@@ -31,6 +31,7 @@ At each token of a student's reasoning, does the teacher's distillation update p
   opd-align report runs/first                          tables and report of a finished run
   opd-align compare runs/first runs/second             several runs side by side
   opd-align train gkd_incorrect_only                   a recipe that acts on it; without a name, all of them
+  opd-align dashboard OUTPUT_DIR                       watch a training that has the callback
 """
 
 ANALYZE = """\
@@ -83,6 +84,17 @@ Starts a recipe through `accelerate launch`, and says the command. Without a rec
   opd-align train distillation_divergence --config 8gpu_zero3 --max_steps 200
   opd-align train grpo_distill_on_failures --config mine.yaml --accelerate my_machines.yaml
   opd-align train gkd_incorrect_only --help                                   every flag of the recipe
+"""
+
+DASHBOARD = """\
+Shows a training that runs with AlignmentCallback, or did: alignment, oracle, filter, pass rate and cost over its steps,
+and the tokens of its rollouts. OUTPUT_DIR is the trainer's output_dir. Writes the page to a file that opens anywhere,
+serves it to this machine only, and follows the training until Ctrl-C.
+
+  opd-align dashboard runs/gkd
+  opd-align dashboard runs/gkd --port 8765        on another machine: ssh -L 8765:127.0.0.1:8765 HOST, then open the
+                                                  printed address at home
+  opd-align dashboard runs/gkd --once --out training.html                    only the file
 """
 
 
@@ -185,6 +197,13 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument(
         "flags", nargs=argparse.REMAINDER, metavar="...", help="--config NAME or FILE, and the recipe's own"
     )
+    dashboard = command("dashboard", _dashboard, "watch a training that has the callback", DASHBOARD)
+    dashboard.add_argument("directory", type=Path, metavar="OUTPUT_DIR", help="the trainer's output_dir")
+    dashboard.add_argument(
+        "--out", type=Path, metavar="FILE", help="where the page goes (default: OUTPUT_DIR/opd_align/dashboard.html)"
+    )
+    dashboard.add_argument("--port", type=int, default=0, metavar="N", help="serve on this port (default: a free one)")
+    dashboard.add_argument("--once", action="store_true", help="write the page and stop")
     return parser
 
 
@@ -386,6 +405,26 @@ def _compare(args: argparse.Namespace) -> int:
     if args.tables:
         write(tables, args.tables)
         print(f"tables  {args.tables}")
+    return 0
+
+
+def _dashboard(args: argparse.Namespace) -> int:
+    from opd_align.report.history import training_folder
+    from opd_align.serve import Board, Server
+
+    folder = training_folder(args.directory)
+    board = Board(folder, title=args.directory.resolve().name)
+    if args.once:
+        print(f"page       {board.write(args.out or folder / 'dashboard.html').resolve().as_uri()}")
+        return 0
+    with Server(board, args.port) as server:
+        page = board.write(args.out or folder / "dashboard.html")
+        print(f"page       {page.resolve().as_uri()}")
+        print(f"dashboard  {server.url}    Ctrl-C ends it", flush=True)
+        try:
+            server.follow(page)
+        except KeyboardInterrupt:
+            print()
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The callback on TRL's trainers: no trace in the training, numbers that can be made again, trouble that stays its own."""
+"""The callback on TRL's trainers: no trace in the training, numbers to be made again, trouble that stays its own."""
 
 from __future__ import annotations
 
@@ -248,6 +248,16 @@ def test_a_resumed_training_goes_on_with_the_schedule(tmp_path):
     assert [line["step"] for line in _history(after)] == [0, 3, 3, 6]
     assert after.governor.made == 3
     assert after.governor.spent_s > state["spent_s"] > 0
+
+
+def test_a_line_that_a_crash_left_half_written_takes_no_other_with_it(tmp_path):
+    callback = AlignmentCallback(make("distillation", tmp_path), held_out(), ARITHMETIC)
+    callback.folder.mkdir()
+    (callback.folder / "history.jsonl").write_text('{"step": 0}\n{"step": 1, "metr')
+    callback._append("history.jsonl", {"step": 2})
+    callback._append("history.jsonl", {"step": 3})
+    lines = (callback.folder / "history.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in (lines[0], *lines[2:])] == [0, 2, 3]
 
 
 def _history(callback: AlignmentCallback) -> list[dict[str, Any]]:

@@ -40,10 +40,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "demonstrations": {"types", "teachers"},
     "screen": {"types", "metrics", "manifest", "shards", "shelf", "store", "tasks", "teachers", "demonstrations"},
     "models": {"types", "embedded"},
-    "report": {"types", "metrics", "alignment", "engine", "screen", "teachers", "report"},
+    "report": {"types", "metrics", "alignment", "engine", "store", "screen", "teachers", "report"},
+    "serve": {"types", "shards", "store", "report"},
     "training": {
         "types", "objectives", "alignment", "metrics", "enrich", "scoring", "backends", "search", "engine", "shards",
-        "manifest", "shelf", "store", "tasks", "chat", "teachers", "demonstrations", "screen", "models", "report", "training",
+        "manifest", "shelf", "store", "tasks", "chat", "teachers", "demonstrations", "screen", "models", "report",
+        "training",
     },
 }  # fmt: skip
 # Those that wire everything together.

@@ -8,20 +8,21 @@ import sys
 from base64 import b64encode
 from dataclasses import replace
 from hashlib import sha256
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from elements import Elements
 
 from opd_align import metrics
 from opd_align.engine import Analysis
 from opd_align.objectives import DrGRPO, ReverseKL
 from opd_align.report import html
-from opd_align.report.html import in_script, report_html, write_report
+from opd_align.report.html import report_html, write_report
 from opd_align.report.model import shown
 from opd_align.report.pack import MOST_CHILDREN, pack, packed_paths, unpack
+from opd_align.report.page import in_script
 from opd_align.report.slices import Slices
 from opd_align.report.tables import estimate
 from opd_align.report.verdicts import side, verdict
@@ -41,24 +42,6 @@ def analysis() -> Analysis:
 @pytest.fixture(scope="module")
 def page(analysis: Analysis) -> str:
     return report_html(analysis, title="A run")
-
-
-class Elements(HTMLParser):
-    """The elements of a page, and the text in those that matter."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.inside: dict[str, str] = {}
-        self._open = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        self._open = dict(attrs).get("id") or tag
-
-    def handle_data(self, data: str) -> None:
-        self.inside[self._open] = self.inside.get(self._open, "") + data
 
 
 def overview(page: str) -> Any:

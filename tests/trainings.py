@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import warnings
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import torch
 from datasets import Dataset
 
 from opd_align.enrich import Budget
-from opd_align.models import Loaded, load_model
+from opd_align.models import load_model, load_tokenizer
 from opd_align.tasks import task
 from opd_align.types import Question
 
@@ -26,14 +24,9 @@ TINY = Budget(initial=24, targeted=64, allocation="adaptive", rounds=2, correct_
 KINDS = ("gkd", "distillation", "grpo")
 
 
-@cache
-def _loaded(name: str) -> Loaded:
-    return load_model(f"embedded:{name}")
-
-
 def fresh(name: str, **config: Any) -> Any:
-    """A copy of an embedded model; `config` sets attributes of its config and of all modules that have them."""
-    model = copy.deepcopy(_loaded(name).model)
+    """An embedded model; `config` sets attributes of its config and of all modules that have them."""
+    model = load_model(f"embedded:{name}").model
     for key, value in config.items():
         setattr(model.config, key, value)
         for module in model.modules():
@@ -43,7 +36,7 @@ def fresh(name: str, **config: Any) -> Any:
 
 
 def tokenizer() -> Any:
-    return copy.deepcopy(_loaded("student").tokenizer)
+    return load_tokenizer("embedded:student")
 
 
 def held_out(n: int = 3) -> list[Question]:

@@ -8,29 +8,21 @@ only. Paths lie in the file as packs and are opened when somebody looks at them.
 from __future__ import annotations
 
 import html
-import json
 import os
-import re
-from base64 import b64encode
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from hashlib import sha256
-from importlib.metadata import PackageNotFoundError, version
-from importlib.resources import files
-from math import isfinite
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
 
 from opd_align import metrics
-from opd_align.alignment import pairs_of, teachers_of
 from opd_align.engine import Analysis
 from opd_align.report.model import Cell, Table, shown
-from opd_align.report.pack import VERDICTS, PackedPath, packed_paths
+from opd_align.report.page import in_script, made_by, page_html, part
 from opd_align.report.slices import Slices
 from opd_align.report.tables import objectives_of, tables
-from opd_align.report.verdicts import side, verdict
+from opd_align.report.tokens import TokenView, finite, token_view
+from opd_align.report.verdicts import side, unbroken, verdict
 from opd_align.types import OpdAlignError
 
 THRESHOLDS = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9)
@@ -54,125 +46,45 @@ def write_report(analysis: Analysis, path: str | os.PathLike[str], *, title: str
 
 def report_html(analysis: Analysis, *, title: str = "Alignment report") -> str:
     """The page as text; the same analysis gives the same page."""
-    words, vocabulary = _vocabulary(analysis)
-    paths, left_out = _fitting(list(packed_paths(analysis.nodes, analysis.children, vocabulary)))
-    slices = Slices(analysis.nodes)
-    overview = _overview(analysis, slices, paths, left_out, words, title)
-    style, script = _part("page.css"), "\n".join(_part(name) for name in ("charts.js", "reader.js", "page.js"))
+    slices, view = Slices(analysis.nodes), token_view(analysis, ROOM)
+    overview = _overview(analysis, slices, view, title)
     first: dict[str, Any] = overview["objectives"][0]["verdict"]
     values = {
-        "policy": html.escape(_policy(style, script), quote=True),
         "title": html.escape(title),
-        "style": style,
-        "script": script,
         "headline": html.escape(first["headline"]),
         "points": "".join(f"<li>{html.escape(point)}</li>" for point in first["points"]),
         "about": html.escape(overview["about"]),
+        "reader": part("reader.html"),
         "tables": "\n".join(_drawn(table) for table in tables(analysis, every=True, slices=slices)),
         "overview": in_script(overview),
         "blocks": "\n".join(
-            f'<script type="text/plain" id="pack-{at}">{path.data}</script>' for at, path in enumerate(paths)
+            f'<script type="text/plain" id="pack-{at}">{data}</script>' for at, data in enumerate(view.packs)
         ),
     }
-    # One pass: what is put in is not looked at again, whatever it contains.
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], _part("page.html"))
+    scripts = ("drawing.js", "charts.js", "reader.js", "desk.js", "page.js")
+    return page_html("page.html", values, styles=("page.css",), scripts=scripts)
 
 
-def _fitting(paths: Sequence[PackedPath]) -> tuple[list[PackedPath], int]:
-    """The paths that the file has room for, in their order, and how many stay out; each question's first ones first."""
-    turn, seen = {}, Counter[tuple[str, bool]]()
-    for at, path in enumerate(paths):
-        turn[at] = 2 * seen[path.question, path.correct] + (not path.correct)
-        seen[path.question, path.correct] += 1
-    room, kept = ROOM, set[int]()
-    for at in sorted(turn, key=lambda at: (turn[at], at)):
-        room -= len(paths[at].data)
-        if room >= 0 or not kept:
-            kept.add(at)
-    return [path for at, path in enumerate(paths) if at in kept], len(paths) - len(kept)
-
-
-def in_script(value: Any) -> str:
-    """JSON that can stand between script tags: no character in it can end the element or begin a comment."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for letter in "<>&\u2028\u2029":
-        text = text.replace(letter, f"\\u{ord(letter):04x}")
-    # A lone surrogate, half of a broken token, cannot be written as UTF-8.
-    return text.encode("utf-8", "replace").decode()
-
-
-def _policy(style: str, script: str) -> str:
-    def digest(text: str) -> str:
-        return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
-
-    rules = (
-        "default-src 'none'", f"script-src {digest(script)}", f"style-src {digest(style)}", "img-src data:",
-        "base-uri 'none'", "form-action 'none'",
-    )  # fmt: skip
-    return "; ".join(rules)
-
-
-def _part(name: str) -> str:
-    return (files("opd_align.report") / name).read_text(encoding="utf-8")
-
-
-def _vocabulary(analysis: Analysis) -> tuple[list[str], dict[int, int]]:
-    """The tokens that occur, as text and numbered; one that nobody can read is shown by its id."""
-    tokens = sorted(analysis.children["token"].unique().to_pylist())
-    words = [analysis.texts.get(token, f"⟨{token}⟩") for token in tokens]
-    return words, {token: at for at, token in enumerate(tokens)}
-
-
-def _overview(
-    analysis: Analysis, slices: Slices, paths: Sequence[PackedPath], left_out: int, words: list[str], title: str
-) -> dict[str, Any]:
+def _overview(analysis: Analysis, slices: Slices, view: TokenView, title: str) -> dict[str, Any]:
     """All that the page knows before a path is opened."""
     guided, rewarded = objectives_of(analysis)
-    settings, questions = analysis.settings, analysis.questions.to_pylist()
-    rollouts = sum(row["initial"] + row["targeted"] for row in questions)
+    settings, questions = analysis.settings, view.told["questions"]
     about = [
-        f"{len(questions):,} question{'s' if len(questions) != 1 else ''}", f"{len(paths):,} paths",
-        f"{rollouts:,} rollouts", f"estimator {settings.estimator}", f"allocation {settings.budget.allocation}",
+        f"{len(questions):,} question{'s' if len(questions) != 1 else ''}", f"{len(view.packs):,} paths",
+        f"{sum(row['rollouts'] for row in questions):,} rollouts", f"estimator {settings.estimator}",
+        f"allocation {settings.budget.allocation}",
     ]  # fmt: skip
-    if left_out:
-        about.append(f"{left_out:,} more paths count in all figures, but would have made this file too large to read")
+    if view.left_out:
+        about.append(
+            f"{view.left_out:,} more paths count in all figures, but would have made this file too large to read"
+        )
     return {
         "title": title,
         "about": " · ".join(about),
-        "version": _version(),
-        "teachers": teachers_of(analysis.children),
-        "pairs": pairs_of(analysis.children),
-        "verdicts": VERDICTS,
-        "words": words,
+        "version": made_by(),
         "objectives": [_objective(slices, name, name in guided) for name in (*guided, *rewarded)],
-        "questions": _questions(questions, paths),
+        **view.told,
     }
-
-
-def _version() -> str:
-    try:
-        return version("opd-align")
-    except PackageNotFoundError:
-        return ""
-
-
-def _questions(questions: Sequence[Mapping[str, Any]], paths: Sequence[PackedPath]) -> list[dict[str, Any]]:
-    own: dict[str, list[dict[str, Any]]] = {}
-    for at, path in enumerate(paths):
-        told = {"pack": at, "path": path.path, "correct": path.correct, "length": path.length, "nodes": path.nodes}
-        own.setdefault(path.question, []).append(told)
-    return [
-        {
-            "id": row["question"],
-            "text": row.get("text") or "",
-            "answer": row.get("answer"),
-            "pass_rate": _finite(row["pass_rate"]),
-            "rollouts": row["initial"] + row["targeted"],
-            "note": row["note"],
-            "paths": own.get(row["question"], []),
-        }
-        for row in questions
-    ]
 
 
 def _objective(slices: Slices, objective: str, guided: bool) -> dict[str, Any]:
@@ -180,7 +92,7 @@ def _objective(slices: Slices, objective: str, guided: bool) -> dict[str, Any]:
     return {
         "name": objective,
         "guided": guided,
-        "verdict": {"headline": told.headline, "points": [_unbroken(point) for point in told.points]},
+        "verdict": {"headline": told.headline, "points": [unbroken(point) for point in told.points]},
         "teachers": [_teacher(slices, rank) for rank in ranks],
         "correlations": [
             {
@@ -190,11 +102,6 @@ def _objective(slices: Slices, objective: str, guided: bool) -> dict[str, Any]:
             for row in (slices.correlations(objective) if guided and ranks else [])
         ],
     }  # fmt: skip
-
-
-def _unbroken(text: str) -> str:
-    """A number and its interval stay on one line."""
-    return text.replace(" ± ", "\u00a0±\u00a0")
 
 
 def _teacher(slices: Slices, rank: metrics.TeacherRank) -> dict[str, Any]:
@@ -207,33 +114,33 @@ def _teacher(slices: Slices, rank: metrics.TeacherRank) -> dict[str, Any]:
         "name": rank.teacher,
         "alignment": _number(rank.alignment),
         "side": side(rank.alignment),
-        "helpful": _finite(rank.helpful),
-        "harmful": _finite(rank.harmful),
-        "undecided": _finite(rank.undecided),
-        "two_children": _finite(rank.two_children),
-        "ceiling": _finite(rank.noise_ceiling.ceiling),
+        "helpful": finite(rank.helpful),
+        "harmful": finite(rank.harmful),
+        "undecided": finite(rank.undecided),
+        "two_children": finite(rank.two_children),
+        "ceiling": finite(rank.noise_ceiling.ceiling),
         "nodes": rank.n_nodes,
         "contrast": {
-            "correct": _finite(contrast.correct),
-            "incorrect": _finite(contrast.incorrect),
+            "correct": finite(contrast.correct),
+            "incorrect": finite(contrast.incorrect),
             "delta": _number(metrics.Estimate(contrast.delta, contrast.half_width, contrast.n_pairs)),
             "p": shown(Cell(contrast.p_value), "p"),
         },
         "histogram": {
             "counts": histogram.counts,
-            "plus_one": _finite(histogram.share_at_plus_one),
-            "minus_one": _finite(histogram.share_at_minus_one),
+            "plus_one": finite(histogram.share_at_plus_one),
+            "minus_one": finite(histogram.share_at_minus_one),
         },
         "oracle": [
             {
-                "threshold": row.threshold, "kept": _finite(row.share_kept), "signal": _number(row.signal),
+                "threshold": row.threshold, "kept": finite(row.share_kept), "signal": _number(row.signal),
                 "fitted": _number(row.cross_fitted_signal),
             }
             for row in oracle
         ],
         "filters": {
             name: [
-                {"kept": _finite(row.share_kept), "signal": _number(row.signal), "threshold": _finite(row.threshold)}
+                {"kept": finite(row.share_kept), "signal": _number(row.signal), "threshold": finite(row.threshold)}
                 for row in metrics.divergence_filter(
                     mine, name, QUANTILES, objective=rank.objective, teacher=rank.teacher
                 )
@@ -245,11 +152,7 @@ def _teacher(slices: Slices, rank: metrics.TeacherRank) -> dict[str, Any]:
 
 def _number(estimate: metrics.Estimate) -> dict[str, Any]:
     text = shown(Cell(estimate.mean, estimate.half_width), "signed")
-    return {"mean": _finite(estimate.mean), "half": _finite(estimate.half_width), "text": text}
-
-
-def _finite(value: float | None) -> float | None:
-    return None if value is None or not isfinite(value) else value
+    return {"mean": finite(estimate.mean), "half": finite(estimate.half_width), "text": text}
 
 
 def _drawn(table: Table) -> str:

@@ -89,8 +89,10 @@ class Reader {
     this.plot.addEventListener("click", (event) => this.plotted(event));
   }
 
+  packed(pack) { return document.getElementById(`pack-${pack}`).textContent; }
+
   async load(pack) {
-    if (!this.opened.has(pack)) this.opened.set(pack, unpacked(document.getElementById(`pack-${pack}`).textContent).then((columns) => new OpenPath(columns)));
+    if (!this.opened.has(pack)) this.opened.set(pack, unpacked(this.packed(pack)).then((columns) => new OpenPath(columns)));
     return this.opened.get(pack);
   }
 

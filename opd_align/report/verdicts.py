@@ -17,6 +17,9 @@ from opd_align.types import REWARD
 
 SURE = 0.05
 """Differences with a larger p-value are called open."""
+MEANING = "1 is straight toward success, 0 unrelated, −1 straight away from it"
+POINTS = {1: "points toward success", -1: "points away from success", 0: "is not shown to point anywhere"}
+"""By the side of zero on which the interval lies."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,21 @@ def side(estimate: metrics.Estimate) -> int:
     if not (isfinite(estimate.mean) and isfinite(estimate.half_width)) or abs(estimate.mean) <= estimate.half_width:
         return 0
     return 1 if estimate.mean > 0 else -1
+
+
+def apart(one: metrics.Estimate, other: metrics.Estimate) -> bool:
+    """Whether the first lies above the second with its whole interval."""
+    return one.mean - other.mean > one.half_width + other.half_width  # False where either is unknown
+
+
+def said(estimate: metrics.Estimate) -> str:
+    """A mean with its interval."""
+    return shown(Cell(estimate.mean, estimate.half_width), "signed")
+
+
+def unbroken(text: str) -> str:
+    """A number and its interval stay on one line."""
+    return text.replace(" ± ", "\u00a0±\u00a0")
 
 
 def verdict(slices: Slices, objective: str) -> Verdict:
@@ -65,10 +83,9 @@ def verdict(slices: Slices, objective: str) -> Verdict:
 def _headline(best: metrics.TeacherRank, others: Sequence[metrics.TeacherRank]) -> str:
     where = side(best.alignment)
     if best.teacher == REWARD:
-        said = {1: "points toward success", -1: "points away from success", 0: "is not shown to point anywhere"}
-        return f"The reward's own update ({best.objective}) {said[where]}."
+        return f"The reward's own update ({best.objective}) {POINTS[where]}."
     if where > 0:
-        clear = all(_apart(best.alignment, other.alignment) for other in others)
+        clear = all(apart(best.alignment, other.alignment) for other in others)
         lead = ", more than any other teacher" if clear and others else ""
         return f"Following {best.teacher} points toward success{lead}."
     if where < 0:
@@ -79,12 +96,12 @@ def _headline(best: metrics.TeacherRank, others: Sequence[metrics.TeacherRank]) 
 
 
 def _strength(best: metrics.TeacherRank) -> str:
-    estimate, meaning = best.alignment, "1 is straight toward success, 0 unrelated, −1 straight away from it"
+    estimate = best.alignment
     name = "Its" if side(estimate) > 0 or best.teacher == REWARD else f"The highest is {best.teacher}: its"
     if estimate.n < 2:
-        return f"{name} alignment is {_said(estimate)} on a single question, so there is no interval ({meaning})."
+        return f"{name} alignment is {said(estimate)} on a single question, so there is no interval ({MEANING})."
     sure = "" if side(estimate) else " The interval holds zero."
-    return f"{name} alignment is {_said(estimate)}, a 95 % interval over {estimate.n} questions ({meaning}).{sure}"
+    return f"{name} alignment is {said(estimate)}, a 95 % interval over {estimate.n} questions ({MEANING}).{sure}"
 
 
 def _stakes(ranks: Sequence[metrics.TeacherRank]) -> list[str]:
@@ -96,7 +113,7 @@ def _stakes(ranks: Sequence[metrics.TeacherRank]) -> list[str]:
     where = {1: "toward success", -1: "away from success", 0: "nowhere for sure"}[side(top.weighted_cosine)]
     who = "it" if top.teacher == ranks[0].teacher else top.teacher
     return [
-        f"Weighed by what is at stake at each decision, {who} points {where}: {_said(top.weighted_cosine)}"
+        f"Weighed by what is at stake at each decision, {who} points {where}: {said(top.weighted_cosine)}"
         f"{', the highest of all' if len(known) > 1 else ''}."
     ]
 
@@ -105,11 +122,11 @@ def _order(best: metrics.TeacherRank, others: Sequence[metrics.TeacherRank]) -> 
     if not others:
         return []
     second, last = others[0], others[-1]
-    apart = _apart(best.alignment, second.alignment)
-    told = "the intervals do not overlap" if apart else "the intervals overlap, so which of the two is better is open"
-    points = [f"Next comes {second.teacher} with {_said(second.alignment)}; {told}."]
+    clear = apart(best.alignment, second.alignment)
+    told = "the intervals do not overlap" if clear else "the intervals overlap, so which of the two is better is open"
+    points = [f"Next comes {second.teacher} with {said(second.alignment)}; {told}."]
     if side(last.alignment) < 0 <= side(best.alignment):
-        points.append(f"{last.teacher} points away from success: {_said(last.alignment)}.")
+        points.append(f"{last.teacher} points away from success: {said(last.alignment)}.")
     return points
 
 
@@ -142,17 +159,9 @@ def _choosing(slices: Slices, best: metrics.TeacherRank) -> list[str]:
     if not (isfinite(full.signal.mean) and isfinite(kept.cross_fitted_signal.mean)):
         return []
     return [
-        f"Training only where alignment is positive would change the mean signal from {_said(full.signal)} to "
-        f"{_said(kept.cross_fitted_signal)} (chosen on one half of the rollouts, valued on the other)."
+        f"Training only where alignment is positive would change the mean signal from {said(full.signal)} to "
+        f"{said(kept.cross_fitted_signal)} (chosen on one half of the rollouts, valued on the other)."
     ]
-
-
-def _apart(one: metrics.Estimate, other: metrics.Estimate) -> bool:
-    return one.mean - other.mean > one.half_width + other.half_width  # False where either is unknown
-
-
-def _said(estimate: metrics.Estimate) -> str:
-    return shown(Cell(estimate.mean, estimate.half_width), "signed")
 
 
 def _number(value: float, kind: Kind = "signed") -> str:

@@ -103,9 +103,6 @@ def _gathered(model: Any) -> Iterator[None]:
     import deepspeed
     from trl.models.utils import add_hooks, remove_hooks
 
-    if not hasattr(model, "optimizer"):  # a plain model beside the trainer's: never spread
-        yield
-        return
     with deepspeed.zero.GatheredParameters(list(model.parameters())):
         remove_hooks(model)
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +23,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from opd_align.engine import Analysis
 from opd_align.enrich import Budget
 from opd_align.objectives import Objective, ReverseKL
+from opd_align.report.history import FOLDER, HISTORY, TRAINING
 from opd_align.report.trackers import ROOT, scalars, wandb_media
 from opd_align.scoring import Sampling
 from opd_align.search import Settings
@@ -34,7 +36,8 @@ from opd_align.types import OpdAlignError
 
 logger = logging.getLogger(__name__)
 
-FOLDER, HISTORY, TRAINING, STATE = "opd_align", "history.jsonl", "training.jsonl", "opd_align.json"
+STATE = "opd_align.json"
+"""Within a checkpoint: where the schedule stands."""
 
 SMALL = Budget(initial=32, targeted=512, allocation="adaptive", rounds=3)
 """What is spent on each question, unless told otherwise; in few rounds, since each waits for its longest rollout."""
@@ -239,7 +242,11 @@ class AlignmentCallback(TrainerCallback):
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with (self.folder / name).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            with (self.folder / name).open("ab+") as file:
+                if file.seek(0, os.SEEK_END):
+                    file.seek(-1, os.SEEK_END)
+                    if file.read(1) != b"\n":  # a line that a crash left half written must not take this one with it
+                        file.write(b"\n")
+                file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
         except OSError as error:
             logger.warning("could not write to %s: %s", self.folder / name, error.strerror)

@@ -1,16 +1,17 @@
-"""Chromium for the tests that open a report; without one they are skipped, and say how to get it."""
+"""Chromium for the tests that open a page; without one they are skipped, and say how to get it."""
 
 from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path[:0] = [str(Path(__file__).parents[2] / "benchmarks"), str(Path(__file__).parents[1])]
 
 HOW = "to run it: apt-get install chromium, and pip install playwright (its own browsers are not needed)"
 
@@ -35,3 +36,37 @@ def chromium() -> Iterator[Any]:
         browser = player.chromium.launch(executable_path=program, args=["--no-sandbox"], timeout=120_000)
         yield browser
         browser.close()
+
+
+@dataclass
+class Opened:
+    """A page, and whatever it did beside being looked at."""
+
+    page: Any
+    noise: list[str] = field(default_factory=list)
+
+
+@pytest.fixture
+def opened(chromium: Any) -> Iterator[Callable[..., Opened]]:
+    """Opens a file or an address, and listens."""
+    contexts = []
+
+    def open_page(place: Path | str, **settings: Any) -> Opened:
+        settings = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce", **settings}
+        context = chromium.new_context(**settings)
+        contexts.append(context)
+        result = Opened(context.new_page())
+        page, noise = result.page, result.noise
+        page.on("console", lambda message: noise.append(f"console: {message.text}"))
+        page.on("pageerror", lambda error: noise.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: (noise.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda request: noise.append(f"request: {request.url[:80]}"))
+        address = place.as_uri() if isinstance(place, Path) else place
+        page.goto(address)
+        page.wait_for_selector("#text[data-ready]", timeout=60_000)
+        assert noise.pop(0) == f"request: {address[:80]}"
+        return result
+
+    yield open_page
+    for context in contexts:
+        context.close()

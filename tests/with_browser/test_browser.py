@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,37 +18,6 @@ from opd_align.report.tables import estimate
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 TEACHERS = ("Self-1C", "Qwen3-8B", "Qwen3-4B")
-
-
-@dataclass
-class Opened:
-    """A page, and whatever it did beside being looked at."""
-
-    page: Any
-    noise: list[str] = field(default_factory=list)
-
-
-@pytest.fixture
-def opened(chromium: Any) -> Iterator[Callable[..., Opened]]:
-    contexts = []
-
-    def open_file(file: Path, **settings: Any) -> Opened:
-        context = chromium.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce", **settings)
-        contexts.append(context)
-        result = Opened(context.new_page())
-        page, noise = result.page, result.noise
-        page.on("console", lambda message: noise.append(f"console: {message.text}"))
-        page.on("pageerror", lambda error: noise.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: (noise.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda request: noise.append(f"request: {request.url[:80]}"))
-        page.goto(file.as_uri())
-        page.wait_for_selector("#text[data-ready]", timeout=60_000)
-        assert noise.pop(0) == f"request: {file.as_uri()[:80]}"
-        return result
-
-    yield open_file
-    for context in contexts:
-        context.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,92 @@
+"""The governor on a clock of paper: what it allows never costs more than it was given."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from opd_align.training.governor import SCALES, Governor
+
+
+def lived(governor: Governor, steps: int, step_s: float, full_s: float, fixed_s: float = 0.0) -> tuple[Governor, list]:
+    """A training of so many steps; an evaluation costs a fixed part and one that goes with its size."""
+    made = []
+    for step in range(steps + 1):
+        if step:
+            governor = governor.trained(step_s)
+        if governor.due > step:
+            continue
+        scale = governor.scale()
+        if scale is None:
+            governor = governor.waiting(step)
+            continue
+        made.append((step, scale))
+        governor = governor.evaluated(step, scale, fixed_s + scale * full_s)
+    return governor, made
+
+
+def test_without_a_limit_it_evaluates_at_the_start_and_at_every_nth_step_in_full():
+    _, made = lived(Governor(100, None), 300, 1.0, 50.0)
+    assert made == [(0, 1.0), (100, 1.0), (200, 1.0), (300, 1.0)]
+
+
+def test_the_first_evaluation_is_an_advance_of_the_smallest_size():
+    _, made = lived(Governor(10, 0.05), 0, 1.0, 1.0)
+    assert made == [(0, SCALES[-1])]
+
+
+def test_where_evaluations_are_cheap_all_are_made_in_full():
+    _, made = lived(Governor(100, 0.05), 300, 10.0, 5.0)
+    assert made == [(0, SCALES[-1]), (100, 1.0), (200, 1.0), (300, 1.0)]
+
+
+def test_a_shortage_makes_evaluations_smaller_and_then_rarer():
+    governor, made = lived(Governor(100, 0.05), 2000, 1.0, 18.0)
+    assert {scale for _, scale in made[1:]} < set(SCALES)
+    assert governor.share <= 0.05
+    rare, few = lived(Governor(100, 0.05), 2000, 1.0, 180.0)
+    assert 1 < len(few) < len(made)
+    assert all(scale == SCALES[-1] for _, scale in few)
+    assert rare.share <= 0.05
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    every=st.integers(1, 200),
+    overhead=st.floats(0.01, 0.6),
+    step_s=st.floats(0.01, 20),
+    full_s=st.floats(0.01, 500),
+    fixed=st.floats(0, 0.5),
+)
+def test_the_share_stays_within_the_limit_once_the_advance_is_paid_back(every, overhead, step_s, full_s, fixed):
+    fixed_s = fixed * full_s
+    governor, made = lived(Governor(every, overhead), 1500, step_s, full_s - fixed_s, fixed_s)
+    advance = fixed_s + SCALES[-1] * (full_s - fixed_s)
+    affordable = overhead / (1 - overhead) * governor.trained_s
+    # A first guess from the smallest size errs on the careful side, so nothing beyond the advance is overdrawn.
+    assert governor.spent_s <= max(advance, affordable) + 1e-6
+    assert made[0] == (0, SCALES[-1])
+
+
+def test_waiting_ends_when_the_smallest_evaluation_can_be_paid():
+    governor = Governor(10, 0.5, full_s=40.0, spent_s=10.0).trained(10.0)
+    assert governor.scale() is None
+    waiting = governor.waiting(10)
+    assert waiting.due == 20, "10 s short of the smallest at 1 s a step and an even share"
+    assert waiting.trained(10.0).scale() == SCALES[-1]
+
+
+def test_a_checkpoint_keeps_the_schedule_but_not_that_of_another_rhythm():
+    before = Governor(10, 0.1).trained(100).evaluated(20, 0.5, 3.0)
+    assert Governor(10, 0.1).resumed(before.state()) == before
+    other = Governor(7, 0.2).resumed(before.state())
+    assert (other.every, other.max_overhead, other.due) == (7, 0.2, 0)
+    assert other.spent_s == before.spent_s
+    assert Governor(10, None).allowance_s == inf
+
+
+def test_the_share_is_of_all_wall_time():
+    assert Governor(1, 0.1).trained(30).evaluated(0, 1.0, 10).share == pytest.approx(0.25)

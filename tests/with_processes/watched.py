@@ -1,0 +1,62 @@
+"""A short watched training, in one or several processes: what it saw goes to a JSON file, the model beside it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from trainings import ARITHMETIC, TINY, fresh, held_out, make
+
+from opd_align import AlignmentCallback
+
+parser = argparse.ArgumentParser()
+parser.add_argument("kind")
+parser.add_argument("folder", type=Path)
+parser.add_argument("--backend", default=None)
+parser.add_argument("--deepspeed", action="store_true")
+parser.add_argument("--unwatched", action="store_true")
+parser.add_argument("--student", default=None, help="evaluate this model once, do not train")
+given = parser.parse_args()
+
+torch.set_num_threads(1)
+options = {"ddp_backend": given.backend} if given.backend else {}
+if given.deepspeed:
+    options["use_cpu"] = False  # with it, DeepSpeed is left out without a word
+student = fresh("student")
+if given.student:
+    student = type(student).from_pretrained(given.student, dtype=torch.float32)
+trainer = make(
+    given.kind, given.folder, student=student, max_steps=2, per_device_train_batch_size=2, seed=3, temperature=1.0,
+    gradient_checkpointing=False, **options,
+)  # fmt: skip
+if not given.unwatched:
+    callback = AlignmentCallback(
+        trainer, held_out(3), ARITHMETIC, every_n_steps=2, max_overhead=None, budget=TINY, teachers=["Self-1C"],
+        on_error="raise",
+    )  # fmt: skip
+    # Three groups for two processes: one of them has more to do.
+    callback.settings = replace(callback.settings, abreast=1)
+    trainer.add_callback(callback)
+if given.student:
+    callback.evaluate()
+else:
+    trainer.train()
+    trainer.save_model(str(given.folder / "model"))
+accelerator = trainer.accelerator
+if accelerator.is_main_process:
+    seen = {
+        "type": str(accelerator.distributed_type),
+        "world": accelerator.num_processes,
+        "stage": getattr(accelerator.state.deepspeed_plugin, "zero_stage", None),
+        "log": trainer.state.log_history,
+    }
+    (given.folder / "seen.json").write_text(json.dumps(seen))
+if torch.distributed.is_initialized():
+    torch.distributed.destroy_process_group()

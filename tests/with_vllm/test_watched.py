@@ -1,0 +1,110 @@
+"""The callback on trainers that generate with vLLM: inside the trainer, and behind a server."""
+
+from __future__ import annotations
+
+import types
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+pytest.importorskip("trl")
+
+from tiny import RealServer
+from trainings import ARITHMETIC, TINY, fresh, held_out, make, same_weights, trainer_rows
+
+from opd_align import AlignmentCallback
+from opd_align.backends.server import ServerStudent
+from opd_align.backends.vllm import VLLMStudent
+from opd_align.embedded import student_path
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
+
+
+def watched(trainer: Any, **given: Any) -> AlignmentCallback:
+    options = {"every_n_steps": 1, "max_overhead": None, "budget": TINY, "on_error": "raise", **given}
+    return AlignmentCallback(trainer, held_out(2), ARITHMETIC, **options)
+
+
+def reloading(generation: Any) -> None:
+    """TRL's `sync_weights` needs what vLLM's CPU build does not have (`weight_loader`); this is the CPU build's own way."""
+
+    def sync_weights(self: Any) -> None:
+        runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
+        runner.reload_weights(weights_iterator=((name, weight) for name, weight in self.model.named_parameters()))
+        self.llm.reset_prefix_cache()
+        self.synced = getattr(self, "synced", 0) + 1
+
+    generation.sync_weights = types.MethodType(sync_weights, generation)
+
+
+@pytest.fixture(scope="module")
+def colocated(tmp_path_factory: Any) -> Any:
+    """TRL's own engine in this process, set up as this machine needs it."""
+    from trl.generation import vllm_generation
+
+    real = vllm_generation.LLM
+
+    def on_the_cpu(**options: Any) -> Any:
+        options.pop("distributed_executor_backend")
+        return real(
+            **options, dtype="float32", enforce_eager=True, enable_chunked_prefill=False, generation_config="vllm"
+        )
+
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        patch.setattr(vllm_generation, "LLM", on_the_cpu)
+        trainer = make(
+            "distillation", tmp_path_factory.mktemp("colocated"), use_vllm=True, vllm_mode="colocate",
+            vllm_max_model_length=512, gradient_checkpointing=False, student=fresh("student"),
+        )  # fmt: skip
+    reloading(trainer.vllm_generation)
+    yield trainer
+    trainer.vllm_generation.llm.llm_engine.engine_core.shutdown()
+
+
+def test_rollouts_come_from_the_trainers_own_engine_with_the_weights_of_the_step(colocated):
+    callback = watched(colocated)
+    colocated.add_callback(callback)
+    kinds = []
+    student_of = callback.evaluator._student
+
+    def seen(model: Any) -> Any:
+        kinds.append(type(student_of(model)))
+        return student_of(model)
+
+    callback.evaluator._student = seen
+    colocated.train()
+    assert kinds == [VLLMStudent] * 4
+    assert callback.failures == 0
+    assert not same_weights(colocated.model, fresh("student"))
+    # Once for each evaluation and for none of the three generations: they are made with the same weights.
+    assert colocated.vllm_generation.synced == 4
+    assert [row["loss"] for row in trainer_rows(colocated) if "loss" in row]
+    assert callback.latest.questions["pass_rate"].to_numpy().mean() > 0
+
+
+def test_a_server_that_the_trainer_generates_with_is_asked_for_rollouts(tmp_path):
+    from trl.generation.vllm_client import VLLMClient
+
+    server = RealServer(Path(student_path()), tmp_path / "log.txt")
+    server.start()
+    try:
+        server.wait()
+        trainer = make("distillation", tmp_path / "run", student=fresh("student"))
+        # Weights reach a server over NCCL, which needs GPUs; at step 0 it has them all the same.
+        trainer.use_vllm = True
+        trainer.vllm_generation = types.SimpleNamespace(
+            mode="server", enable_sleep_mode=False, sync_weights=lambda: None, vllm_client=VLLMClient(server.url)
+        )
+        callback = watched(trainer)
+        before = server.finished()
+        analysis, _ = callback.evaluate()
+        assert server.finished() - before >= TINY.initial * 2
+        assert analysis.questions["initial"].to_pylist() == [TINY.initial] * 2
+        assert ServerStudent.__name__ == "ServerStudent"
+    finally:
+        server.kill()
