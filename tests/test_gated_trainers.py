@@ -31,7 +31,7 @@ from opd_align.training.trainers import GatedDistillationTrainer, GatedGKDTraine
 from opd_align.types import OpdAlignError
 
 # TRL and its libraries warn about each other; what concerns us is raised as an error of our own.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.training, pytest.mark.filterwarnings("ignore")]
 
 TWICE = {"gradient_accumulation_steps": 2}
 ONE_STEP = {"max_steps": 1, "per_device_train_batch_size": 8}

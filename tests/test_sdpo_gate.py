@@ -10,7 +10,7 @@ from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
 from opd_align.training.sdpo import SDPOGate
 from opd_align.types import OpdAlignError
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.training, pytest.mark.filterwarnings("ignore")]
 
 
 def sdpo(folder, gate=None, **options):
