@@ -22,6 +22,7 @@ TOKENS = 72
 TINY = Budget(initial=24, targeted=64, allocation="adaptive", rounds=2, correct_paths=1, incorrect_paths=1)
 
 KINDS = ("gkd", "distillation", "grpo")
+OTHERS = ("sdpo", "sdft", "iw_opd", "gold")
 
 
 def fresh(name: str, **config: Any) -> Any:
@@ -98,12 +99,40 @@ def make(kind: str, folder: Path, *, student: Any = None, **given: Any) -> Any:
                 train_dataset=rows(),
                 processing_class=tokenizer(),
             )
+        if kind in OTHERS:
+            return _other(kind, model, shared | {"max_completion_length": TOKENS} | given)
         from trl import GRPOConfig, GRPOTrainer
 
         args = GRPOConfig(**(shared | {"max_completion_length": TOKENS, "num_generations": 2} | given))
         return GRPOTrainer(
             model=model, reward_funcs=ARITHMETIC.verifier, args=args, train_dataset=rows(), processing_class=tokenizer()
         )
+
+
+def _other(kind: str, model: Any, given: dict[str, Any]) -> Any:
+    common = {"model": model, "processing_class": tokenizer()}
+    if kind == "sdpo":
+        from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
+
+        config = SDPOConfig(**({"num_generations": 2, "teacher_model_kind": "live"} | given))
+        return SDPOTrainer(**common, reward_funcs=ARITHMETIC.verifier, args=config, train_dataset=rows())
+    if kind == "sdft":
+        from trl.experimental.sdft import SDFTConfig, SDFTTrainer
+
+        told = rows().map(lambda row: {"privileged_context": f"Answer: {row['answer']}"})
+        config = SDFTConfig(**({"num_generations": 2, "teacher_model_kind": "live"} | given))
+        return SDFTTrainer(**common, args=config, train_dataset=told)
+    if kind == "iw_opd":
+        from trl.experimental.iw_opd import IWOPDConfig, IWOPDTrainer
+
+        return IWOPDTrainer(
+            **common, teacher_model=fresh("teacher"), args=IWOPDConfig(**given), train_dataset=conversations()
+        )
+    from trl.experimental.gold import GOLDConfig, GOLDTrainer
+
+    return GOLDTrainer(
+        **common, teacher_model=fresh("teacher"), args=GOLDConfig(**given), train_dataset=conversations()
+    )
 
 
 TIMES = ("runtime", "per_second", "step_time", "total_flos")

@@ -15,13 +15,16 @@ from typing import Any
 SCALES = (1.0, 0.5, 0.25)
 """Sizes of an evaluation, as shares of the questions."""
 
+MEMORY = 0.7
+"""How much of the last estimate a cheap evaluation leaves: two questions may be quick by chance."""
+
 
 @dataclass(frozen=True)
 class Governor:
     """What is known of the cost so far; `max_overhead` is a share of all wall time, `None` sets no limit.
 
-    `full_s` is what an evaluation of full size is thought to cost: the newest one's time over its size. Part of the
-    time does not shrink with the size, so this errs on the careful side.
+    `full_s` is what an evaluation of full size is thought to cost: the newest one's time over its size, and not much
+    less than was thought before. It errs on the careful side: part of the time does not shrink with the size.
     """
 
     every: int
@@ -59,7 +62,8 @@ class Governor:
     def evaluated(self, step: int, scale: float, seconds: float) -> Governor:
         """An evaluation of some size was made, or failed, at a step."""
         due = (step // self.every + 1) * self.every
-        return replace(self, spent_s=self.spent_s + seconds, full_s=seconds / scale, made=self.made + 1, due=due)
+        full_s = max(seconds / scale, MEMORY * (self.full_s or 0.0))
+        return replace(self, spent_s=self.spent_s + seconds, full_s=full_s, made=self.made + 1, due=due)
 
     def waiting(self, step: int) -> Governor:
         """Nothing can be paid for now: the step at which the smallest evaluation can, at the present speed."""

@@ -29,7 +29,7 @@ def watched(trainer: Any, **given: Any) -> AlignmentCallback:
 
 
 def reloading(generation: Any) -> None:
-    """TRL's `sync_weights` needs what vLLM's CPU build does not have (`weight_loader`); this is the CPU build's own way."""
+    """Weights into vLLM's CPU build by its own way: TRL's `sync_weights` needs a `weight_loader`, which it has not."""
 
     def sync_weights(self: Any) -> None:
         runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
@@ -101,10 +101,10 @@ def test_a_server_that_the_trainer_generates_with_is_asked_for_rollouts(tmp_path
             mode="server", enable_sleep_mode=False, sync_weights=lambda: None, vllm_client=VLLMClient(server.url)
         )
         callback = watched(trainer)
+        assert type(callback.evaluator._student(trainer.model)) is ServerStudent
         before = server.finished()
         analysis, _ = callback.evaluate()
         assert server.finished() - before >= TINY.initial * 2
         assert analysis.questions["initial"].to_pylist() == [TINY.initial] * 2
-        assert ServerStudent.__name__ == "ServerStudent"
     finally:
         server.kill()
