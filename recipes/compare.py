@@ -362,7 +362,7 @@ def write_results(folder: Path, target: Path) -> None:
 
 # -- the picture
 
-WIDTH, HEIGHT, LEFT, TOP, PANEL, GAP = 1000, 400, 46, 66, 270, 56
+WIDTH, HEIGHT, LEFT, TOP, PANEL, GAP = 1000, 400, 46, 66, 262, 66
 
 
 def draw(arms: dict[str, Arm]) -> str:

@@ -71,9 +71,9 @@ def test_open_gkd_is_trls_where_trl_counts_right(tmp_path, gate):
         assert_same_training(plain, gkd(GatedGKDTrainer, tmp_path, gate=gate, denominator=denominator, options=TWICE))
 
 
-@pytest.mark.parametrize("lmbda", [0.5, 1.0])
-def test_open_gkd_on_policy_is_trls_with_trls_count(tmp_path, lmbda):
-    options = {**TWICE, "lmbda": lmbda}
+@pytest.mark.parametrize(("lmbda", "seq_kd"), [(0.5, False), (1.0, False), (0.5, True)])
+def test_open_gkd_on_policy_is_trls_with_trls_count(tmp_path, lmbda, seq_kd):
+    options = {**TWICE, "lmbda": lmbda, "seq_kd": seq_kd}
     gated = gkd(GatedGKDTrainer, tmp_path, gate=Open(), denominator="trl", options=options)
     assert_same_training(gkd(GKDTrainer, tmp_path, options=options), gated)
 
@@ -342,6 +342,22 @@ def test_grpos_teacher_term_is_distillations(tmp_path):
     for name, weight in student.named_parameters():
         if weight.grad is not None:
             torch.testing.assert_close(run.gradients[0][name], weight.grad, atol=1e-5, rtol=1e-3)
+
+
+def test_a_generation_batch_may_feed_several_steps(tmp_path):
+    run = grpo(
+        GatedGRPOTrainer,
+        tmp_path,
+        gate=Open(),
+        denominator="keep",
+        teacher_model=models()["teacher_model"],
+        options={"max_steps": 2, "steps_per_generation": 2, "per_device_train_batch_size": 8, "learning_rate": 0.0},
+        reward_funcs=[lambda completions, **columns: [0.0] * len(completions)],
+    )
+    tokens = sum(row["gate/tokens_distilled"] for row in run.logs)
+    for row in run.logs:  # each step divides by its half of the generation batch
+        assert row["gate/denominator"] == pytest.approx(tokens / 2)
+        assert row["loss"] == pytest.approx(row["gate/loss"], rel=1e-5)
 
 
 def test_grpo_with_an_adapter_and_a_look_beforehand(tmp_path):

@@ -265,17 +265,18 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             return super()._compute_loss(model, inputs)
         # Both losses within one forward of the wrapped model: ZeRO-3 reduces the head's gradients only from there.
         student = self.accelerator.unwrap_model(model)
-        loss: Tensor = self._forward_redirection(model, student, self._both_losses, student, inputs)
+        # A generation batch may feed several optimiser steps; its count is rescaled to one of them, as GRPO's is.
+        steps = self.current_gradient_accumulation_steps / self.args.steps_per_generation
+        denominator = inputs[DENOMINATOR] * steps
+        loss: Tensor = self._forward_redirection(model, student, self._both_losses, student, inputs, denominator)
         if self.accelerator.sync_gradients:
-            self._gating.flush(self._metrics["train"], inputs[DENOMINATOR])
+            self._gating.flush(self._metrics["train"], denominator)
         return loss
 
-    def _both_losses(self, student: Any, inputs: dict[str, Any]) -> Tensor:
+    def _both_losses(self, student: Any, inputs: dict[str, Any], denominator: Tensor) -> Tensor:
+        share = safe(denominator) / self.accelerator.num_processes
         with self._states_kept(student):
             rewarded: Tensor = super()._compute_loss(student, inputs)
-            # A generation batch may feed several optimiser steps; its count is rescaled to one of them, as GRPO's is.
-            steps = self.current_gradient_accumulation_steps / self.args.steps_per_generation
-            share = safe(inputs[DENOMINATOR]) * steps / self.accelerator.num_processes
             with _weighed(self._gating, inputs, beta=self.distillation_beta), self.accelerator.autocast():
                 distilled, _, _ = DistillationTrainer._compute_loss(self, student, inputs, share)
         return rewarded + self.distillation_weight * distilled
