@@ -12,7 +12,7 @@ UNMARKED := not real and not vllm and not browser and not distributed and not tr
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check format test test-browser test-distributed test-ray test-s3 test-real test-training test-vllm \
-	bench bench-vllm demo clean
+	bench bench-vllm recipes-results demo clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -114,6 +114,9 @@ bench: setup ## every benchmark, results in build/bench/*.json; QUICK=1 for smal
 bench-vllm: setup $(VLLM_STAMP) ## our vLLM backend beside raw vLLM, result in build/bench/vllm.json; QUICK=1 for small sizes
 	@mkdir -p build/bench
 	VLLM_CPU_KVCACHE_SPACE=1 $(BIN)/python benchmarks/sampling.py --vllm $(VLLM_BIN)/python $(if $(QUICK),--quick) --json build/bench/vllm.json
+
+recipes-results: setup ## gates and controls on the embedded models: recipes/RESULTS.md (half an hour on two free cores)
+	$(BIN)/python recipes/compare.py
 
 demo: setup ## the embedded models, from rollouts to tables and report (runs/)
 	$(BIN)/opd-align analyze

@@ -27,6 +27,7 @@ At each token of a student's reasoning, does the teacher's distillation update p
   opd-align screen --student MODEL --task boolq ...    which contexts help, and which questions are worth it
   opd-align report runs/first                          tables and report of a finished run
   opd-align compare runs/first runs/second             several runs side by side
+  opd-align train gkd_incorrect_only                   a recipe that acts on it; without a name, all of them
   opd-align dashboard OUTPUT_DIR                       watch a training that has the callback
   opd-align merge runs/first runs/second --out DIR     runs of several machines as one
 """
@@ -81,6 +82,16 @@ COMPARE = """\
 Prints the tables of several finished runs side by side: other students, other budgets, other estimators.
 
   opd-align compare runs/backup runs/pooled
+"""
+
+TRAIN = """\
+Starts a recipe through `accelerate launch`, and says the command. Without a recipe, lists them.
+
+  opd-align train
+  opd-align train gkd_incorrect_only                                          the models that ship, on a CPU
+  opd-align train distillation_divergence --config 8gpu_zero3 --max_steps 200
+  opd-align train grpo_distill_on_failures --config mine.yaml --accelerate my_machines.yaml
+  opd-align train gkd_incorrect_only --help                                   every flag of the recipe
 """
 
 DASHBOARD = """\
@@ -210,6 +221,11 @@ def _parser() -> argparse.ArgumentParser:
     compare = command("compare", commands.compare, "several runs side by side", COMPARE)
     compare.add_argument("directories", type=_place, nargs="+", metavar="DIR", help="finished run directories")
     compare.add_argument("--tables", type=_place, metavar="FOLDER", help="write the tables as Markdown, LaTeX and CSV")
+    train = command("train", commands.train, "start a recipe that distils through a gate", TRAIN)
+    train.add_argument("recipe", nargs="?", metavar="RECIPE", help="its name")
+    train.add_argument(
+        "flags", nargs=argparse.REMAINDER, metavar="...", help="--config NAME or FILE, and the recipe's own"
+    )
     dashboard = command("dashboard", commands.dashboard, "watch a training that has the callback", DASHBOARD)
     dashboard.add_argument("directory", type=Path, metavar="OUTPUT_DIR", help="the trainer's output_dir")
     dashboard.add_argument(

@@ -260,3 +260,20 @@ def dashboard(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             print()
     return 0
+
+
+def train(args: argparse.Namespace) -> int:
+    import shlex
+    import subprocess
+
+    from opd_align.training import launch
+
+    if args.recipe is None:
+        for name, about in launch.recipes().items():
+            print(f"{name:28} {about}\n{'':28} --config {' | '.join(launch.configs(name))}")
+        print(f"\nscripts and configurations: {launch.folder()}")
+        return 0
+    command = launch.command(args.recipe, args.flags)
+    launch.check_installed()
+    print(shlex.join(command), flush=True)
+    return subprocess.run(command).returncode

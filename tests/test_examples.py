@@ -49,5 +49,7 @@ def test_the_readme_runs_as_it_stands(snippet: str, tmp_path: Path) -> None:
     shown = run(str(script), cwd=tmp_path)
     if "AlignmentCallback" in snippet:
         assert "opd_align/alignment/mean/Self-1C" in shown
+    elif "gate=" in snippet:
+        assert "gate/tokens_kept" in shown
     else:
         assert shown.index("good") < shown.index("bad")

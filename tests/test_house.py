@@ -41,24 +41,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "teachers": {"types", "chat", "tasks"},
     "demonstrations": {"types", "teachers"},
     "screen": {
-        "types",
-        "metrics",
-        "manifest",
-        "place",
-        "shards",
-        "shelf",
-        "store",
-        "tasks",
-        "teachers",
-        "demonstrations",
+        "types", "metrics", "manifest", "place", "shards", "shelf", "store", "tasks", "teachers", "demonstrations",
     },
     "models": {"types", "embedded"},
     "report": {"types", "metrics", "alignment", "engine", "place", "store", "screen", "teachers", "report"},
     "serve": {"types", "place", "shards", "store", "report"},
     "training": {
         "types", "objectives", "alignment", "metrics", "enrich", "scoring", "backends", "search", "engine", "place",
-        "shards", "manifest", "shelf", "store", "tasks", "chat", "teachers", "demonstrations", "screen", "report",
-        "training",
+        "shards", "manifest", "shelf", "store", "tasks", "chat", "teachers", "demonstrations", "screen", "models",
+        "report", "training",
     },
 }  # fmt: skip
 # Those that wire everything together.

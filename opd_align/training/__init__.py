@@ -1,4 +1,33 @@
-"""The room that knows TRL: the callback that watches a training, and what it borrows from the trainer.
+"""The room that knows TRL: the callback that watches a training, gates that act on it, and trainers that obey them.
 
-Everything is fetched from its module; nothing here is loaded by `import opd_align`.
+What is imported from here is fetched from its module when first used; `import opd_align` loads nothing of it.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_ROOM_OF = {
+    "AlignmentCallback": "callback",
+    "CalibratedDivergence": "calibrated",
+    "DivergenceAbove": "gates",
+    "Gate": "gates",
+    "GateBatch": "gates",
+    "GatedDistillationTrainer": "trainers",
+    "GatedGKDTrainer": "trainers",
+    "GatedGRPOTrainer": "trainers",
+    "IncorrectOnly": "gates",
+    "Open": "gates",
+    "OwnGate": "gates",
+    "SDPOGate": "sdpo",
+    "SignAgrees": "gates",
+}
+
+__all__ = list(_ROOM_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module 'opd_align.training' has no attribute {name!r}")
+    return getattr(import_module(f"opd_align.training.{_ROOM_OF[name]}"), name)

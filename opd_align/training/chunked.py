@@ -1,0 +1,98 @@
+"""TRL's chunked divergence, token by token: weighed, and measured, without ever holding whole logits.
+
+TRL's kernel gives one divergence a token; `DistillationTrainer._compute_loss` sums them in the next line. Between the
+two there is no hook, so the name under which the trainer finds its kernel is exchanged for the time of one call. The
+alternative is a copy of that method, a hundred lines that would keep today's bugs for good. What the kernel is called
+with (hidden states, heads, scales, temperature) is also all that a measure needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
+from trl.kernels.chunked_logprob import ChunkedLogProbFunction
+from trl.trainer import distillation_trainer
+from trl.trainer.utils import maybe_gather_lm_head_ctx
+
+from opd_align.training.gates import MEASURES, PUSH, GateBatch
+from opd_align.types import OpdAlignError
+
+VOCABULARY_CHUNK = 32768
+BETA_OF = {"kl": 1.0, "js": 0.5}
+
+
+class KernelCall:
+    """One call of the kernel: its result, and whatever else its arguments can tell.
+
+    The kernel is given all positions, or on a GPU only those within the mask; arrays here are (B, T) in both cases.
+    """
+
+    def __init__(self, arguments: tuple[Any, ...], batch: GateBatch, beta: float | None = None) -> None:
+        self.student, self.teacher = arguments[0:3], arguments[3:6]
+        own_beta, self.temperature, *scales = arguments[6:]
+        self.student_scale, self.teacher_scale = tuple(scales[0:2]), tuple(scales[2:4])
+        self.beta = own_beta if beta is None else beta
+        self.batch = batch
+        self.divergence_N, self.entropy_N = self._apply(self.beta)
+        self._compact = len(self.divergence_N) != batch.mask_BT.numel()
+
+    def _apply(self, beta: float) -> tuple[Tensor, Tensor]:
+        sides = (*self.student, *self.teacher)
+        return ChunkedDivergenceFunction.apply(*sides, beta, self.temperature, *self.student_scale, *self.teacher_scale)
+
+    @torch.no_grad()
+    def measure(self, name: str) -> Tensor:
+        if BETA_OF.get(name) == self.beta:
+            return self.spread(self.divergence_N.detach())
+        if name in BETA_OF:
+            return self.spread(self._apply(BETA_OF[name])[0])
+        if name == "student_entropy":
+            return self.spread(self.entropy_N)
+        if name == "teacher_entropy":
+            sides = (*self.teacher, *self.student)
+            scales = (*self.teacher_scale, *self.student_scale)
+            return self.spread(ChunkedDivergenceFunction.apply(*sides, 1.0, self.temperature, *scales)[1])
+        if name == PUSH:
+            log_t = self._log_prob(self.teacher, self.teacher_scale)
+            return self.spread(log_t - self._log_prob(self.student, self.student_scale))
+        raise OpdAlignError(f"there is no measure {name!r}; choose from {', '.join((*MEASURES, PUSH))}")
+
+    def _log_prob(self, side: tuple[Any, ...], scale: tuple[Any, ...]) -> Tensor:
+        tokens_N = self.picked(self.batch.token_ids_BT)
+        logit_scale, softcapping = scale
+        with maybe_gather_lm_head_ctx(*side[1:]):
+            found = ChunkedLogProbFunction.apply(
+                *side, tokens_N, self.temperature, VOCABULARY_CHUNK, softcapping, logit_scale, ()
+            )
+        return found[0]
+
+    def picked(self, values_BT: Tensor) -> Tensor:
+        return values_BT[self.batch.mask_BT] if self._compact else values_BT.reshape(-1)
+
+    def spread(self, values_N: Tensor) -> Tensor:
+        if not self._compact:
+            return values_N.view(self.batch.mask_BT.shape)
+        return values_N.new_zeros(self.batch.mask_BT.shape).masked_scatter(self.batch.mask_BT, values_N)
+
+
+Then = Callable[[KernelCall], tuple[Tensor, Tensor]]
+
+
+@contextmanager
+def between(batch: GateBatch, then: Then, *, beta: float | None = None) -> Iterator[None]:
+    """While open, TRL's loss gets from its kernel what `then` makes of the call; `beta` overrules the trainer's."""
+
+    def apply(*arguments: Any) -> tuple[Tensor, Tensor]:
+        return then(KernelCall(arguments, batch, beta))
+
+    distillation_trainer.ChunkedDivergenceFunction = SimpleNamespace(apply=apply)
+    try:
+        yield
+    finally:
+        distillation_trainer.ChunkedDivergenceFunction = ChunkedDivergenceFunction

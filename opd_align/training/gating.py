@@ -1,0 +1,177 @@
+"""One gate at work in one trainer: outcomes, weights, the denominator, and what is logged of them.
+
+A *window* is what makes one optimiser step: all micro-batches on all processes. Its denominator must be known before
+the first backward pass, and so must everything that a weight depends on. A gate that looks at outcomes alone is
+settled when the window has been generated. One that measures tokens by a threshold is settled within the loss's own
+forward pass, at no cost. Only a quantile, or the sum of weights of a gate that measures, needs a look at the whole
+window first: one more forward pass of student and teacher without gradients (`beforehand`).
+
+This room knows accelerate's processes, but neither TRL nor how a measure is computed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opd_align.training.gates import (
+    DENOMINATORS,
+    GateBatch,
+    Measure,
+    as_gate,
+    check_denominator,
+    together,
+    unmeasured,
+    weigh,
+)
+from opd_align.training.verifying import Verifying
+from opd_align.types import OpdAlignError, Outcome
+
+logger = logging.getLogger(__name__)
+
+SUMS = (
+    "sequences",
+    "sequences_kept",
+    "correct",
+    "unknown",
+    "failures",
+    "tokens",
+    "tokens_kept",
+    "weight",
+    "divergence",
+    "weighted",
+)
+
+
+class Gating:
+    """Applies a gate; the trainer says when."""
+
+    def __init__(
+        self,
+        gate: Any,
+        denominator: str,
+        *,
+        accelerator: Any,
+        timeout_s: float,
+        denominators: Sequence[str] = DENOMINATORS,
+    ) -> None:
+        check_denominator(denominator, denominators)
+        self.gate, self.denominator, self.accelerator = as_gate(gate), denominator, accelerator
+        verifier = self.gate.verifier
+        self.verifying = None if verifier is None else Verifying(verifier, timeout_s=timeout_s)
+        self.beforehand = bool(self.gate.measures) and (self.gate.of_the_window or denominator == "renormalise")
+        self._sums = torch.zeros(len(SUMS), device=accelerator.device)
+        self._noted, self._failures_seen = False, 0
+        if accelerator.is_main_process:
+            logger.info("distillation through the gate %s, denominator: %s", self.gate.name, denominator)
+
+    def judged(
+        self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]
+    ) -> Tensor | None:
+        """Outcomes of this process's completions; `None` if the gate does not ask for them."""
+        if self.verifying is None:
+            return None
+        outcomes = self.verifying.outcomes(prompts, completions, columns)
+        return torch.tensor([int(outcome) for outcome in outcomes], device=self.accelerator.device)
+
+    def batch(
+        self, token_ids_BT: Tensor, mask_BT: Tensor, outcome_B: Tensor | None, measure: Measure = unmeasured
+    ) -> GateBatch:
+        return GateBatch(token_ids_BT, mask_BT.bool(), outcome_B, measure, self._everywhere)
+
+    def settled(
+        self, batches: Sequence[GateBatch], measured: Sequence[Mapping[str, Tensor]] = ()
+    ) -> tuple[list[Tensor] | None, Tensor]:
+        """Each micro-batch's weights, if they can be known yet, and the window's denominator."""
+        tokens = self._total(torch.stack([batch.mask_BT.sum() for batch in batches]).sum())
+        if self.gate.measures and not measured:
+            return None, tokens
+        weights = weigh(self.gate, together(batches, measured))
+        rows = torch.split(weights, [len(batch.mask_BT) for batch in batches])
+        cut = [mine[:, : batch.mask_BT.shape[1]] for mine, batch in zip(rows, batches, strict=True)]
+        return cut, self._total(weights.sum()) if self.denominator == "renormalise" else tokens
+
+    def note(self, batch: GateBatch, weights_BT: Tensor, divergence_BT: Tensor) -> None:
+        """Adds a micro-batch to what is logged of the window."""
+        none = torch.zeros((), device=weights_BT.device)
+        outcome_B = batch.outcome_B
+        found = {
+            "sequences": batch.mask_BT.any(1).sum(),
+            "sequences_kept": (weights_BT > 0).any(1).sum(),
+            "correct": none if outcome_B is None else (outcome_B == Outcome.CORRECT).sum(),
+            "unknown": none if outcome_B is None else (outcome_B == Outcome.UNKNOWN).sum(),
+            "tokens": batch.mask_BT.sum(),
+            "tokens_kept": (weights_BT > 0).sum(),
+            "weight": weights_BT.sum(),
+            "divergence": torch.where(batch.mask_BT, divergence_BT, 0.0).sum(),
+            "weighted": torch.where(batch.mask_BT, weights_BT * divergence_BT, 0.0).sum(),
+        }
+        self._noted = True
+        self._sums = self._sums + torch.stack([found.get(name, none).float() for name in SUMS])
+
+    def flush(self, metrics: dict[str, list[float]], denominator: Tensor) -> None:
+        """Appends the window's figures to a trainer's metrics; all processes must come here together."""
+        if not self._noted:
+            raise OpdAlignError("the loss did not pass through the gate: this version of TRL is not supported")
+        self._noted = False
+        if self.verifying is not None:
+            self._sums[SUMS.index("failures")] += self.verifying.failures - self._failures_seen
+            self._failures_seen = self.verifying.failures
+        total = dict(zip(SUMS, self._total(self._sums).tolist(), strict=True))
+        self._sums = torch.zeros_like(self._sums)
+        tokens, sequences = max(total["tokens"], 1.0), max(total["sequences"], 1.0)
+        divided_by = safe(denominator).item()
+        figures = {
+            "sequences_kept": total["sequences_kept"] / sequences,
+            "tokens_kept": total["tokens_kept"] / tokens,
+            "tokens_distilled": total["weight"],
+            "denominator": divided_by,
+            "loss": total["weighted"] / divided_by,
+            "loss_open": total["divergence"] / tokens,
+        }
+        if total["weight"] > 0:  # else there is no such mean, and no row for it
+            figures["kept_divergence"] = total["weighted"] / total["weight"]
+        if self.verifying is not None:
+            figures["correct"] = total["correct"] / sequences
+            figures["unknown"] = total["unknown"] / sequences
+            figures["verifier_failures"] = total["failures"]
+        for name, value in {**figures, **self.gate.figures()}.items():
+            metrics[f"gate/{name}"].append(value)
+
+    def _total(self, values: Tensor) -> Tensor:
+        return self.accelerator.reduce(values.float(), reduction="sum")
+
+    def _everywhere(self, values: Tensor) -> Tensor:
+        # Processes hold different numbers of tokens: fill up to the largest, and take the filling out again.
+        values = self.accelerator.pad_across_processes(values, dim=0, pad_index=float("nan"))
+        values = self.accelerator.gather(values)
+        return values[~values.isnan()]
+
+
+def safe(denominator: Tensor) -> Tensor:
+    """Nothing to divide by means nothing to divide: zero stays zero."""
+    return torch.where(denominator > 0, denominator, torch.ones_like(denominator))
+
+
+@contextmanager
+def looking(model: torch.nn.Module) -> Iterator[None]:
+    """A look without gradients and without dropout; the model's mode is restored."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)
+
+
+def texts(tokenizer: Any, token_ids_BT: Tensor, mask_BT: Tensor, *, conversational: bool) -> list[Any]:
+    """Completions as TRL hands them to reward functions: an assistant's message, or plain text."""
+    rows = [ids[mask.bool()].tolist() for ids, mask in zip(token_ids_BT.cpu(), mask_BT.cpu(), strict=True)]
+    plain = tokenizer.batch_decode(rows, skip_special_tokens=True)
+    return [[{"role": "assistant", "content": text}] for text in plain] if conversational else list(plain)

@@ -1,0 +1,451 @@
+"""Does a gate help? The embedded models, several gates and their controls, several seeds each.
+
+    make recipes-results            # all runs, two at a time; goes on where it was interrupted
+    python recipes/compare.py --report          # only the tables and the picture, from the runs that are there
+
+Every arm trains the same student toward the same teacher with `GatedDistillationTrainer` (KL(student ‖ teacher), the
+student's own completions) and sees the same questions in the same order; only the gate differs. Held-out accuracy is
+that of single samples at temperature 1 on questions that nobody trained on. Each run is a process of its own and leaves
+a file in build/recipes; RESULTS.md and results.svg beside this script are made from these files alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from opd_align.metrics import Estimate, interval
+
+HERE = Path(__file__).parent
+SETTINGS = {
+    "steps": 60,
+    "batch": 16,
+    "learning_rate": 3e-4,
+    "evaluate_every": 15,
+    "alignment_every": 30,
+    "questions": 256,
+    "alignment_questions": 6,
+    "initial": 32,
+    "targeted": 256,
+    "quantile": 0.8,
+    "max_completion_length": 96,
+}
+SEEDS = 5
+BAR = 0.8
+"""Held-out accuracy that the last table counts tokens to; the student starts at about 0.56."""
+
+ARMS = {
+    "ungated": ("#222222", "all tokens"),
+    "incorrect": ("#0072b2", "tokens of incorrect rollouts"),
+    "divergence": ("#009e73", "the fifth of the tokens with the largest KL"),
+    "both": ("#cc79a7", "incorrect, and of the fifth with the largest KL"),
+    "correct": ("#e69f00", "control: tokens of correct rollouts"),
+    "random_rollouts": ("#56b4e9", "control: as many rollouts as are incorrect, drawn at random"),
+    "random_tokens": ("#999999", "control: a fifth of the tokens, drawn at random"),
+}
+CONTROLS = {"incorrect": ("correct", "random_rollouts"), "divergence": ("random_tokens",), "both": ("random_tokens",)}
+
+
+# -- one run
+
+
+def gate_of(arm: str, seed: int, verifier: Any) -> Any:
+    import torch
+
+    from opd_align.training import DivergenceAbove, IncorrectOnly, Open, OwnGate
+    from opd_align.types import Outcome
+
+    dice = torch.Generator().manual_seed(seed)  # its own: the training's draws stay those of the other arms
+
+    def correct(batch: Any) -> Any:
+        return batch.is_BT(Outcome.CORRECT).float()
+
+    def random_rollouts(batch: Any) -> Any:
+        shuffled = torch.randperm(len(batch.outcome_B), generator=dice)
+        return (batch.outcome_B[shuffled] == Outcome.INCORRECT).float().unsqueeze(1) * batch.mask_BT
+
+    def random_tokens(batch: Any) -> Any:
+        return (torch.rand(batch.mask_BT.shape, generator=dice) >= SETTINGS["quantile"]).float()
+
+    incorrect = IncorrectOnly(verifier, unknown="drop")
+    divergence = DivergenceAbove(quantile=SETTINGS["quantile"])
+    return {
+        "ungated": Open(),
+        "incorrect": incorrect,
+        "divergence": divergence,
+        "both": incorrect * divergence,
+        "correct": OwnGate(correct, measures=(), verifier=verifier),
+        "random_rollouts": OwnGate(random_rollouts, measures=(), verifier=verifier),
+        "random_tokens": OwnGate(random_tokens, measures=()),
+    }[arm]
+
+
+def train(arm: str, seed: int, file: Path) -> None:
+    """One arm with one seed; writes what happened to the file."""
+    import torch
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import DistillationConfig
+
+    from opd_align.enrich import Budget
+    from opd_align.models import load_model
+    from opd_align.tasks import task
+    from opd_align.training import AlignmentCallback, GatedDistillationTrainer
+
+    arithmetic = task("arithmetic")
+    student, teacher = load_model("embedded:student"), load_model("embedded:teacher")
+    asked = arithmetic.load(split="test", limit=SETTINGS["questions"])
+    rows = arithmetic.load(split="train", limit=SETTINGS["steps"] * SETTINGS["batch"], seed=seed)
+    output = file.with_suffix("")
+    trainer = GatedDistillationTrainer(
+        model=student.model,
+        teacher_model=teacher.model,
+        args=DistillationConfig(
+            output_dir=str(output),
+            max_steps=SETTINGS["steps"],
+            per_device_train_batch_size=SETTINGS["batch"],
+            learning_rate=SETTINGS["learning_rate"],
+            lr_scheduler_type="constant",
+            beta=1.0,
+            temperature=1.0,
+            max_completion_length=SETTINGS["max_completion_length"],
+            gradient_checkpointing=False,
+            logging_steps=1,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            use_cpu=True,
+            bf16=False,
+            seed=seed,
+        ),
+        train_dataset=Dataset.from_list([{"prompt": arithmetic.messages(row), "answer": row.answer} for row in rows]),
+        processing_class=student.tokenizer,
+        gate=gate_of(arm, seed, arithmetic.verifier),
+        denominator="keep",
+    )
+    tokenizer = student.tokenizer
+    asked_in = [arithmetic.messages(question) for question in asked]
+    texts = tokenizer.apply_chat_template(asked_in, add_generation_prompt=True, tokenize=False)
+    prompts = tokenizer(texts, padding=True, padding_side="left", add_special_tokens=False, return_tensors="pt")
+
+    def accuracy(model: Any) -> float:
+        model.eval()
+        with torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(seed)
+            written = model.generate(
+                **prompts, do_sample=True, top_k=0, top_p=1.0, temperature=1.0,
+                max_new_tokens=SETTINGS["max_completion_length"], pad_token_id=tokenizer.pad_token_id,
+            )  # fmt: skip
+        model.train()
+        replies = tokenizer.batch_decode(written[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True)
+        verdicts = arithmetic.verifier(completions=replies, answer=[question.answer for question in asked])
+        return float(np.mean([verdict == 1 for verdict in verdicts]))
+
+    measured: dict[int, float] = {}
+
+    class HeldOut(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+            measured[0] = accuracy(model)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+            if state.global_step % SETTINGS["evaluate_every"] == 0:
+                measured[state.global_step] = accuracy(model)
+
+    alignment = AlignmentCallback(
+        trainer,
+        arithmetic.load(split="test", limit=SETTINGS["alignment_questions"], offset=SETTINGS["questions"]),
+        arithmetic,
+        every_n_steps=SETTINGS["alignment_every"],
+        budget=Budget(initial=SETTINGS["initial"], targeted=SETTINGS["targeted"], allocation="adaptive"),
+        max_overhead=None,
+        on_error="raise",
+    )
+    trainer.add_callback(HeldOut())
+    trainer.add_callback(alignment)
+    began = time.monotonic()
+    trainer.train()
+
+    steps = [row for row in trainer.state.log_history if "gate/denominator" in row]
+    history = [json.loads(line) for line in (output / "opd_align" / "history.jsonl").read_text().splitlines()]
+    result = {
+        "settings": SETTINGS,
+        "arm": arm,
+        "seed": seed,
+        "seconds": time.monotonic() - began,
+        "accuracy": measured,
+        # Closed or not, "keep" divides by all tokens.
+        "tokens": [row["gate/denominator"] for row in steps],
+        "distilled": [row["gate/tokens_distilled"] for row in steps],
+        "alignment": {row["step"]: row["metrics"]["opd_align/alignment/weighted"] for row in history},
+    }
+    fresh = file.with_suffix(".new")
+    fresh.write_text(json.dumps(result, indent=1))
+    fresh.rename(file)
+
+
+# -- all of them
+
+
+def finished(file: Path) -> dict[str, Any] | None:
+    if not file.is_file():
+        return None
+    found = json.loads(file.read_text())
+    return found if found["settings"] == SETTINGS else None
+
+
+def run_all(folder: Path, arms: list[str], seeds: int, processes: int) -> None:
+    """What has no file yet, some at a time, each in a process of its own."""
+    # Seeds first: interrupted, every arm has been run about as often.
+    wanted = [(arm, seed) for seed in range(seeds) for arm in arms]
+    missing = [(arm, seed) for arm, seed in wanted if finished(folder / f"{arm}-{seed}.json") is None]
+    print(f"{len(wanted) - len(missing)} of {len(wanted)} runs are there", flush=True)
+    place = os.environ | {"OMP_NUM_THREADS": "1"}
+
+    def start(one: tuple[str, int]) -> None:
+        arm, seed = one
+        command = [sys.executable, __file__, "--folder", str(folder), "--one", arm, str(seed)]
+        log = folder / f"{arm}-{seed}.log"
+        with log.open("w") as told:
+            code = subprocess.run(command, env=place, stdout=told, stderr=subprocess.STDOUT).returncode
+        if code:
+            raise SystemExit(f"{arm}, seed {seed} failed: see {log}")
+        seconds = json.loads((folder / f"{arm}-{seed}.json").read_text())["seconds"]
+        print(f"{arm}, seed {seed}: {seconds:.0f} s", flush=True)
+
+    with ThreadPoolExecutor(processes) as pool:
+        for _ in pool.map(start, missing):
+            pass
+
+
+# -- what came out
+
+
+class Arm:
+    """One arm's runs, side by side: rows are seeds."""
+
+    def __init__(self, runs: list[dict[str, Any]]) -> None:
+        self.runs = sorted(runs, key=lambda run: run["seed"])
+        self.seeds = [run["seed"] for run in self.runs]
+        self.steps = [int(step) for step in self.runs[0]["accuracy"]]
+        self.accuracy = np.array([list(run["accuracy"].values()) for run in self.runs])
+        self.tokens = np.array([self._until(run["tokens"]) for run in self.runs])
+        self.distilled = np.array([self._until(run["distilled"]) for run in self.runs])
+        self.alignment_steps = [int(step) for step in self.runs[0]["alignment"]]
+        self.alignment = np.array([list(run["alignment"].values()) for run in self.runs], float)
+
+    def _until(self, per_step: list[float]) -> list[float]:
+        total = np.concatenate([[0.0], np.cumsum(per_step)])
+        return [float(total[step]) for step in self.steps]
+
+    def over_training(self) -> np.ndarray:
+        """Mean accuracy after the start, one number a seed."""
+        return self.accuracy[:, 1:].mean(1)
+
+    def distilled_to(self, bar: float) -> np.ndarray:
+        """Distilled tokens until the accuracy first reaches the bar, on straight lines between evaluations."""
+        found = []
+        for accuracy, distilled in zip(self.accuracy, self.distilled, strict=True):
+            above = np.flatnonzero(accuracy >= bar)
+            if not len(above):
+                found.append(np.nan)
+                continue
+            after = int(above[0])
+            share = (bar - accuracy[after - 1]) / (accuracy[after] - accuracy[after - 1])
+            found.append(distilled[after - 1] + share * (distilled[after] - distilled[after - 1]))
+        return np.array(found)
+
+
+def load(folder: Path) -> dict[str, Arm]:
+    runs = [found for file in sorted(folder.glob("*-*.json")) if (found := finished(file))]
+    return {arm: Arm(own) for arm in ARMS if (own := [run for run in runs if run["arm"] == arm])}
+
+
+def told(value: Estimate, digits: int = 3, *, signed: bool = False) -> str:
+    return f"{value.mean:{'+' if signed else ''}.{digits}f} ± {value.half_width:.{digits}f}"
+
+
+def difference(one: Arm, other: Arm, what: Callable[[Arm], np.ndarray]) -> Estimate:
+    """Paired by seed: the same questions in the same order."""
+    shared = [seed for seed in one.seeds if seed in other.seeds]
+    sides = [what(arm)[[arm.seeds.index(seed) for seed in shared]] for arm in (one, other)]
+    return interval(sides[0] - sides[1])
+
+
+def judged(value: Estimate, better: str, worse: str) -> str:
+    if value.mean - value.half_width > 0:
+        return better
+    return worse if value.mean + value.half_width < 0 else "no difference shown"
+
+
+def write_results(folder: Path, target: Path) -> None:
+    arms = load(folder)
+    if "ungated" not in arms:
+        raise SystemExit(f"no finished runs in {folder}; start without --report")
+    seconds = [run["seconds"] for arm in arms.values() for run in arm.runs]
+    counts = {len(arm.runs) for arm in arms.values()}
+    final = lambda arm: arm.accuracy[:, -1]  # noqa: E731
+    lines = [
+        "# What the gates did",
+        "",
+        "Made by `make recipes-results` (`recipes/compare.py`); do not edit.",
+        "",
+        f"The embedded student learns from the embedded teacher for {SETTINGS['steps']} steps of {SETTINGS['batch']} "
+        f"completions, {' to '.join(map(str, sorted(counts)))} seeds an arm, {np.mean(seconds):.0f} s a run. "
+        f"Accuracy: single samples on {SETTINGS['questions']} held-out questions. ± is the 95 % t interval over seeds; "
+        "differences are paired by seed. AdamW hardly feels the scale of a loss, so closing a gate does not slow the "
+        "open tokens down.",
+        "",
+        "![Accuracy against training tokens and distilled tokens; alignment over training](results.svg)",
+        "",
+        "| arm | distils | accuracy at the end | − ungated | mean over training | − ungated | distilled share |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    plain = arms["ungated"]
+    for name, arm in arms.items():
+        share = (arm.distilled[:, -1] / arm.tokens[:, -1]).mean()
+        against = [
+            "" if name == "ungated" else told(difference(arm, plain, what), signed=True)
+            for what in (final, Arm.over_training)
+        ]
+        lines.append(
+            f"| {name} | {ARMS[name][1]} | {told(interval(final(arm)))} | {against[0]} | "
+            f"{told(interval(arm.over_training()))} | {against[1]} | {share:.2f} |"
+        )
+    lines += ["", "## In words", ""]
+    for name in ("incorrect", "divergence", "both"):
+        if name not in arms:
+            continue
+        for other in ("ungated", *CONTROLS[name]):
+            if other in arms:
+                gap = difference(arms[name], arms[other], Arm.over_training)
+                verdict = judged(gap, f"{name} is better", f"{name} is worse")
+                lines.append(f"- {name} against {other}, mean over training: {told(gap, signed=True)}: {verdict}.")
+    lines += [
+        "",
+        f"## Distilled tokens to an accuracy of {BAR}",
+        "",
+        "| arm | tokens | seeds that got there |",
+        "|---|---|---|",
+    ]
+    for name, arm in arms.items():
+        needed = arm.distilled_to(BAR)
+        there = needed[np.isfinite(needed)]
+        shown = f"{there.mean():,.0f} (from {there.min():,.0f} to {there.max():,.0f})" if len(there) else "–"
+        lines.append(f"| {name} | {shown} | {len(there)} of {len(needed)} |")
+    lines += [
+        "",
+        "## Alignment over training",
+        "",
+        "SR-weighted cosine of the teacher's update with the ideal one, on "
+        f"{SETTINGS['alignment_questions']} held-out questions; mean ± 95 % over seeds.",
+        "",
+        "| arm | " + " | ".join(f"step {step}" for step in plain.alignment_steps) + " |",
+        "|---" * (len(plain.alignment_steps) + 1) + "|",
+    ]
+    for name, arm in arms.items():
+        values = [told(interval(column[np.isfinite(column)]), 2, signed=True) for column in arm.alignment.T]
+        lines.append(f"| {name} | " + " | ".join(values) + " |")
+    target.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    target.with_name("results.svg").write_text(draw(arms), encoding="utf-8")
+    print(f"{target}\n{target.with_name('results.svg')}")
+
+
+# -- the picture
+
+WIDTH, HEIGHT, LEFT, TOP, PANEL, GAP = 1000, 400, 46, 66, 262, 66
+
+
+def draw(arms: dict[str, Arm]) -> str:
+    panels = [
+        ("training tokens", lambda arm: arm.tokens.mean(0), lambda arm: arm.accuracy, "held-out accuracy"),
+        ("distilled tokens", lambda arm: arm.distilled.mean(0), lambda arm: arm.accuracy, "held-out accuracy"),
+        (
+            "step",
+            lambda arm: np.array(arm.alignment_steps, float),
+            lambda arm: arm.alignment,
+            "alignment (SR-weighted)",
+        ),
+    ]
+    shapes = [f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>']
+    for number, name in enumerate(arms):
+        x, y = LEFT + number % 4 * 230, 14 + number // 4 * 20
+        shapes.append(f'<rect x="{x}" y="{y}" width="16" height="4" fill="{ARMS[name][0]}"/>')
+        shapes.append(f'<text x="{x + 22}" y="{y + 6}">{name}</text>')
+    for number, (label, across, up, what) in enumerate(panels):
+        shapes += panel(arms, LEFT + number * (PANEL + GAP), label, across, up, what)
+    style = 'font-family="sans-serif" font-size="12" fill="#222222"'
+    body = "\n".join(shapes)
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" {style}>\n{body}\n</svg>\n'
+
+
+def panel(
+    arms: dict[str, Arm], left: float, label: str, across: Callable[[Arm], Any], up: Callable[[Arm], Any], what: str
+) -> list[str]:
+    """One panel: a line and a band for each arm."""
+    curves = {}
+    for name, arm in arms.items():
+        points = [interval(column[np.isfinite(column)]) for column in up(arm).T]
+        middle = np.array([point.mean for point in points])
+        half = np.nan_to_num([point.half_width for point in points])
+        curves[name] = np.asarray(across(arm), float), middle, half
+    right = max(x.max() for x, _, _ in curves.values())
+    low = min((y - half).min() for _, y, half in curves.values())
+    high = max((y + half).max() for _, y, half in curves.values())
+    tall = HEIGHT - TOP - 50
+
+    def place(x: float, y: float) -> str:
+        return f"{left + x / right * PANEL:.1f},{TOP + (high - y) / (high - low) * tall:.1f}"
+
+    shapes = []
+    for share in (0.0, 0.5, 1.0):
+        y = low + share * (high - low)
+        shapes.append(f'<polyline points="{place(0, y)} {place(right, y)}" stroke="#d8d8d8"/>')
+        at = TOP + (1 - share) * tall + 4
+        shapes.append(f'<text x="{left - 6:.0f}" y="{at:.0f}" text-anchor="end">{y:.2f}</text>')
+        edge = left + share * PANEL
+        shapes.append(f'<text x="{edge:.0f}" y="{HEIGHT - 32}" text-anchor="middle">{share * right:,.0f}</text>')
+    for name, (x, y, half) in curves.items():
+        colour = ARMS[name][0]
+        forth = [place(*pair) for pair in zip(x, y + half, strict=True)]
+        back = [place(*pair) for pair in zip(x[::-1], (y - half)[::-1], strict=True)]
+        shapes.append(f'<polygon points="{" ".join(forth + back)}" fill="{colour}" fill-opacity="0.08"/>')
+        middle = " ".join(place(*pair) for pair in zip(x, y, strict=True))
+        shapes.append(f'<polyline points="{middle}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
+    shapes.append(f'<text x="{left:.0f}" y="{HEIGHT - 12}">{label} →  {what}</text>')
+    return shapes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--folder", type=Path, default=Path("build/recipes"), help="where runs are kept")
+    parser.add_argument(
+        "--out", type=Path, default=HERE / "RESULTS.md", help="the tables; the picture goes beside them"
+    )
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--processes", type=int, default=2, help="runs at a time")
+    parser.add_argument("--report", action="store_true", help="no training, only tables and picture")
+    parser.add_argument("--one", nargs=2, metavar=("ARM", "SEED"), help="one run, in this process")
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    if arguments.one:
+        arm, seed = arguments.one
+        train(arm, int(seed), arguments.folder / f"{arm}-{seed}.json")
+        return
+    if not arguments.report:
+        run_all(arguments.folder, arguments.arms, arguments.seeds, arguments.processes)
+    write_results(arguments.folder, arguments.out)
+
+
+if __name__ == "__main__":
+    main()

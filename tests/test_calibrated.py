@@ -1,0 +1,99 @@
+"""The calibrated gate against analyses of worlds whose truth is known."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from opd_align import metrics
+from opd_align.alignment import Rules
+from opd_align.backends.exact import ExactFamily
+from opd_align.engine import Settings, analyze
+from opd_align.enrich import Budget
+from opd_align.objectives import ReverseKL
+from opd_align.training.calibrated import CalibratedDivergence
+from opd_align.training.gates import GateBatch, weigh
+from opd_align.types import OpdAlignError
+
+
+def analysed(teacher, *, seed=0, n=6):
+    worlds = ExactFamily.random(seed=seed, n=n, length=40)
+    settings = Settings([ReverseKL()], Budget(initial=60, targeted=1500, allocation="adaptive"), Rules())
+    return analyze(worlds, [worlds.teacher("teacher", teacher)], worlds.questions, worlds, settings=settings)
+
+
+@pytest.fixture(scope="module")
+def helped():
+    """A teacher that is right where it speaks up."""
+    return analysed(lambda world: world.tilted_teacher())
+
+
+@pytest.fixture(scope="module")
+def misled():
+    """A teacher that is wrong where it speaks up: the more divergent its tokens, the worse they are."""
+    return analysed(lambda world: world.adversarial_teacher())
+
+
+def best(analysis, quantiles):
+    rows = metrics.divergence_filter(analysis.nodes, "kl", quantiles)
+    return [row for row in rows if row.gain.mean - row.gain.half_width > 0]
+
+
+def test_the_threshold_is_that_of_the_best_filter_that_surely_gains(helped):
+    gate = CalibratedDivergence(SimpleNamespace(latest=helped))
+    gaining = best(helped, gate.quantiles)
+    assert gaining, "this world was made so that a filter helps"
+    assert gate.threshold == max(gaining, key=lambda row: row.signal.mean).threshold
+    values = torch.tensor([[gate.threshold - 1e-3, gate.threshold + 1e-3]])
+    batch = GateBatch(torch.zeros(1, 2), torch.ones(1, 2).bool(), None, lambda name: values)
+    assert weigh(gate, batch).tolist() == [[0.0, 1.0]]
+    assert gate.figures() == {"calibrated_open": 0.0, "threshold": gate.threshold}
+    kept = helped.nodes["kl"].to_numpy() >= gate.threshold
+    assert 0 < kept.mean() < 1
+
+
+def test_where_no_filter_surely_gains_the_gate_is_open(misled):
+    gate = CalibratedDivergence(SimpleNamespace(latest=misled))
+    assert not best(misled, gate.quantiles)
+    assert gate.threshold == -math.inf
+    batch = GateBatch(torch.zeros(1, 2), torch.tensor([[True, False]]), None, lambda name: torch.tensor([[0.0, 0.0]]))
+    assert weigh(gate, batch).tolist() == [[1.0, 0.0]]
+    assert gate.figures() == {"calibrated_open": 1.0}
+
+
+def test_one_question_cannot_calibrate(helped):
+    first = helped.nodes["question"][0]
+    alone = SimpleNamespace(nodes=helped.nodes.filter(np.asarray(helped.nodes["question"]) == first.as_py()))
+    assert CalibratedDivergence(SimpleNamespace(latest=alone)).threshold == -math.inf
+
+
+def test_it_follows_the_callback(helped, misled):
+    callback = SimpleNamespace(latest=None)
+    gate = CalibratedDivergence(None, "js", (0.5,))
+    assert gate.threshold == -math.inf
+    gate.follow(callback)
+    assert (gate.name, gate.measures, gate.threshold) == ("calibrated_js", ("js",), -math.inf)
+    callback.latest = helped
+    first = gate.threshold
+    assert math.isfinite(first)
+    callback.latest = misled
+    assert gate.threshold == -math.inf
+    callback.latest = helped
+    assert gate.threshold == first
+
+
+@pytest.mark.parametrize(
+    ("own", "complaint"),
+    [
+        ({"measure": "l2"}, "no measure 'l2'"),
+        ({"quantiles": ()}, "quantiles"),
+        ({"quantiles": (0.5, 1.0)}, "quantiles"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_refused(own, complaint):
+    with pytest.raises(OpdAlignError, match=complaint):
+        CalibratedDivergence(SimpleNamespace(latest=None), **own)
