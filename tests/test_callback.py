@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import logging
@@ -130,6 +131,51 @@ def test_prompts_are_those_that_the_trainer_would_write(tmp_path):
     theirs = trainer._tokenize_prompts([ARITHMETIC.messages(question) for question in held_out()])[0]
     assert ours == theirs
     assert callback.evaluator.chat.options == {"enable_thinking": False}
+
+
+# -- any reward function judges --------------------------------------------------------------------------------
+
+
+def _judged(folder: Path, verifier: Any, questions: Any = None) -> AlignmentCallback:
+    asked = [{"prompt": ARITHMETIC.messages(each), "answer": int(each.answer), "id": 7 + at, "completion": "unread"}
+             for at, each in enumerate(held_out(2))]  # fmt: skip
+    callback = watch(make("distillation", folder), questions=questions or asked, verifier=verifier)
+    callback.evaluate()
+    return callback
+
+
+def test_a_reward_function_is_called_as_the_trainer_calls_it(tmp_path):
+    seen: list[Any] = []
+
+    def reward(prompts: Any, completions: Any, completion_ids: Any, trainer_state: Any, **columns: Any) -> list[float]:
+        seen.append(
+            (completions[0], trainer_state, {name: value[0] for name, value in columns.items() if "log" not in name})
+        )
+        return [1.0] * len(completions)
+
+    callback = _judged(tmp_path, reward)
+    (message,), state, columns = seen[0]
+    assert message["role"] == "assistant"
+    assert state is callback.host.trainer.state
+    assert columns == {"answer": int(held_out(1)[0].answer), "id": 7}, "as the row has them"
+
+
+def test_a_question_that_is_asked_in_a_conversation_is_answered_in_one(tmp_path):
+    def reward(completions: Any, answer: Any, **columns: Any) -> list[float]:
+        return [float(gold in said[0]["content"]) for said, gold in zip(completions, answer, strict=True)]
+
+    _judged(tmp_path, reward, held_out(2))
+
+
+def test_a_reward_function_may_be_asynchronous(tmp_path):
+    async def reward(completions: Any, **columns: Any) -> list[float]:
+        return [1.0] * len(completions)
+
+    async def in_a_notebook() -> AlignmentCallback:
+        return _judged(tmp_path, reward)
+
+    graded = RunDirectory.load(asyncio.run(in_a_notebook()).folder / "step-000000").questions
+    assert min(graded["pass_rate"].to_pylist()) > 0.9, "all but what was cut off"
 
 
 # -- what goes wrong stays here --------------------------------------------------------------------------------
@@ -278,6 +324,7 @@ def _history(callback: AlignmentCallback) -> list[dict[str, Any]]:
         ({"teachers": ["Self-1C (source)"]}, "the student itself writes them"),
         ({"questions": []}, "no held-out questions"),
         ({"questions": [Question("a", "?", None)]}, "'a' has no answer"),
+        ({"questions": [Question("a", "?", "unreadable")]}, "'a' has no answer"),
         ({"questions": [Question("a", "?", "1"), Question("a", "?", "1")]}, "more than once"),
         ({"questions": [{"text": "?"}]}, "neither prompt nor messages"),
         ({"questions": ["?"]}, "expected opd_align.Question"),

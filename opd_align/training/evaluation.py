@@ -148,7 +148,7 @@ class Evaluator:
         with self._at_hand() as (student, teachers), ExitStack() as opened:
             asked = self._fitting(student, teachers)
             asked = asked[: max(FEWEST, ceil(scale * len(asked)))]
-            grader = self.held_out.grader(self.chat, student.end_tokens)
+            grader = self.held_out.grader(self.chat, student.end_tokens, self.host.trainer.state)
 
             def begin() -> str:
                 if self.rank:
@@ -278,7 +278,8 @@ class Evaluator:
     def _write(self, model: Any, contexts: Sequence[Context]) -> dict[str, list[Demonstration]]:
         ends = self.chat.ends(model.config, model.generation_config)
         sampler = HFStudent("student", model, self.held_out.prompting(self.chat), ends, self.host.sampling)
-        source = Source(SELF, sampler, self.chat.said, self.held_out.grader(self.chat, ends))
+        grader = self.held_out.grader(self.chat, ends, self.host.trainer.state)
+        source = Source(SELF, sampler, self.chat.said, grader)
         scribe = HFStudent("student", model, self._asked_plainly, ends, self.host.sampling)
         cast = Cast({SELF: source}, Source("summariser", scribe, self.chat.said, Ungraded()), Trials())
         mine = self.held_out.questions[self.rank :: self.world]
