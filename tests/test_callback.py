@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 import torch
 from trainings import ARITHMETIC, KINDS, TINY, TOKENS, fresh, held_out, make, same_weights, trainer_rows
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from opd_align import AlignmentCallback, OpdAlignError, Question
 from opd_align.report.trackers import scalars, variants
 from opd_align.store import RunDirectory
+from opd_align.training.governor import Governor
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -294,6 +295,25 @@ def test_a_resumed_training_goes_on_with_the_schedule(tmp_path):
     assert [line["step"] for line in _history(after)] == [0, 3, 3, 6]
     assert after.governor.made == 3
     assert after.governor.spent_s > state["spent_s"] > 0
+
+
+def test_each_training_has_a_schedule_of_its_own(tmp_path):
+    trainer = make("distillation", tmp_path, max_steps=1)
+    callback = watch(trainer, questions=held_out(1), every_n_steps=5)
+    trainer.train()
+    trainer.train()
+    assert [line["step"] for line in _history(callback)] == [0, 0]
+    assert callback.governor.made == 1
+
+
+@pytest.mark.parametrize("content", ['{"every": 3, "du', "[]", '{"every": 3}'])
+def test_a_schedule_that_cannot_be_read_begins_anew(content, tmp_path, caplog):
+    callback = watch(make("distillation", tmp_path), every_n_steps=3)
+    (tmp_path / "checkpoint-4").mkdir()
+    (tmp_path / "checkpoint-4" / "opd_align.json").write_text(content)
+    callback.on_train_begin(callback.host.trainer.args, TrainerState(global_step=4), TrainerControl())
+    assert "the schedule begins anew" in caplog.text
+    assert callback.governor == Governor(3, None, due=6, since=4)
 
 
 def test_a_line_that_a_crash_left_half_written_takes_no_other_with_it(tmp_path):

@@ -150,7 +150,7 @@ class AlignmentCallback(TrainerCallback):
         except Exception as failure:
             error = failure
         seconds = together(lambda: time.perf_counter() - began)[0]
-        self.governor = governor.evaluated(step, scale, seconds)
+        self.governor = (governor.evaluated if error is None else governor.failed)(step, scale, seconds)
         self.failures += error is not None
         numbers |= {
             f"{ROOT}/{key}": float(value)
@@ -227,17 +227,24 @@ class AlignmentCallback(TrainerCallback):
         return counted
 
     def _resume(self, state: TrainerState) -> None:
-        """Goes on with the schedule of the checkpoint that training goes on from."""
-        if not state.global_step:
-            return
-        file = self.folder.parent / f"checkpoint-{state.global_step}" / STATE
-        known = together(lambda: json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None)[0]
-        if known is not None:
-            self.failures = known["failures"]
-            self.governor = self.governor.resumed(known)
-        if self.governor.due < state.global_step:
-            every = self.governor.every
-            self.governor = replace(self.governor, due=ceil(state.global_step / every) * every)
+        """Every training has a schedule of its own; a resumed one goes on with that of its checkpoint."""
+        step, every = state.global_step, self.governor.every
+        fresh = Governor(every, self.governor.max_overhead, since=step)
+        file = self.folder.parent / f"checkpoint-{step}" / STATE
+
+        def known() -> tuple[Governor, int]:
+            if not step or not file.is_file():
+                return fresh, 0
+            try:
+                stored = json.loads(file.read_text(encoding="utf-8"))
+                return fresh.resumed(stored), int(stored["failures"])
+            except (OSError, ValueError, LookupError, TypeError) as error:  # half written when the training was killed
+                logger.warning("%s cannot be read, the schedule begins anew: %r", file, error)
+                return fresh, 0
+
+        self.governor, self.failures = together(known)[0]
+        if self.governor.due < step:
+            self.governor = replace(self.governor, due=ceil(step / every) * every)
 
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
         try:
