@@ -168,6 +168,17 @@ def test_a_question_that_is_asked_in_a_conversation_is_answered_in_one(tmp_path)
     _judged(tmp_path, reward, held_out(2))
 
 
+def test_outcomes_by_another_function_of_the_same_name_are_not_taken_for_its_own(tmp_path):
+    def judge(worth: float) -> Any:
+        return lambda completions, **columns: [worth] * len(completions)
+
+    first, second = (_judged(tmp_path, judge(worth)) for worth in (1.0, 0.0))
+    runs = [RunDirectory.load(first.folder / name).questions for name in ("step-000000", "step-000000-2")]
+    assert min(runs[0]["pass_rate"].to_pylist()) > 0.9
+    assert max(runs[1]["pass_rate"].to_pylist()) == 0
+    assert second.evaluate()[1] == "step-000000-2", "its own are"
+
+
 def test_a_reward_function_may_be_asynchronous(tmp_path):
     async def reward(completions: Any, **columns: Any) -> list[float]:
         return [1.0] * len(completions)

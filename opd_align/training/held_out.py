@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,11 +70,16 @@ class RewardGrader:
     chat: Chat
     end_tokens: Sequence[int]
     state: Any = None
+    given: str = ""
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.reward, "__name__", type(self.reward).__name__))
 
     @property
     def fingerprint(self) -> str:
-        named = getattr(self.reward, "fingerprint", None) or getattr(self.reward, "__name__", None)
-        return str(named or type(self.reward).__name__)
+        """The function's own, or one for this callback alone: what a function does, and what it calls, no name tells."""
+        return str(getattr(self.reward, "fingerprint", None) or f"{self.name}/{self.given}")
 
     def grade(self, question: Question, rollouts: Rollouts) -> NDArray[np.int8]:
         tokens = [self._spoken(rollouts.completion(row).tolist()) for row in range(len(rollouts))]
@@ -97,9 +103,7 @@ class RewardGrader:
         if inspect.isawaitable(rewards):
             rewards = _awaited(rewards)
         if len(rewards) != len(texts):
-            raise OpdAlignError(
-                f"verifier {self.fingerprint!r} gave {len(rewards)} rewards for {len(texts)} completions"
-            )
+            raise OpdAlignError(f"verifier {self.name!r} gave {len(rewards)} rewards for {len(texts)} completions")
         return np.array([_outcome(reward) for reward in rewards], np.int8)
 
     def _spoken(self, tokens: list[int]) -> list[int]:
@@ -139,6 +143,7 @@ class HeldOut:
 
     questions: tuple[Question, ...]
     verifier: Any
+    given: str = field(default_factory=lambda: uuid4().hex)
 
     @staticmethod
     def of(questions: Iterable[Any], verifier: Any) -> HeldOut:
@@ -185,7 +190,7 @@ class HeldOut:
             from opd_align.tasks import TextGrader
 
             return TextGrader(self.verifier, chat.said, end_tokens)
-        return RewardGrader(self.verifier, chat, end_tokens, state)
+        return RewardGrader(self.verifier, chat, end_tokens, state, self.given)
 
 
 def _question(item: Any, number: int) -> Question:
