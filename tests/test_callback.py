@@ -308,6 +308,42 @@ def test_a_resumed_training_goes_on_with_the_schedule(tmp_path):
     assert after.governor.spent_s > state["spent_s"] > 0
 
 
+def _shown(callback: AlignmentCallback) -> dict[str, str]:
+    return {name: found[0].text for name, found in callback.evaluator.demonstrations.items() if found}
+
+
+def test_a_resumed_training_shows_what_it_showed_but_no_other_training_does(tmp_path):
+    def rows_of(questions: Any) -> list[dict[str, Any]]:
+        return [{"prompt": ARITHMETIC.messages(each), "answer": each.answer} for each in questions]
+
+    def begun(step: int, asked: Any) -> AlignmentCallback:
+        callback = watch(make("distillation", tmp_path), questions=asked, teachers=["Self-1C"], every_n_steps=5)
+        callback.on_train_begin(callback.host.trainer.args, TrainerState(global_step=step), TrainerControl())
+        return callback
+
+    asked, others = rows_of(held_out(2)), rows_of(held_out(4)[2:])
+    first = begun(0, asked)
+    assert len(_shown(first)) == 2
+    file = first.folder / "demonstrations.json"
+    file.write_text(file.read_text().replace('"text": "', '"text": "Indeed. '))
+    assert all(text.startswith("Indeed.") for text in _shown(begun(2, asked)).values())
+    assert begun(2, others).evaluator.demonstrations is None, "the rows have no ids: the same names, other questions"
+    assert not any(text.startswith("Indeed.") for text in _shown(begun(0, asked)).values())
+    file.write_text("{")
+    assert begun(2, asked).evaluator.demonstrations is None
+
+
+def test_a_question_without_demonstrations_is_left_out_and_named(tmp_path, caplog):
+    def reward(completions: Any, answer: Any, **columns: Any) -> list[float]:
+        return [float(answer[0] == held_out(1)[0].answer)] * len(completions)
+
+    asked = held_out(2)
+    assert asked[0].answer != asked[1].answer
+    callback = watch(make("distillation", tmp_path), questions=asked, verifier=reward, teachers=["Self-1C"])
+    assert callback.evaluate()[0].questions["question"].to_pylist() == [asked[0].id]
+    assert f"{asked[1].id!r} is left out: 0 of 1 correct responses" in caplog.text
+
+
 def test_each_training_has_a_schedule_of_its_own(tmp_path):
     trainer = make("distillation", tmp_path, max_steps=1)
     callback = watch(trainer, questions=held_out(1), every_n_steps=5)

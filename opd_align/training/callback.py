@@ -243,6 +243,8 @@ class AlignmentCallback(TrainerCallback):
                 return fresh, 0
 
         self.governor, self.failures = together(known)[0]
+        if step:
+            self.evaluator.recall()
         if self.governor.due < step:
             self.governor = replace(self.governor, due=ceil(step / every) * every)
 

@@ -78,7 +78,7 @@ class RewardGrader:
 
     @property
     def fingerprint(self) -> str:
-        """The function's own, or one for this callback alone: what a function does, and what it calls, no name tells."""
+        """The function's own, or one for this callback alone: what it does, and what it calls, no name tells."""
         return str(getattr(self.reward, "fingerprint", None) or f"{self.name}/{self.given}")
 
     def grade(self, question: Question, rollouts: Rollouts) -> NDArray[np.int8]:
