@@ -405,6 +405,13 @@ def test_what_cannot_work_is_refused_before_training(given, words, tmp_path):
         watch(trainer, **given)
 
 
+def test_a_student_that_cannot_sample_here_is_refused_before_training(tmp_path):
+    student = fresh("student", sliding_window=16)
+    student.config.layer_types = ["sliding_attention"] * student.config.num_hidden_layers
+    with pytest.raises(OpdAlignError, match="every layer must attend to the whole context"):
+        watch(make("distillation", tmp_path, student=student))
+
+
 def test_trainers_that_cannot_be_served_are_refused_with_the_reason(tmp_path):
     from trainings import conversations, tokenizer
     from trl import SFTConfig, SFTTrainer

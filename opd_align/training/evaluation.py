@@ -125,6 +125,8 @@ class Evaluator:
         model = host.trainer.model
         ends = self.chat.ends(model.config, model.generation_config)
         student = HFStudent("student", model, self.held_out.prompting(self.chat), ends, host.sampling)
+        if host.vllm is None:
+            student.check()
         reasons = unfit(student, self.held_out.questions, host.sampling.max_tokens)
         for name, reason in reasons.items():
             logger.warning("held-out question %r is left out: %s", name, reason)
