@@ -405,6 +405,15 @@ def test_what_cannot_work_is_refused_before_training(given, words, tmp_path):
         watch(trainer, **given)
 
 
+def test_a_trainer_has_one_such_callback(tmp_path):
+    trainer = make("distillation", tmp_path)
+    watch(trainer)
+    with pytest.raises(OpdAlignError, match="has an AlignmentCallback"):
+        watch(trainer)
+    trainer.remove_callback(AlignmentCallback)
+    watch(trainer)
+
+
 def test_a_student_that_cannot_sample_here_is_refused_before_training(tmp_path):
     student = fresh("student", sliding_window=16)
     student.config.layer_types = ["sliding_attention"] * student.config.num_hidden_layers

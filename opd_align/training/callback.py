@@ -77,6 +77,11 @@ class AlignmentCallback(TrainerCallback):
         if on_error not in ("log", "raise"):
             raise OpdAlignError(f"on_error is 'log' or 'raise', not {on_error!r}")
         self.host = host_of(trainer, sampling)
+        if any(isinstance(each, AlignmentCallback) for each in trainer.callback_handler.callbacks):
+            raise OpdAlignError(
+                "this trainer has an AlignmentCallback, and two would write the same keys and files; give all teachers "
+                "and questions to one, or before: trainer.remove_callback(AlignmentCallback)"
+            )
         faculty = Faculty.of(self.host, teachers)
         taught = faculty.contexts or faculty.models or self.host.teacher is not None or self.host.server is not None
         if objectives is None:
