@@ -95,6 +95,14 @@ def test_the_model_comes_back_as_it_was_lent(pair):
     assert dict(watched._metrics["train"]) == dict(alone._metrics["train"]) == {}
 
 
+def test_a_compiled_student_is_not_compiled_for_evaluations(tmp_path):
+    trainer = make("distillation", tmp_path)
+    trainer.model_wrapped = torch.compile(trainer.model, backend="eager")
+    torch._dynamo.utils.counters.clear()
+    watch(trainer, questions=held_out(1)).evaluate()
+    assert not torch._dynamo.utils.counters["frames"]
+
+
 def test_every_logged_number_can_be_made_again_from_its_run_directory(pair):
     _, (watched, _, callback) = pair
     lines = [json.loads(line) for line in (callback.folder / "history.jsonl").read_text().splitlines()]
