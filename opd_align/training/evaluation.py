@@ -115,6 +115,7 @@ class Evaluator:
         self.host, self.held_out, self.faculty, self.folder = host, held_out, faculty, folder
         self.chat = Chat(host.tokenizer, options=host.template)
         self.demonstrations: dict[str, list[Demonstration]] | None = None
+        self.named: set[str] = set()
 
     def check(self, settings: Settings) -> None:
         """Refuses what would fail at every evaluation; names the questions that will be left out."""
@@ -128,8 +129,7 @@ class Evaluator:
         if host.vllm is None:
             student.check()
         reasons = unfit(student, self.held_out.questions, host.sampling.max_tokens)
-        for name, reason in reasons.items():
-            logger.warning("held-out question %r is left out: %s", name, reason)
+        self._name(reasons)
         if len(reasons) == len(self.held_out.questions):
             raise OpdAlignError(f"no held-out question can be asked; the last one: {[*reasons.values()][-1]}")
 
@@ -266,8 +266,6 @@ class Evaluator:
             return {}
         if self.demonstrations is None:
             self.demonstrations = self._write(model)
-            for name, by in unavailable(self.held_out.questions, self._shown, self.demonstrations).items():
-                logger.warning("held-out question %r is left out: %s", name, ", ".join(by.values()))
         return self.demonstrations
 
     def recall(self) -> None:
@@ -334,6 +332,14 @@ class Evaluator:
             if hasattr(speaker, "context_length"):
                 able = [question for question in questions if question.id not in reasons]
                 reasons |= unfit(speaker, able, self.host.sampling.max_tokens)
+        self._name(reasons)
         if len(reasons) == len(questions):
             raise EvaluationFailed(f"no held-out question can be asked; the last one: {[*reasons.values()][-1]}")
         return [question for question in questions if question.id not in reasons]
+
+    def _name(self, reasons: Mapping[str, str]) -> None:
+        """Says which questions are left out, each once."""
+        for name, reason in reasons.items():
+            if name not in self.named:
+                logger.warning("held-out question %r is left out: %s", name, reason)
+        self.named |= reasons.keys()
