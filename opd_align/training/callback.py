@@ -50,10 +50,10 @@ class AlignmentCallback(TrainerCallback):
     """Does the teacher's update point toward success, now? Evaluated at the start and every `every_n_steps` steps.
 
     `questions` are held out: `Question`s, or rows with TRL's columns. `verifier` is a task, one of its verifiers, or a
-    reward function. `teachers` come beside the trainer's own: names of contexts (the live student, shown its own
-    solutions) and models by name. `objectives` default to what the trainer optimises. `max_overhead` is the share of
-    the wall time that evaluations may take; `None`: no limit. `on_error="raise"` ends the training where an evaluation
-    fails; otherwise that is logged and counted.
+    reward function, of which 0.5 and more means correct. `teachers` come beside the trainer's own: names of contexts
+    (the live student, shown its own solutions) and models by name. `objectives` default to what the trainer optimises.
+    `max_overhead` is the share of the wall time that evaluations may take; `None`: no limit. `on_error="raise"` ends
+    the training where an evaluation fails; otherwise that is logged and counted.
     """
 
     def __init__(
