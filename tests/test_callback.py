@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import logging
@@ -15,11 +16,12 @@ import numpy as np
 import pytest
 import torch
 from trainings import ARITHMETIC, KINDS, TINY, TOKENS, fresh, held_out, make, same_weights, trainer_rows
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from opd_align import AlignmentCallback, OpdAlignError, Question
 from opd_align.report.trackers import scalars, variants
 from opd_align.store import RunDirectory
+from opd_align.training.governor import Governor
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -93,6 +95,14 @@ def test_the_model_comes_back_as_it_was_lent(pair):
     assert dict(watched._metrics["train"]) == dict(alone._metrics["train"]) == {}
 
 
+def test_a_compiled_student_is_not_compiled_for_evaluations(tmp_path):
+    trainer = make("distillation", tmp_path)
+    trainer.model_wrapped = torch.compile(trainer.model, backend="eager")
+    torch._dynamo.utils.counters.clear()
+    watch(trainer, questions=held_out(1)).evaluate()
+    assert not torch._dynamo.utils.counters["frames"]
+
+
 def test_every_logged_number_can_be_made_again_from_its_run_directory(pair):
     _, (watched, _, callback) = pair
     lines = [json.loads(line) for line in (callback.folder / "history.jsonl").read_text().splitlines()]
@@ -130,6 +140,62 @@ def test_prompts_are_those_that_the_trainer_would_write(tmp_path):
     theirs = trainer._tokenize_prompts([ARITHMETIC.messages(question) for question in held_out()])[0]
     assert ours == theirs
     assert callback.evaluator.chat.options == {"enable_thinking": False}
+
+
+# -- any reward function judges --------------------------------------------------------------------------------
+
+
+def _judged(folder: Path, verifier: Any, questions: Any = None) -> AlignmentCallback:
+    asked = [{"prompt": ARITHMETIC.messages(each), "answer": int(each.answer), "id": 7 + at, "completion": "unread"}
+             for at, each in enumerate(held_out(2))]  # fmt: skip
+    callback = watch(make("distillation", folder), questions=questions or asked, verifier=verifier)
+    callback.evaluate()
+    return callback
+
+
+def test_a_reward_function_is_called_as_the_trainer_calls_it(tmp_path):
+    seen: list[Any] = []
+
+    def reward(prompts: Any, completions: Any, completion_ids: Any, trainer_state: Any, **columns: Any) -> list[float]:
+        seen.append(
+            (completions[0], trainer_state, {name: value[0] for name, value in columns.items() if "log" not in name})
+        )
+        return [1.0] * len(completions)
+
+    callback = _judged(tmp_path, reward)
+    (message,), state, columns = seen[0]
+    assert message["role"] == "assistant"
+    assert state is callback.host.trainer.state
+    assert columns == {"answer": int(held_out(1)[0].answer), "id": 7}, "as the row has them"
+
+
+def test_a_question_that_is_asked_in_a_conversation_is_answered_in_one(tmp_path):
+    def reward(completions: Any, answer: Any, **columns: Any) -> list[float]:
+        return [float(gold in said[0]["content"]) for said, gold in zip(completions, answer, strict=True)]
+
+    _judged(tmp_path, reward, held_out(2))
+
+
+def test_outcomes_by_another_function_of_the_same_name_are_not_taken_for_its_own(tmp_path):
+    def judge(worth: float) -> Any:
+        return lambda completions, **columns: [worth] * len(completions)
+
+    first, second = (_judged(tmp_path, judge(worth)) for worth in (1.0, 0.0))
+    runs = [RunDirectory.load(first.folder / name).questions for name in ("step-000000", "step-000000-2")]
+    assert min(runs[0]["pass_rate"].to_pylist()) > 0.9
+    assert max(runs[1]["pass_rate"].to_pylist()) == 0
+    assert second.evaluate()[1] == "step-000000-2", "its own are"
+
+
+def test_a_reward_function_may_be_asynchronous(tmp_path):
+    async def reward(completions: Any, **columns: Any) -> list[float]:
+        return [1.0] * len(completions)
+
+    async def in_a_notebook() -> AlignmentCallback:
+        return _judged(tmp_path, reward)
+
+    graded = RunDirectory.load(asyncio.run(in_a_notebook()).folder / "step-000000").questions
+    assert min(graded["pass_rate"].to_pylist()) > 0.9, "all but what was cut off"
 
 
 # -- what goes wrong stays here --------------------------------------------------------------------------------
@@ -250,6 +316,62 @@ def test_a_resumed_training_goes_on_with_the_schedule(tmp_path):
     assert after.governor.spent_s > state["spent_s"] > 0
 
 
+def _shown(callback: AlignmentCallback) -> dict[str, str]:
+    return {name: found[0].text for name, found in callback.evaluator.demonstrations.items() if found}
+
+
+def test_a_resumed_training_shows_what_it_showed_but_no_other_training_does(tmp_path):
+    def rows_of(questions: Any) -> list[dict[str, Any]]:
+        return [{"prompt": ARITHMETIC.messages(each), "answer": each.answer} for each in questions]
+
+    def begun(step: int, asked: Any) -> AlignmentCallback:
+        callback = watch(make("distillation", tmp_path), questions=asked, teachers=["Self-1C"], every_n_steps=5)
+        callback.on_train_begin(callback.host.trainer.args, TrainerState(global_step=step), TrainerControl())
+        return callback
+
+    asked, others = rows_of(held_out(2)), rows_of(held_out(4)[2:])
+    first = begun(0, asked)
+    assert len(_shown(first)) == 2
+    file = first.folder / "demonstrations.json"
+    file.write_text(file.read_text().replace('"text": "', '"text": "Indeed. '))
+    assert all(text.startswith("Indeed.") for text in _shown(begun(2, asked)).values())
+    assert begun(2, others).evaluator.demonstrations is None, "the rows have no ids: the same names, other questions"
+    assert not any(text.startswith("Indeed.") for text in _shown(begun(0, asked)).values())
+    file.write_text("{")
+    assert begun(2, asked).evaluator.demonstrations is None
+
+
+def test_a_question_without_demonstrations_is_left_out_and_named(tmp_path, caplog):
+    def reward(completions: Any, answer: Any, **columns: Any) -> list[float]:
+        return [float(answer[0] == held_out(1)[0].answer)] * len(completions)
+
+    asked = held_out(2)
+    assert asked[0].answer != asked[1].answer
+    callback = watch(make("distillation", tmp_path), questions=asked, verifier=reward, teachers=["Self-1C"])
+    assert callback.evaluate()[0].questions["question"].to_pylist() == [asked[0].id]
+    callback.evaluate()
+    assert caplog.text.count(f"{asked[1].id!r} is left out: Self-1C: 0 of 1 correct responses") == 1
+
+
+def test_each_training_has_a_schedule_of_its_own(tmp_path):
+    trainer = make("distillation", tmp_path, max_steps=1)
+    callback = watch(trainer, questions=held_out(1), every_n_steps=5)
+    trainer.train()
+    trainer.train()
+    assert [line["step"] for line in _history(callback)] == [0, 0]
+    assert callback.governor.made == 1
+
+
+@pytest.mark.parametrize("content", ['{"every": 3, "du', "[]", '{"every": 3}'])
+def test_a_schedule_that_cannot_be_read_begins_anew(content, tmp_path, caplog):
+    callback = watch(make("distillation", tmp_path), every_n_steps=3)
+    (tmp_path / "checkpoint-4").mkdir()
+    (tmp_path / "checkpoint-4" / "opd_align.json").write_text(content)
+    callback.on_train_begin(callback.host.trainer.args, TrainerState(global_step=4), TrainerControl())
+    assert "the schedule begins anew" in caplog.text
+    assert callback.governor == Governor(3, None, due=6, since=4)
+
+
 def test_a_line_that_a_crash_left_half_written_takes_no_other_with_it(tmp_path):
     callback = AlignmentCallback(make("distillation", tmp_path), held_out(), ARITHMETIC)
     callback.folder.mkdir()
@@ -278,6 +400,7 @@ def _history(callback: AlignmentCallback) -> list[dict[str, Any]]:
         ({"teachers": ["Self-1C (source)"]}, "the student itself writes them"),
         ({"questions": []}, "no held-out questions"),
         ({"questions": [Question("a", "?", None)]}, "'a' has no answer"),
+        ({"questions": [Question("a", "?", "unreadable")]}, "'a' has no answer"),
         ({"questions": [Question("a", "?", "1"), Question("a", "?", "1")]}, "more than once"),
         ({"questions": [{"text": "?"}]}, "neither prompt nor messages"),
         ({"questions": ["?"]}, "expected opd_align.Question"),
@@ -289,6 +412,22 @@ def test_what_cannot_work_is_refused_before_training(given, words, tmp_path):
     trainer = make("distillation", tmp_path)
     with pytest.raises(OpdAlignError, match=words):
         watch(trainer, **given)
+
+
+def test_a_trainer_has_one_such_callback(tmp_path):
+    trainer = make("distillation", tmp_path)
+    watch(trainer)
+    with pytest.raises(OpdAlignError, match="has an AlignmentCallback"):
+        watch(trainer)
+    trainer.remove_callback(AlignmentCallback)
+    watch(trainer)
+
+
+def test_a_student_that_cannot_sample_here_is_refused_before_training(tmp_path):
+    student = fresh("student", sliding_window=16)
+    student.config.layer_types = ["sliding_attention"] * student.config.num_hidden_layers
+    with pytest.raises(OpdAlignError, match="every layer must attend to the whole context"):
+        watch(make("distillation", tmp_path, student=student))
 
 
 def test_trainers_that_cannot_be_served_are_refused_with_the_reason(tmp_path):

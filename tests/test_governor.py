@@ -79,6 +79,30 @@ def test_waiting_ends_when_the_smallest_evaluation_can_be_paid():
     assert waiting.trained(10.0).scale() == SCALES[-1]
 
 
+def test_a_quick_failure_says_nothing_of_what_an_evaluation_costs():
+    governor = Governor(10, 0.1).failed(0, SCALES[-1], 0.01).trained(100)
+    assert governor.scale() == SCALES[-1], "nothing is known yet: the smallest"
+    known = Governor(10, 0.1).evaluated(0, SCALES[-1], 10).trained(1000).failed(10, 1.0, 0.01)
+    assert known.full_s == 40
+    assert known.failed(20, 1.0, 80).full_s == 80
+
+
+def test_failures_one_after_the_other_stay_within_the_limit():
+    governor, made = Governor(1, 0.1), 0
+    for step in range(500):
+        governor = governor.trained(1.0) if step else governor
+        if governor.due <= step:
+            governor = governor.waiting(step) if governor.scale() is None else governor.failed(step, SCALES[-1], 5.0)
+            made = governor.made
+    assert 2 < made < 13
+    assert governor.spent_s <= 500 / 9 + 5
+
+
+def test_the_pace_is_that_of_the_steps_on_its_clock():
+    late = Governor(10, 0.5, full_s=40.0, spent_s=10.0, since=5000).trained(10.0)
+    assert late.waiting(5010).due == 5020, "a callback that came to a training at step 5000"
+
+
 def test_a_checkpoint_keeps_the_schedule_but_not_that_of_another_rhythm():
     before = Governor(10, 0.1).trained(100).evaluated(20, 0.5, 3.0)
     assert Governor(10, 0.1).resumed(before.state()) == before

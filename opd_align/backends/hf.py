@@ -92,6 +92,10 @@ class HFStudent:
         digest.update(repr(settings).encode())
         return f"hf-{_weights(self.model, digest).hexdigest()}"
 
+    def check(self) -> None:
+        """Refuses a model that cannot sample here."""
+        _full_attention_layers(self.model, self.name)
+
     @property
     def token_text(self) -> Callable[[int], str] | None:
         """What a token reads, if whoever writes the prompts can tell."""

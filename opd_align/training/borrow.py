@@ -89,7 +89,8 @@ def whole(accelerator: Any, *models: Any) -> Iterator[list[Any]]:
         if is_zero3(accelerator):
             for model in models:
                 stack.enter_context(_gathered(model))
-        yield [accelerator.unwrap_model(model) for model in models]
+        # Not as compiled: shapes that training never sees would use up the compiler's patience with this model.
+        yield [accelerator.unwrap_model(model, keep_torch_compile=False) for model in models]
 
 
 def is_zero3(accelerator: Any) -> bool:

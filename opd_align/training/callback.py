@@ -50,10 +50,10 @@ class AlignmentCallback(TrainerCallback):
     """Does the teacher's update point toward success, now? Evaluated at the start and every `every_n_steps` steps.
 
     `questions` are held out: `Question`s, or rows with TRL's columns. `verifier` is a task, one of its verifiers, or a
-    reward function. `teachers` come beside the trainer's own: names of contexts (the live student, shown its own
-    solutions) and models by name. `objectives` default to what the trainer optimises. `max_overhead` is the share of
-    the wall time that evaluations may take; `None`: no limit. `on_error="raise"` ends the training where an evaluation
-    fails; otherwise that is logged and counted.
+    reward function, of which 0.5 and more means correct. `teachers` come beside the trainer's own: names of contexts
+    (the live student, shown its own solutions) and models by name. `objectives` default to what the trainer optimises.
+    `max_overhead` is the share of the wall time that evaluations may take; `None`: no limit. `on_error="raise"` ends
+    the training where an evaluation fails; otherwise that is logged and counted.
     """
 
     def __init__(
@@ -77,6 +77,11 @@ class AlignmentCallback(TrainerCallback):
         if on_error not in ("log", "raise"):
             raise OpdAlignError(f"on_error is 'log' or 'raise', not {on_error!r}")
         self.host = host_of(trainer, sampling)
+        if any(isinstance(each, AlignmentCallback) for each in trainer.callback_handler.callbacks):
+            raise OpdAlignError(
+                "this trainer has an AlignmentCallback, and two would write the same keys and files; give all teachers "
+                "and questions to one, or before: trainer.remove_callback(AlignmentCallback)"
+            )
         faculty = Faculty.of(self.host, teachers)
         taught = faculty.contexts or faculty.models or self.host.teacher is not None or self.host.server is not None
         if objectives is None:
@@ -150,7 +155,7 @@ class AlignmentCallback(TrainerCallback):
         except Exception as failure:
             error = failure
         seconds = together(lambda: time.perf_counter() - began)[0]
-        self.governor = governor.evaluated(step, scale, seconds)
+        self.governor = (governor.evaluated if error is None else governor.failed)(step, scale, seconds)
         self.failures += error is not None
         numbers |= {
             f"{ROOT}/{key}": float(value)
@@ -227,17 +232,26 @@ class AlignmentCallback(TrainerCallback):
         return counted
 
     def _resume(self, state: TrainerState) -> None:
-        """Goes on with the schedule of the checkpoint that training goes on from."""
-        if not state.global_step:
-            return
-        file = self.folder.parent / f"checkpoint-{state.global_step}" / STATE
-        known = together(lambda: json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None)[0]
-        if known is not None:
-            self.failures = known["failures"]
-            self.governor = self.governor.resumed(known)
-        if self.governor.due < state.global_step:
-            every = self.governor.every
-            self.governor = replace(self.governor, due=ceil(state.global_step / every) * every)
+        """Every training has a schedule of its own; a resumed one goes on with that of its checkpoint."""
+        step, every = state.global_step, self.governor.every
+        fresh = Governor(every, self.governor.max_overhead, since=step)
+        file = self.folder.parent / f"checkpoint-{step}" / STATE
+
+        def known() -> tuple[Governor, int]:
+            if not step or not file.is_file():
+                return fresh, 0
+            try:
+                stored = json.loads(file.read_text(encoding="utf-8"))
+                return fresh.resumed(stored), int(stored["failures"])
+            except (OSError, ValueError, LookupError, TypeError) as error:  # half written when the training was killed
+                logger.warning("%s cannot be read, the schedule begins anew: %r", file, error)
+                return fresh, 0
+
+        self.governor, self.failures = together(known)[0]
+        if step:
+            self.evaluator.recall()
+        if self.governor.due < step:
+            self.governor = replace(self.governor, due=ceil(step / every) * every)
 
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
         try:

@@ -21,7 +21,7 @@ from opd_align.backends.hf import HFStudent, HFTeacher
 from opd_align.chat import Chat
 from opd_align.demonstrations import Cast, Source, Trials, Ungraded, demonstrate
 from opd_align.engine import Analysis, Part, analyze_group, check, groups, joined
-from opd_align.manifest import RunMismatch, describe
+from opd_align.manifest import RunMismatch, describe, question_digest
 from opd_align.screen import unfit
 from opd_align.search import Settings
 from opd_align.shards import write_file
@@ -116,6 +116,7 @@ class Evaluator:
         self.host, self.held_out, self.faculty, self.folder = host, held_out, faculty, folder
         self.chat = Chat(host.tokenizer, options=host.template)
         self.demonstrations: dict[str, list[Demonstration]] | None = None
+        self.named: set[str] = set()
 
     def check(self, settings: Settings) -> None:
         """Refuses what would fail at every evaluation; names the questions that will be left out."""
@@ -126,9 +127,10 @@ class Evaluator:
         model = host.trainer.model
         ends = self.chat.ends(model.config, model.generation_config)
         student = HFStudent("student", model, self.held_out.prompting(self.chat), ends, host.sampling)
+        if host.vllm is None:
+            student.check()
         reasons = unfit(student, self.held_out.questions, host.sampling.max_tokens)
-        for name, reason in reasons.items():
-            logger.warning("held-out question %r is left out: %s", name, reason)
+        self._name(reasons)
         if len(reasons) == len(self.held_out.questions):
             raise OpdAlignError(f"no held-out question can be asked; the last one: {[*reasons.values()][-1]}")
 
@@ -149,7 +151,7 @@ class Evaluator:
         with self._at_hand() as (student, teachers), ExitStack() as opened:
             asked = self._fitting(student, teachers)
             asked = asked[: max(FEWEST, ceil(scale * len(asked)))]
-            grader = self.held_out.grader(self.chat, student.end_tokens)
+            grader = self.held_out.grader(self.chat, student.end_tokens, self.host.trainer.state)
 
             def begin() -> str:
                 if self.rank:
@@ -263,36 +265,59 @@ class Evaluator:
 
     def _demonstrated(self, model: Any) -> dict[str, list[Demonstration]]:
         """What the contexts show: written by the student when they are first needed, and the same ever after."""
-        needed = [each for each in self.faculty.contexts if each.correct + each.wrong]
-        if not needed:
+        if not self._shown:
             return {}
         if self.demonstrations is None:
-            file = self.folder / DEMONSTRATIONS
-            kept = together(lambda: file.read_text(encoding="utf-8") if not self.rank and file.is_file() else None)[0]
-            if kept is not None:
-                stored = json.loads(kept)
-                self.demonstrations = {
-                    name: [Demonstration(**each) for each in found] for name, found in stored.items()
-                }
-            else:
-                self.demonstrations = self._write(model, needed)
+            self.demonstrations = self._write(model)
         return self.demonstrations
 
-    def _write(self, model: Any, contexts: Sequence[Context]) -> dict[str, list[Demonstration]]:
+    def recall(self) -> None:
+        """Takes up what the contexts showed before a training was resumed, if they showed it of these questions."""
+        file = self.folder / DEMONSTRATIONS
+
+        def read() -> dict[str, list[Demonstration]] | None:
+            try:
+                stored = json.loads(file.read_text(encoding="utf-8"))
+                if stored["of"] == self._needed():
+                    return {name: [Demonstration(**each) for each in by] for name, by in stored["found"].items()}
+            except FileNotFoundError:
+                pass
+            except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+                logger.warning("%s cannot be read, the student writes other demonstrations: %r", file, error)
+            return None
+
+        if self._shown and self.demonstrations is None:
+            self.demonstrations = together(read)[0]
+
+    @property
+    def _shown(self) -> list[Context]:
+        """The contexts that have demonstrations."""
+        return [each for each in self.faculty.contexts if each.correct + each.wrong]
+
+    def _needed(self) -> dict[str, Any]:
+        """What demonstrations are for."""
+        return {
+            "contexts": [[each.name, each.correct, each.wrong, each.summarised] for each in self._shown],
+            "questions": {question.id: question_digest(question) for question in self.held_out.questions},
+        }
+
+    def _write(self, model: Any) -> dict[str, list[Demonstration]]:
         ends = self.chat.ends(model.config, model.generation_config)
         sampler = HFStudent("student", model, self.held_out.prompting(self.chat), ends, self.host.sampling)
-        source = Source(SELF, sampler, self.chat.said, self.held_out.grader(self.chat, ends))
+        grader = self.held_out.grader(self.chat, ends, self.host.trainer.state)
+        source = Source(SELF, sampler, self.chat.said, grader)
         scribe = HFStudent("student", model, self._asked_plainly, ends, self.host.sampling)
         cast = Cast({SELF: source}, Source("summariser", scribe, self.chat.said, Ungraded()), Trials())
         mine = self.held_out.questions[self.rank :: self.world]
         found: dict[str, list[Demonstration]] = {}
-        for share in together(lambda: demonstrate(cast, contexts, mine) if mine else {}):
+        for share in together(lambda: demonstrate(cast, self._shown, mine) if mine else {}):
             found |= share
 
         def keep() -> None:
             if not self.rank:
-                text = json.dumps({name: [asdict(each) for each in by] for name, by in found.items()}, indent=1)
+                written = {name: [asdict(each) for each in by] for name, by in found.items()}
                 self.folder.mkdir(parents=True, exist_ok=True)
+                text = json.dumps({"of": self._needed(), "found": written}, indent=1)
                 write_file(self.folder / DEMONSTRATIONS, text.encode())
 
         together(keep)
@@ -304,13 +329,20 @@ class Evaluator:
     def _fitting(self, student: Any, teachers: Sequence[Any]) -> list[Question]:
         """The questions that all can be asked; a comparison leaves the others out for everybody."""
         questions = list(self.held_out.questions)
-        contexts = [each for each in self.faculty.contexts if each.correct + each.wrong]
-        lacking = unavailable(questions, contexts, self.demonstrations or {})
+        lacking = unavailable(questions, self._shown, self.demonstrations or {})
         reasons = {name: f"{context}: {why}" for name, by in lacking.items() for context, why in by.items()}
         for speaker in (student, *teachers):
             if hasattr(speaker, "context_length"):
                 able = [question for question in questions if question.id not in reasons]
                 reasons |= unfit(speaker, able, self.host.sampling.max_tokens)
+        self._name(reasons)
         if len(reasons) == len(questions):
             raise EvaluationFailed(f"no held-out question can be asked; the last one: {[*reasons.values()][-1]}")
         return [question for question in questions if question.id not in reasons]
+
+    def _name(self, reasons: Mapping[str, str]) -> None:
+        """Says which questions are left out, each once."""
+        for name, reason in reasons.items():
+            if name not in self.named:
+                logger.warning("held-out question %r is left out: %s", name, reason)
+        self.named |= reasons.keys()

@@ -24,7 +24,8 @@ class Governor:
     """What is known of the cost so far; `max_overhead` is a share of all wall time, `None` sets no limit.
 
     `full_s` is what an evaluation of full size is thought to cost: the newest one's time over its size, and not much
-    less than was thought before. It errs on the careful side: part of the time does not shrink with the size.
+    less than was thought before. It errs on the careful side: part of the time does not shrink with the size. `since`
+    is the step at which its clock began.
     """
 
     every: int
@@ -34,6 +35,7 @@ class Governor:
     trained_s: float = 0.0
     full_s: float | None = None
     made: int = 0
+    since: int = 0
 
     @property
     def allowance_s(self) -> float:
@@ -51,8 +53,8 @@ class Governor:
         """The size of an evaluation now, or `None`: wait."""
         if self.max_overhead is None or self.max_overhead >= 1:
             return SCALES[0]
-        if self.full_s is None:
-            return SCALES[-1]
+        if self.full_s is None:  # an advance, but none on top of one that failed
+            return SCALES[-1] if self.allowance_s >= 0 else None
         return next((size for size in SCALES if size * self.full_s <= self.allowance_s), None)
 
     def trained(self, seconds: float) -> Governor:
@@ -60,14 +62,19 @@ class Governor:
         return replace(self, trained_s=self.trained_s + seconds)
 
     def evaluated(self, step: int, scale: float, seconds: float) -> Governor:
-        """An evaluation of some size was made, or failed, at a step."""
+        """An evaluation of some size was made at a step."""
         due = (step // self.every + 1) * self.every
         full_s = max(seconds / scale, MEMORY * (self.full_s or 0.0))
         return replace(self, spent_s=self.spent_s + seconds, full_s=full_s, made=self.made + 1, due=due)
 
+    def failed(self, step: int, scale: float, seconds: float) -> Governor:
+        """One failed: its time is spent, but what a whole one costs may be more than that."""
+        full_s = None if self.full_s is None else max(self.full_s, seconds / scale)
+        return replace(self.evaluated(step, scale, seconds), full_s=full_s)
+
     def waiting(self, step: int) -> Governor:
         """Nothing can be paid for now: the step at which the smallest evaluation can, at the present speed."""
-        pace_s = self.trained_s / max(step, 1)
+        pace_s = self.trained_s / max(step - self.since, 1)
         rate = 1.0 if self.max_overhead is None else self.max_overhead / (1 - self.max_overhead)
         missing_s = SCALES[-1] * (self.full_s or 0.0) - self.allowance_s
         steps = ceil(missing_s / max(pace_s * rate, 1e-9))
@@ -79,7 +86,7 @@ class Governor:
 
     def resumed(self, state: dict[str, Any]) -> Governor:
         """What an earlier part of the training knew; its due step only if the rhythm is still the same."""
-        known = {name: state[name] for name in ("spent_s", "trained_s", "full_s", "made", "due")}
+        known = {name: state[name] for name in ("spent_s", "trained_s", "full_s", "made", "due", "since")}
         if state.get("every") != self.every:
             known.pop("due")
         return replace(self, **known)

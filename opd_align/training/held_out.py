@@ -7,9 +7,13 @@ tokenizer, its chat template, its template's arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +27,9 @@ CORRECT_FROM = 0.5
 """Rewards from here on mean a correct completion."""
 
 PROMPT = "prompt"
+
+WITHHELD = (PROMPT, "completion", "completion_ids")
+"""Columns that TRL keeps from reward functions: what the student said comes in their place."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,7 @@ class RowPrompting:
         return self.chat.token_text(token)
 
     def __call__(self, question: Question) -> tuple[int, ...]:
-        prompt = question.fields.get(PROMPT, [{"role": "user", "content": question.text}])
+        prompt = _asked(question)
         if isinstance(prompt, str):
             text = self._shown(question, prompt)
             return tuple(int(token) for token in self.chat.tokenizer(text)["input_ids"])
@@ -57,46 +64,67 @@ class RowPrompting:
 
 @dataclass(frozen=True)
 class RewardGrader:
-    """Outcomes by a reward function of TRL's signature; `None` is unknown, rewards from `CORRECT_FROM` on correct."""
+    """Outcomes by a reward function as TRL calls it; `None` is unknown, rewards from `CORRECT_FROM` on correct."""
 
-    reward: Callable[..., Sequence[float | None]]
+    reward: Callable[..., Any]
     chat: Chat
     end_tokens: Sequence[int]
+    state: Any = None
+    given: str = ""
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.reward, "__name__", type(self.reward).__name__))
 
     @property
     def fingerprint(self) -> str:
-        named = getattr(self.reward, "fingerprint", None) or getattr(self.reward, "__name__", None)
-        return str(named or type(self.reward).__name__)
+        """The function's own, or one for this callback alone: what it does, and what it calls, no name tells."""
+        return str(getattr(self.reward, "fingerprint", None) or f"{self.name}/{self.given}")
 
     def grade(self, question: Question, rollouts: Rollouts) -> NDArray[np.int8]:
         tokens = [self._spoken(rollouts.completion(row).tolist()) for row in range(len(rollouts))]
         texts = [self.chat.said(ids) for ids in tokens]
-        prompt = question.fields.get(PROMPT, question.text)
+        prompt = _asked(question)
         talk = not isinstance(prompt, str)
         completions = [[{"role": "assistant", "content": text}] for text in texts] if talk else texts
-        columns = {name: value for name, value in question.fields.items() if name != PROMPT}
+        columns = {name: value for name, value in question.fields.items() if name not in WITHHELD}
         if question.answer is not None:
-            columns["answer"] = question.answer
+            columns.setdefault("answer", question.answer)
         rewards = self.reward(
             prompts=[prompt] * len(texts),
             completions=completions,
             completion_ids=tokens,
-            # What TRL hands over beside the columns; nothing of it may reach the trainer's logs.
-            trainer_state=None,
+            # What TRL hands over beside the columns; nothing that is logged may reach the trainer's logs.
+            trainer_state=self.state,
             log_extra=_unheard,
             log_metric=_unheard,
             **{name: [value] * len(texts) for name, value in columns.items()},
         )
+        if inspect.isawaitable(rewards):
+            rewards = _awaited(rewards)
         if len(rewards) != len(texts):
-            raise OpdAlignError(
-                f"verifier {self.fingerprint!r} gave {len(rewards)} rewards for {len(texts)} completions"
-            )
+            raise OpdAlignError(f"verifier {self.name!r} gave {len(rewards)} rewards for {len(texts)} completions")
         return np.array([_outcome(reward) for reward in rewards], np.int8)
 
     def _spoken(self, tokens: list[int]) -> list[int]:
         while tokens and tokens[-1] in self.end_tokens:
             tokens = tokens[:-1]
         return tokens
+
+
+def _asked(question: Question) -> Any:
+    """What the student is asked: a row's own prompt, or the question in a conversation."""
+    return question.fields.get(PROMPT, [{"role": "user", "content": question.text}])
+
+
+def _awaited(rewards: Awaitable[Any]) -> Any:
+    """What an asynchronous function gives; in a thread, since a notebook's own loop is at work in this one."""
+
+    async def wait() -> Any:
+        return await rewards
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, wait()).result()
 
 
 def _unheard(*_: Any) -> None:
@@ -115,6 +143,7 @@ class HeldOut:
 
     questions: tuple[Question, ...]
     verifier: Any
+    given: str = field(default_factory=lambda: uuid4().hex)
 
     @staticmethod
     def of(questions: Iterable[Any], verifier: Any) -> HeldOut:
@@ -129,8 +158,13 @@ class HeldOut:
             raise OpdAlignError("there are no held-out questions to evaluate on")
         if isinstance(verifier, Task) and any(PROMPT in question.fields for question in made):
             verifier = verifier.verifier  # the rows ask in their own form
-        if isinstance(verifier, Task) or hasattr(verifier, "canonical"):
-            unread = [question.id for question in made if question.answer is None]
+        reads = verifier.verifier if isinstance(verifier, Task) else verifier
+        if hasattr(reads, "canonical"):
+            unread = [
+                question.id
+                for question in made
+                if question.answer is None or reads.canonical(question.answer, question.fields.get("choices")) is None
+            ]
             if unread:
                 raise OpdAlignError(f"held-out question {unread[0]!r} has no answer to judge a reply by")
         names = [question.id for question in made]
@@ -150,13 +184,13 @@ class HeldOut:
             return Prompting(chat, self.verifier, context, demonstrations or {})
         return RowPrompting(chat, context, demonstrations or {})
 
-    def grader(self, chat: Chat, end_tokens: Sequence[int]) -> Any:
-        """Who judges completions."""
+    def grader(self, chat: Chat, end_tokens: Sequence[int], state: Any = None) -> Any:
+        """Who judges completions; reward functions are told the trainer's state."""
         if isinstance(self.verifier, Task):
             from opd_align.tasks import TextGrader
 
             return TextGrader(self.verifier, chat.said, end_tokens)
-        return RewardGrader(self.verifier, chat, end_tokens)
+        return RewardGrader(self.verifier, chat, end_tokens, state, self.given)
 
 
 def _question(item: Any, number: int) -> Question:
@@ -178,6 +212,7 @@ def _question(item: Any, number: int) -> Question:
             f"held-out row {number} has neither prompt nor messages; it has {', '.join(row) or 'nothing'}"
         )
     text = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
-    answer = row.pop("answer", None)
-    name = str(row.pop("id", f"held-out-{number}"))
+    # The row keeps its columns as they are: a reward function may count on numbers where a question has text.
+    answer = row.get("answer")
+    name = str(row.get("id", f"held-out-{number}"))
     return Question(name, text, None if answer is None else str(answer), {PROMPT: prompt, **row})
