@@ -401,7 +401,7 @@ def test_progress_is_told(world, teachers, allocation) -> None:
     assert [step.question for step in told] == sorted(step.question for step in told)
     for question in "ab":
         mine = [step for step in told if step.question == question]
-        assert list(dict.fromkeys(step.phase for step in mine)) == ["sampling", "scoring", "enriching"]
+        assert list(dict.fromkeys(step.phase for step in mine)) == ["sampling", "scoring", "enriching", "done"]
         for phase, total in (("sampling", SMALL.initial), ("scoring", 4), ("enriching", 300)):
             steps = [step for step in mine if step.phase == phase]
             assert {step.planned for step in steps} == {total}
