@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,19 @@ from small_models import QUESTION, llama, qwen3
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from opd_align import scoring
-from opd_align.scoring import Sampling, Side, TokenizerMismatch, Told, check_tokenizers, rollout_log_probs, score_path
-from opd_align.types import DIVERGENCES, OpdAlignError, Rollouts, ScoreRequest, TopLogProbs
+from opd_align.scoring import (
+    Afar,
+    Sampling,
+    Side,
+    TokenizerMismatch,
+    Told,
+    check_tokenizers,
+    hidden_states,
+    output_layer,
+    rollout_log_probs,
+    score_path,
+)
+from opd_align.types import DIVERGENCES, OpdAlignError, Rollouts, ScoreRequest, TeacherScores, TopLogProbs
 
 PATH = (np.arange(40) * 11 % 29).astype(np.uint32)
 KEEP = [(0, 28), (39, 3), (7, 7)]
@@ -204,3 +216,21 @@ def test_a_told_teacher_needs_a_student_at_temperature_one():
     request = ScoreRequest(QUESTION, np.array([3], np.uint32), np.empty(0, np.int64), np.empty(0, np.uint32), 0.02)
     with pytest.raises(OpdAlignError, match="temperature 1"):
         score_path(Side("student", qwen3(), [1]), [told], request, Sampling(temperature=0.7))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_teacher_whose_body_read_elsewhere_scores_to_the_bit(temperature):
+    """What crosses the wire is hidden states and, once, the output layer; both survive it unchanged."""
+    student, teacher = Side("student", qwen3(vocab_size=30), [1, 2, 3]), llama(vocab_size=32, seed=3)
+    near = Side("teacher", teacher, [4, 5, 6, 7, 8])
+    with torch.no_grad():
+        sent = pickle.dumps((output_layer(near), hidden_states(near, [PATH]).clone()))
+    head, hidden = pickle.loads(sent)
+    assert hidden.shape == (len(PATH), teacher.config.hidden_size)
+    request, sampling = score_request(QUESTION, PATH, keep=KEEP), Sampling(temperature=temperature)
+    here, there = (score_path(student, [each], request, sampling) for each in (near, Afar("teacher", head, hidden)))
+    np.testing.assert_array_equal(here.token_C, there.token_C)
+    np.testing.assert_array_equal(here.log_p_C, there.log_p_C)
+    for column in TeacherScores.__dataclass_fields__:
+        mine, theirs = (getattr(each.teachers["teacher"], column) for each in (here, there))
+        np.testing.assert_array_equal(mine, theirs, err_msg=column)
