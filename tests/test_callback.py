@@ -397,6 +397,11 @@ def _history(callback: AlignmentCallback) -> list[dict[str, Any]]:
         ({"on_error": "ignore"}, "'log' or 'raise'"),
         ({"teachers": ["Self-1D"]}, "did you mean 'Self-1C'"),
         ({"teachers": [3]}, "neither a context"),
+        ({"teachers": "Self-1D"}, "did you mean 'Self-1C'"),
+        (
+            {"questions": [{"prompt": [{"role": "system", "content": "?"}], "answer": "1"}]},
+            "no message by the user",
+        ),
         ({"teachers": ["Self-1C (source)"]}, "the student itself writes them"),
         ({"questions": []}, "no held-out questions"),
         ({"questions": [Question("a", "?", None)]}, "'a' has no answer"),

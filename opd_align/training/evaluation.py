@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,6 +60,8 @@ class Faculty:
     @staticmethod
     def of(host: Host, teachers: Mapping[str, Any] | Sequence[Any]) -> Faculty:
         """From names of contexts, contexts, and models by name; refuses what cannot teach this student."""
+        if isinstance(teachers, str | Context):  # one alone
+            teachers = [teachers]
         named = list(teachers.items()) if isinstance(teachers, Mapping) else [(None, each) for each in teachers]
         contexts, models = [], {}
         for name, given in named:
@@ -70,7 +72,7 @@ class Faculty:
                         f"context {found.name!r} shows responses by {found.source!r}; in training the student itself "
                         "writes them"
                     )
-                contexts.append(found)
+                contexts.append(found if name is None else replace(found, name=name))
             elif name is not None and hasattr(given, "get_output_embeddings"):
                 models[name] = given
             else:
@@ -81,8 +83,7 @@ class Faculty:
         if host.context is not None and not contexts:
             contexts.append(context(host.context))
         if host.teacher is None and host.server is None and not contexts and not models:
-            needs = host.objective.signal != "reward"
-            if needs:
+            if host.objective.signal != "reward":
                 raise OpdAlignError(f"this {host.kind} has no teacher; give some: teachers=['Self-1C']")
         return Faculty(tuple(contexts), models)
 

@@ -54,7 +54,9 @@ class RowPrompting:
             text = self._shown(question, prompt)
             return tuple(int(token) for token in self.chat.tokenizer(text)["input_ids"])
         messages = [dict(message) for message in prompt]
-        user = next(message for message in reversed(messages) if message["role"] == "user")
+        user = next((message for message in reversed(messages) if message["role"] == "user"), None)
+        if user is None:
+            raise OpdAlignError(f"held-out question {question.id!r} has no message by the user")
         user["content"] = self._shown(question, user["content"])
         return self.chat.prompt(messages)
 
