@@ -2,13 +2,15 @@
 
 Lengths, questions and rollouts in exact worlds, where a token costs next to nothing, so that all the rest shows;
 teachers and the planner on the models that ship with the package. Teachers share one tree: eight of them together
-stand beside eight runs of one teacher each. The planner sees a small run and predicts one of other questions and a
-larger budget, which is then made.
+stand beside eight runs of one teacher each. The planner sees a run on few questions and predicts one on many others,
+which is then made; `planner_relative_error` is the worst of its rollouts, tokens and seconds, calibrated with the same
+budget. Calibrated with a third of the visits it is told beside that, and is not what we promise: see LOG.md.
 
     python benchmarks/scaling.py [--quick] [--json FILE]
 
-Seconds are those of the processor, on one thread, so that other work on the machine does not show; the planner's are
-those of the clock. `--quick` takes fewer worlds and questions, and lengths up to 3,000.
+Seconds are those of the processor, on one thread, so that other work on the machine does not show; `clock` errors are
+those of the clock, which the planner itself goes by. `--quick` takes fewer worlds and questions, and lengths up to
+3,000.
 """
 
 from __future__ import annotations
@@ -138,29 +140,35 @@ def eight_teachers(questions: int) -> dict[str, float]:
 
 
 def planner(few: int, many: int) -> dict[str, float]:
-    """A small run predicts a larger one: other questions, three times the visits."""
+    """Few questions predict many others: calibrated with the same budget, and with a third of its visits."""
+    large = {"initial": 120, "n_min": 30}
     with tempfile.TemporaryDirectory() as folder:
-        spent = {}
+        seconds: dict[str, float] = {}
         for name, asked in (
-            ("small", study(few, 0, initial=40, n_min=10)),
-            ("large", study(many, few, initial=120, n_min=30)),
+            ("same", study(few, 0, **large)),
+            ("third", study(few, 0, initial=40, n_min=10)),
+            ("large", study(many, few, **large)),
         ):
             teacher = HFTeacher("teacher", load_model("embedded:teacher").model, asked.prompting)
-            settings = asked.config.settings()
+            student, settings = asked.student, asked.config.settings()
+            begin = time.process_time()
             made = analyze_into(
-                Path(folder) / name, asked.student, [teacher], asked.questions, asked.grader, settings=settings
+                Path(folder) / name, student, [teacher], asked.questions, asked.grader, settings=settings
             )
-            spent[name] = Spent.of(Path(folder) / name)
-        told = planned(asked.config.budget, many, 1, calibrated(Path(folder) / "small"))
-    errors = {
-        "rollouts": abs((told.initial + told.targeted) / rollouts(made) - 1),
-        "tokens": abs(told.tokens / spent["large"].tokens - 1),
-        "seconds": abs(told.seconds / spent["large"].seconds - 1),
-    }
-    return {f"planner_{name}_error": value for name, value in errors.items()} | {
-        "planner_relative_error": max(errors.values()),
-        "planner_work_over_calibration": spent["large"].tokens / spent["small"].tokens,
-    }
+            seconds[name] = time.process_time() - begin
+        spent = {name: Spent.of(Path(folder) / name) for name in seconds}
+        found: dict[str, float] = {}
+        for name in ("same", "third"):
+            run = Path(folder) / name
+            told = planned(asked.config.budget, many, 1, calibrated(run, spent[name].tokens / seconds[name]))
+            by_clock = planned(asked.config.budget, many, 1, calibrated(run)).seconds
+            found[f"planner_{name}_budget_rollouts_error"] = (told.initial + told.targeted) / rollouts(made) - 1
+            found[f"planner_{name}_budget_tokens_error"] = told.tokens / spent["large"].tokens - 1
+            found[f"planner_{name}_budget_seconds_error"] = told.seconds / seconds["large"] - 1
+            found[f"planner_{name}_budget_clock_error"] = by_clock / spent["large"].seconds - 1
+    measures = ("rollouts", "tokens", "seconds")
+    found["planner_relative_error"] = max(abs(found[f"planner_same_budget_{name}_error"]) for name in measures)
+    return found
 
 
 def measure(*, quick: bool) -> dict[str, float]:

@@ -127,6 +127,13 @@ def test_a_small_run_predicts_a_larger_one(run, tmp_path, capsys):
     assert f"{tokens / 360000:,.1f} GPU hours, ${tokens / 360000 * 2.5:,.2f} at $2.50 an hour" in shown
 
 
+def test_a_calibration_with_another_budget_is_pointed_out(run, tmp_path, capsys):
+    command = ["analyze", *SMALL, "--dry-run", "--calibrate-from", str(run), "--out", str(tmp_path / "plan")]
+    for more, said in (([], False), (["--targeted", "4500"], True)):
+        assert main([*command, *more]) == 0
+        assert ("calibrated with another budget" in " ".join(capsys.readouterr().out.split())) == said
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
