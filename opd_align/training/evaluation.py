@@ -82,9 +82,9 @@ class Faculty:
                 )
         if host.context is not None and not contexts:
             contexts.append(context(host.context))
-        if host.teacher is None and host.server is None and not contexts and not models:
-            if host.objective.signal != "reward":
-                raise OpdAlignError(f"this {host.kind} has no teacher; give some: teachers=['Self-1C']")
+        untaught = host.teacher is None and host.server is None and not contexts and not models
+        if untaught and host.objective.signal != "reward":
+            raise OpdAlignError(f"this {host.kind} has no teacher; give some: teachers=['Self-1C']")
         return Faculty(tuple(contexts), models)
 
 
