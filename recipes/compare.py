@@ -28,13 +28,13 @@ from opd_align.metrics import Estimate, interval
 
 HERE = Path(__file__).parent
 SETTINGS = {
-    "steps": 60,
+    "steps": 40,
     "batch": 16,
     "learning_rate": 3e-4,
-    "evaluate_every": 15,
-    "alignment_every": 30,
-    "questions": 256,
-    "alignment_questions": 6,
+    "evaluate_every": 10,
+    "alignment_every": 20,
+    "questions": 128,
+    "alignment_questions": 4,
     "initial": 32,
     "targeted": 256,
     "quantile": 0.8,
@@ -166,7 +166,7 @@ def train(arm: str, seed: int, file: Path) -> None:
         arithmetic.load(split="test", limit=SETTINGS["alignment_questions"], offset=SETTINGS["questions"]),
         arithmetic,
         every_n_steps=SETTINGS["alignment_every"],
-        budget=Budget(initial=SETTINGS["initial"], targeted=SETTINGS["targeted"], allocation="adaptive"),
+        budget=Budget(initial=SETTINGS["initial"], targeted=SETTINGS["targeted"], allocation="adaptive", rounds=3),
         max_overhead=None,
         on_error="raise",
     )
