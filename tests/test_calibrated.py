@@ -20,7 +20,7 @@ from opd_align.training.gates import GateBatch, weigh
 from opd_align.types import OpdAlignError
 
 
-def analysed(teacher, *, seed=0, n=6):
+def analysed(teacher, *, seed=0, n=10):
     worlds = ExactFamily.random(seed=seed, n=n, length=40)
     settings = Settings([ReverseKL()], Budget(initial=60, targeted=1500, allocation="adaptive"), Rules())
     return analyze(worlds, [worlds.teacher("teacher", teacher)], worlds.questions, worlds, settings=settings)
@@ -73,7 +73,7 @@ def test_one_question_cannot_calibrate(helped):
 
 def test_it_follows_the_callback(helped, misled):
     callback = SimpleNamespace(latest=None)
-    gate = CalibratedDivergence(None, "js", (0.5,))
+    gate = CalibratedDivergence(None, "js")
     assert gate.threshold == -math.inf
     gate.follow(callback)
     assert (gate.name, gate.measures, gate.threshold) == ("calibrated_js", ("js",), -math.inf)
