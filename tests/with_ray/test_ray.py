@@ -57,7 +57,7 @@ def workers(of: int) -> list[psutil.Process]:
     return found
 
 
-def until(ripe: Callable[[], Any], at_work: Callable[[], bool], timeout_s: float = 120.0) -> Any:
+def until(ripe: Callable[[], Any], at_work: Callable[[], bool], timeout_s: float = 300.0) -> Any:
     latest = time.monotonic() + timeout_s
     while time.monotonic() < latest:
         assert at_work()
