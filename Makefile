@@ -57,7 +57,7 @@ $(BROWSER_STAMP): $(STAMP)
 test-browser: $(BROWSER_STAMP) ## report and dashboard in a real Chromium (installed if it is missing and this is root on Debian)
 	$(BIN)/python -m pytest -m browser tests/with_browser $(ARGS)
 
-# DeepSpeed compiles nothing here: its kernels are for GPUs, and its CPU path needs none.
+# No kernels ahead of time; the one that its CPU path wants, DeepSpeed compiles at first use (with g++).
 DEEPSPEED_STAMP := .venv/.installed-deepspeed
 $(DEEPSPEED_STAMP): $(STAMP)
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'deepspeed>=0.18,<1'
