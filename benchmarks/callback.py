@@ -59,7 +59,7 @@ def trainer_of(folder: Path, steps: int) -> Any:
     student, teacher = load_model("embedded:student"), load_model("embedded:teacher")
     rows = [{"prompt": ARITHMETIC.messages(question)} for question in ARITHMETIC.load(split="train", limit=500)]
     args = DistillationConfig(
-        output_dir=str(folder), max_steps=steps, per_device_train_batch_size=16, learning_rate=1e-4,
+        output_dir=str(folder), max_steps=steps, per_device_train_batch_size=32, learning_rate=1e-4,
         max_completion_length=96, logging_steps=10, report_to=[], use_cpu=True, bf16=False, save_strategy="no",
         disable_tqdm=True, dataloader_pin_memory=False,
     )  # fmt: skip
