@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from opd_align.cluster import Cluster
     from opd_align.config import StudyConfig
     from opd_align.engine import Analysis

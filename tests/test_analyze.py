@@ -187,3 +187,22 @@ def test_pooled_counting_is_too_low_on_incorrect_paths_and_more_so_than_on_corre
     }
     assert gap[False] < -0.01
     assert gap[True] > gap[False] + 0.01
+
+
+def test_without_a_place_the_run_goes_below_runs(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = [
+        "--limit",
+        "1",
+        "--initial",
+        "8",
+        "--targeted",
+        "8",
+        "--allocation",
+        "adaptive",
+        "--teachers",
+        "embedded:teacher",
+    ]
+    assert main(["analyze", *small]) == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    assert (run / "summary.json").is_file()
