@@ -90,7 +90,7 @@ def test_two_processes_find_what_one_finds(way, alone, tmp_path):
         assert (ours / "step-000002" / name).read_bytes() == again.read_bytes()
 
 
-@pytest.mark.parametrize("way", LAUNCH)
+@pytest.mark.parametrize("way", ["ddp", "zero3"])  # ZeRO-2 keeps whole weights everywhere, as DDP does
 def test_two_processes_train_as_without_the_callback(way, tmp_path):
     kind = "gkd" if way == "zero3" else "distillation"
     watched = run(kind, tmp_path / "watched", way)
