@@ -260,6 +260,9 @@ class Arm:
                 found.append(np.nan)
                 continue
             after = int(above[0])
+            if after == 0:
+                found.append(0.0)
+                continue
             share = (bar - accuracy[after - 1]) / (accuracy[after] - accuracy[after - 1])
             found.append(distilled[after - 1] + share * (distilled[after] - distilled[after - 1]))
         return np.array(found)
@@ -271,7 +274,8 @@ def load(folder: Path) -> dict[str, Arm]:
 
 
 def told(value: Estimate, digits: int = 3, *, signed: bool = False) -> str:
-    return f"{value.mean:{'+' if signed else ''}.{digits}f} ± {value.half_width:.{digits}f}"
+    mean = f"{value.mean:{'+' if signed else ''}.{digits}f}"
+    return mean if np.isnan(value.half_width) else f"{mean} ± {value.half_width:.{digits}f}"
 
 
 def difference(one: Arm, other: Arm, what: Callable[[Arm], np.ndarray]) -> Estimate:
