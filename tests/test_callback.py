@@ -317,7 +317,7 @@ def test_a_resumed_training_goes_on_with_the_schedule(tmp_path):
 
 
 def _shown(callback: AlignmentCallback) -> dict[str, str]:
-    return {name: found[0].text for name, found in callback.evaluator.demonstrations.items() if found}
+    return {name: found[0].text for name, found in callback.evaluator.showing.found.items() if found}
 
 
 def test_a_resumed_training_shows_what_it_showed_but_no_other_training_does(tmp_path):
@@ -335,10 +335,10 @@ def test_a_resumed_training_shows_what_it_showed_but_no_other_training_does(tmp_
     file = first.folder / "demonstrations.json"
     file.write_text(file.read_text().replace('"text": "', '"text": "Indeed. '))
     assert all(text.startswith("Indeed.") for text in _shown(begun(2, asked)).values())
-    assert begun(2, others).evaluator.demonstrations is None, "the rows have no ids: the same names, other questions"
+    assert not begun(2, others).evaluator.showing.found, "the rows have no ids: the same names, other questions"
     assert not any(text.startswith("Indeed.") for text in _shown(begun(0, asked)).values())
     file.write_text("{")
-    assert begun(2, asked).evaluator.demonstrations is None
+    assert not begun(2, asked).evaluator.showing.found
 
 
 def test_a_question_without_demonstrations_is_left_out_and_named(tmp_path, caplog):
@@ -351,6 +351,34 @@ def test_a_question_without_demonstrations_is_left_out_and_named(tmp_path, caplo
     assert callback.evaluate()[0].questions["question"].to_pylist() == [asked[0].id]
     callback.evaluate()
     assert caplog.text.count(f"{asked[1].id!r} is left out: Self-1C: 0 of 1 correct responses") == 1
+
+
+def test_what_the_student_could_not_write_it_is_asked_for_again(tmp_path):
+    asked = held_out(3)
+    learned = {asked[2].answer}
+
+    def reward(completions: Any, answer: Any, **columns: Any) -> list[float]:
+        return [float(answer[0] in learned)] * len(completions)
+
+    callback = watch(make("distillation", tmp_path), questions=asked, verifier=reward, teachers=["Self-1C"])
+
+    def names() -> list[str]:
+        return callback.evaluate()[0].questions["question"].to_pylist()
+
+    assert names() == [asked[2].id]
+    shown = callback.evaluator.showing.found[asked[2].id]
+    learned.add(asked[0].answer)
+    assert names() == [asked[2].id, asked[0].id], "what was asked before stays in its place"
+    assert callback.evaluator.showing.found[asked[2].id] == shown, "and is shown what it was shown"
+
+
+def test_a_small_evaluation_of_many_questions_writes_demonstrations_of_few(tmp_path):
+    trainer = make("distillation", tmp_path)
+    callback = watch(trainer, questions=held_out(12), teachers=["Self-1C"], max_overhead=0.05)
+    callback.on_train_begin(trainer.args, TrainerState(), TrainerControl())
+    assert _history(callback)[0]["metrics"]["opd_align/governor/scale"] == 0.125
+    assert [question.id for question in held_out(2)] == list(callback.evaluator.showing.found)
+    assert callback.latest.questions["question"].to_pylist() == [question.id for question in held_out(2)]
 
 
 def test_each_training_has_a_schedule_of_its_own(tmp_path):
@@ -369,7 +397,7 @@ def test_a_schedule_that_cannot_be_read_begins_anew(content, tmp_path, caplog):
     (tmp_path / "checkpoint-4" / "opd_align.json").write_text(content)
     callback.on_train_begin(callback.host.trainer.args, TrainerState(global_step=4), TrainerControl())
     assert "the schedule begins anew" in caplog.text
-    assert callback.governor == Governor(3, None, due=6, since=4)
+    assert callback.governor == Governor(3, None, len(held_out()), due=6, since=4)
 
 
 def test_a_line_that_a_crash_left_half_written_takes_no_other_with_it(tmp_path):

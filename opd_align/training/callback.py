@@ -28,10 +28,11 @@ from opd_align.report.trackers import ROOT, scalars, wandb_media
 from opd_align.scoring import Sampling
 from opd_align.search import Settings
 from opd_align.training.borrow import dice_put_back
-from opd_align.training.evaluation import Evaluator, Faculty, together
+from opd_align.training.evaluation import Evaluator, Faculty
 from opd_align.training.governor import Governor
 from opd_align.training.held_out import HeldOut
 from opd_align.training.host import host_of
+from opd_align.training.processes import together
 from opd_align.types import OpdAlignError
 
 logger = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ class AlignmentCallback(TrainerCallback):
         self.folder = Path(trainer.args.output_dir) / FOLDER
         self.evaluator = Evaluator(self.host, HeldOut.of(questions, verifier), faculty, self.folder)
         self.evaluator.check(self.settings)
-        self.governor = Governor(every_n_steps, max_overhead)
+        self.governor = Governor(every_n_steps, max_overhead, len(self.evaluator.held_out.questions))
         self.on_error = on_error
         self.failures = 0
         self.latest: Analysis | None = None
@@ -234,7 +235,7 @@ class AlignmentCallback(TrainerCallback):
     def _resume(self, state: TrainerState) -> None:
         """Every training has a schedule of its own; a resumed one goes on with that of its checkpoint."""
         step, every = state.global_step, self.governor.every
-        fresh = Governor(every, self.governor.max_overhead, since=step)
+        fresh = Governor(every, self.governor.max_overhead, self.governor.questions, since=step)
         file = self.folder.parent / f"checkpoint-{step}" / STATE
 
         def known() -> tuple[Governor, int]:
@@ -249,7 +250,7 @@ class AlignmentCallback(TrainerCallback):
 
         self.governor, self.failures = together(known)[0]
         if step:
-            self.evaluator.recall()
+            self.evaluator.showing.recall()
         if self.governor.due < step:
             self.governor = replace(self.governor, due=ceil(step / every) * every)
 

@@ -7,47 +7,40 @@ any of them goes on, so none waits for another. The models are borrowed; what is
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from opd_align.backends.hf import HFStudent, HFTeacher
 from opd_align.chat import Chat
-from opd_align.demonstrations import Cast, Source, Trials, Ungraded, demonstrate
+from opd_align.demonstrations import Cast, Source, Trials, Ungraded
 from opd_align.engine import Analysis, Part, analyze_group, check, groups, joined
-from opd_align.manifest import RunMismatch, describe, question_digest
+from opd_align.manifest import RunMismatch, describe
 from opd_align.screen import unfit
 from opd_align.search import Settings
-from opd_align.shards import write_file
 from opd_align.shelf import Recorded, Shelf
 from opd_align.store import RunDirectory, Spent
-from opd_align.teachers import SELF, Context, Demonstration, context, unavailable
+from opd_align.teachers import SELF, Context, context
 from opd_align.training.borrow import borrowed, whole
+from opd_align.training.governor import FEWEST
 from opd_align.training.held_out import HeldOut
 from opd_align.training.host import Host
+from opd_align.training.processes import EvaluationFailed, together
+from opd_align.training.showing import Showing
 from opd_align.types import OpdAlignError, Question
-
-T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 OWN = "teacher"
 """What the trainer's own teacher is called."""
 
-DEMONSTRATIONS = "demonstrations.json"
-
-FEWEST = 2
-"""Questions of the smallest evaluation: one alone has no interval."""
-
-
-class EvaluationFailed(OpdAlignError):
-    """An evaluation could not be made; training is not concerned."""
+ROUNDS = 3
+"""How often an evaluation looks for other questions where the student could not write demonstrations."""
 
 
 @dataclass(frozen=True)
@@ -93,30 +86,13 @@ class _Named:
     name: str
 
 
-def together(work: Callable[[], T]) -> list[T]:
-    """What the work gave on every process, in their order; if it failed on any, it fails on all."""
-    from accelerate.utils import gather_object
-
-    failure: Exception | None = None
-    told: tuple[Any, str | None]
-    try:
-        told = (work(), None)
-    except Exception as error:
-        failure, told = error, (None, f"{type(error).__name__}: {error}")
-    outcomes = gather_object([told])
-    reasons = [reason for _, reason in outcomes if reason is not None]
-    if reasons:
-        raise EvaluationFailed(reasons[0]) from failure
-    return [result for result, _ in outcomes]
-
-
 class Evaluator:
     """Evaluations of one training; made by all processes together."""
 
     def __init__(self, host: Host, held_out: HeldOut, faculty: Faculty, folder: Path) -> None:
         self.host, self.held_out, self.faculty, self.folder = host, held_out, faculty, folder
         self.chat = Chat(host.tokenizer, options=host.template)
-        self.demonstrations: dict[str, list[Demonstration]] | None = None
+        self.showing = Showing(faculty.contexts, held_out.questions, folder)
         self.named: set[str] = set()
 
     def check(self, settings: Settings) -> None:
@@ -149,10 +125,9 @@ class Evaluator:
         A smaller share is a part of a larger one: fewer questions save more time than fewer rollouts of each, since a
         batch takes as long as its longest rollout, and what is said of a node stays as sure.
         """
-        with self._at_hand() as (student, teachers), ExitStack() as opened:
-            asked = self._fitting(student, teachers)
-            asked = asked[: max(FEWEST, ceil(scale * len(asked)))]
-            grader = self.held_out.grader(self.chat, student.end_tokens, self.host.trainer.state)
+        with self._at_hand() as (student, cast, teachers), ExitStack() as opened:
+            asked = self._asked(student, cast, teachers, scale)
+            grader = cast.sources[SELF].grader
 
             def begin() -> str:
                 if self.rank:
@@ -197,8 +172,8 @@ class Evaluator:
                 number += 1
 
     @contextmanager
-    def _at_hand(self) -> Iterator[tuple[Any, list[Any]]]:
-        """Student and teachers, borrowed from the trainer."""
+    def _at_hand(self) -> Iterator[tuple[Any, Cast, list[Any]]]:
+        """The student, the student as one who writes demonstrations, and its teachers; borrowed from the trainer."""
         host, trainer = self.host, self.host.trainer
         others = [host.teacher] if host.teacher is not None else []
         extra = self.faculty.models or {}
@@ -208,9 +183,8 @@ class Evaluator:
             borrowed(model, *own, *extra.values(), tokenizer=host.tokenizer),
             trainer.compute_loss_context_manager(),
         ):
-            student = self._student(model)
-            shown = self._demonstrated(model)
-            yield student, self._teachers(model, own, shown)
+            student = self._student(model, self.held_out.prompting(self.chat))
+            yield student, self._cast(model, student), self._teachers(model, own)
 
     @contextmanager
     def _generating(self) -> Iterator[None]:
@@ -232,8 +206,8 @@ class Evaluator:
                 vllm.llm.sleep(level=2)
                 vllm._llm_weights_sleeping = True
 
-    def _student(self, model: Any) -> Any:
-        host, prompt = self.host, self.held_out.prompting(self.chat)
+    def _student(self, model: Any, prompt: Any) -> Any:
+        host = self.host
         ends = self.chat.ends(model.config, model.generation_config)
         local = HFStudent("student", model, prompt, ends, host.sampling)
         # With tensor parallelism an engine answers only when its whole group asks the same: sample here instead.
@@ -249,7 +223,7 @@ class Evaluator:
         url, served = together(lambda: (client.base_url, client.model) if client is not None else ("", ""))[0]
         return ServerStudent(url, served, prompt, ends, local, host.sampling)
 
-    def _teachers(self, model: Any, own: Sequence[Any], shown: Mapping[str, Sequence[Demonstration]]) -> list[Any]:
+    def _teachers(self, model: Any, own: Sequence[Any]) -> list[Any]:
         host, plain = self.host, self.held_out.prompting(self.chat)
         teachers: list[Any] = []
         if host.context is None:  # a self-distilling trainer's teacher reads a context, below
@@ -261,85 +235,43 @@ class Evaluator:
         teachers += [HFTeacher(name, each, plain) for name, each in (self.faculty.models or {}).items()]
         speaker = own[0] if own and host.context is not None else model
         for each in self.faculty.contexts:
-            teachers.append(HFTeacher(each.name, speaker, self.held_out.prompting(self.chat, each, shown)))
+            teachers.append(HFTeacher(each.name, speaker, self.held_out.prompting(self.chat, each, self.showing.found)))
         return teachers
 
-    def _demonstrated(self, model: Any) -> dict[str, list[Demonstration]]:
-        """What the contexts show: written by the student when they are first needed, and the same ever after."""
-        if not self._shown:
-            return {}
-        if self.demonstrations is None:
-            self.demonstrations = self._write(model)
-        return self.demonstrations
-
-    def recall(self) -> None:
-        """Takes up what the contexts showed before a training was resumed, if they showed it of these questions."""
-        file = self.folder / DEMONSTRATIONS
-
-        def read() -> dict[str, list[Demonstration]] | None:
-            try:
-                stored = json.loads(file.read_text(encoding="utf-8"))
-                if stored["of"] == self._needed():
-                    return {name: [Demonstration(**each) for each in by] for name, by in stored["found"].items()}
-            except FileNotFoundError:
-                pass
-            except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-                logger.warning("%s cannot be read, the student writes other demonstrations: %r", file, error)
-            return None
-
-        if self._shown and self.demonstrations is None:
-            self.demonstrations = together(read)[0]
-
-    @property
-    def _shown(self) -> list[Context]:
-        """The contexts that have demonstrations."""
-        return [each for each in self.faculty.contexts if each.correct + each.wrong]
-
-    def _needed(self) -> dict[str, Any]:
-        """What demonstrations are for."""
-        return {
-            "contexts": [[each.name, each.correct, each.wrong, each.summarised] for each in self._shown],
-            "questions": {question.id: question_digest(question) for question in self.held_out.questions},
-        }
-
-    def _write(self, model: Any) -> dict[str, list[Demonstration]]:
-        ends = self.chat.ends(model.config, model.generation_config)
-        sampler = HFStudent("student", model, self.held_out.prompting(self.chat), ends, self.host.sampling)
-        grader = self.held_out.grader(self.chat, ends, self.host.trainer.state)
-        source = Source(SELF, sampler, self.chat.said, grader)
-        scribe = HFStudent("student", model, self._asked_plainly, ends, self.host.sampling)
-        cast = Cast({SELF: source}, Source("summariser", scribe, self.chat.said, Ungraded()), Trials())
-        mine = self.held_out.questions[self.rank :: self.world]
-        found: dict[str, list[Demonstration]] = {}
-        for share in together(lambda: demonstrate(cast, self._shown, mine) if mine else {}):
-            found |= share
-
-        def keep() -> None:
-            if not self.rank:
-                written = {name: [asdict(each) for each in by] for name, by in found.items()}
-                self.folder.mkdir(parents=True, exist_ok=True)
-                text = json.dumps({"of": self._needed(), "found": written}, indent=1)
-                write_file(self.folder / DEMONSTRATIONS, text.encode())
-
-        together(keep)
-        return found
+    def _cast(self, model: Any, student: Any) -> Cast:
+        """Who writes demonstrations, and who summarises them: the student, as it is now."""
+        grader = self.held_out.grader(self.chat, student.end_tokens, self.host.trainer.state)
+        scribe = self._student(model, self._asked_plainly)
+        source = Source(SELF, student, self.chat.said, grader)
+        return Cast({SELF: source}, Source("summariser", scribe, self.chat.said, Ungraded()), Trials())
 
     def _asked_plainly(self, question: Question) -> tuple[int, ...]:
         return self.chat.prompt([{"role": "user", "content": question.text}])
 
-    def _fitting(self, student: Any, teachers: Sequence[Any]) -> list[Question]:
-        """The questions that all can be asked; a comparison leaves the others out for everybody."""
-        questions = list(self.held_out.questions)
-        lacking = unavailable(questions, self._shown, self.demonstrations or {})
-        reasons = {name: f"{context}: {why}" for name, by in lacking.items() for context, why in by.items()}
-        for speaker in (student, *teachers):
-            if hasattr(speaker, "context_length"):
-                able = [question for question in questions if question.id not in reasons]
-                reasons |= unfit(speaker, able, self.host.sampling.max_tokens)
+    def _asked(self, student: Any, cast: Cast, teachers: Sequence[Any], scale: float) -> list[Question]:
+        """A share of the questions that all can be asked; a comparison leaves the others out for everybody.
+
+        Those that were asked before come first. Where the student cannot write what a context shows, others take the
+        question's place, for a few rounds: each costs as many trials as a whole evaluation at worst.
+        """
+        room = self.host.sampling.max_tokens
+        reasons = unfit(student, self.held_out.questions, room)
+        able = [question for question in self.held_out.questions if question.id not in reasons]
+        wanted = max(FEWEST, ceil(scale * len(able)))
+        waiting, asked, rounds = self.showing.in_turn(able), list[Question](), 0
+        while waiting and len(asked) < wanted and rounds < ROUNDS:
+            count = wanted - len(asked)
+            turn, waiting = waiting[:count], waiting[count:]
+            rounds += self.showing.write(cast, turn, self.rank, self.world)
+            reasons |= self.showing.lacking(turn)
+            for speaker in teachers:
+                if hasattr(speaker, "context_length"):
+                    reasons |= unfit(speaker, [question for question in turn if question.id not in reasons], room)
+            asked += [question for question in turn if question.id not in reasons]
         self._name(reasons)
-        if len(reasons) == len(questions):
+        if not asked:
             raise EvaluationFailed(f"no held-out question can be asked; the last one: {[*reasons.values()][-1]}")
-        return [question for question in questions if question.id not in reasons]
+        return asked
 
     def _name(self, reasons: Mapping[str, str]) -> None:
         """Says which questions are left out, each once."""

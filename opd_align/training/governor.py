@@ -1,7 +1,7 @@
 """The governor: how often and how much the callback may evaluate, so that training hardly notices.
 
 Time spent on evaluations is paid from an allowance that grows with the time spent on training. The first evaluation,
-before any step, is an advance at the smallest budget. Later ones are as large as the allowance pays for, in a few fixed
+before any step, is an advance at the smallest size. Later ones are as large as the allowance pays for, in a few fixed
 sizes, so that evaluations can be compared; where it does not pay even for the smallest, the evaluation waits. The
 governor decides from the times it is told; it owns no clock and no model.
 """
@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil, inf
 from typing import Any
 
-SCALES = (1.0, 0.5, 0.25)
-"""Sizes of an evaluation, as shares of the questions."""
+FEWEST = 2
+"""Questions of the smallest evaluation: one alone has no interval."""
 
 MEMORY = 0.7
 """How much of the last estimate a cheap evaluation leaves: two questions may be quick by chance."""
@@ -30,12 +30,21 @@ class Governor:
 
     every: int
     max_overhead: float | None
+    questions: int = 8
     due: int = 0
     spent_s: float = 0.0
     trained_s: float = 0.0
     full_s: float | None = None
     made: int = 0
     since: int = 0
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """What an evaluation may be, as shares of the questions: all, half of them, and so on down to the fewest."""
+        halves = [1.0]
+        while ceil(halves[-1] / 2 * self.questions) >= FEWEST:
+            halves.append(halves[-1] / 2)
+        return tuple(halves)
 
     @property
     def allowance_s(self) -> float:
@@ -52,10 +61,10 @@ class Governor:
     def scale(self) -> float | None:
         """The size of an evaluation now, or `None`: wait."""
         if self.max_overhead is None or self.max_overhead >= 1:
-            return SCALES[0]
+            return self.sizes[0]
         if self.full_s is None:  # an advance, but none on top of one that failed
-            return SCALES[-1] if self.allowance_s >= 0 else None
-        return next((size for size in SCALES if size * self.full_s <= self.allowance_s), None)
+            return self.sizes[-1] if self.allowance_s >= 0 else None
+        return next((size for size in self.sizes if size * self.full_s <= self.allowance_s), None)
 
     def trained(self, seconds: float) -> Governor:
         """Training went on for some time."""
@@ -76,7 +85,7 @@ class Governor:
         """Nothing can be paid for now: the step at which the smallest evaluation can, at the present speed."""
         pace_s = self.trained_s / max(step - self.since, 1)
         rate = 1.0 if self.max_overhead is None else self.max_overhead / (1 - self.max_overhead)
-        missing_s = SCALES[-1] * (self.full_s or 0.0) - self.allowance_s
+        missing_s = self.sizes[-1] * (self.full_s or 0.0) - self.allowance_s
         steps = ceil(missing_s / max(pace_s * rate, 1e-9))
         return replace(self, due=step + max(1, min(steps, 10**9)))
 
@@ -85,8 +94,10 @@ class Governor:
         return asdict(self)
 
     def resumed(self, state: dict[str, Any]) -> Governor:
-        """What an earlier part of the training knew; its due step only if the rhythm is still the same."""
+        """What an earlier part of the training knew; its due step and its costs only if they are still the same."""
         known = {name: state[name] for name in ("spent_s", "trained_s", "full_s", "made", "due", "since")}
         if state.get("every") != self.every:
             known.pop("due")
+        if state.get("questions") != self.questions:
+            known.pop("full_s")
         return replace(self, **known)

@@ -181,10 +181,11 @@ class HeldOut:
         context: Context | None = None,
         demonstrations: Mapping[str, Sequence[Demonstration]] | None = None,
     ) -> Any:
-        """From a question to token ids, for the student or a teacher in a context."""
+        """From a question to token ids, for the student or a teacher in a context; demonstrations may come later."""
+        shown = {} if demonstrations is None else demonstrations
         if isinstance(self.verifier, Task):
-            return Prompting(chat, self.verifier, context, demonstrations or {})
-        return RowPrompting(chat, context, demonstrations or {})
+            return Prompting(chat, self.verifier, context, shown)
+        return RowPrompting(chat, context, shown)
 
     def grader(self, chat: Chat, end_tokens: Sequence[int], state: Any = None) -> Any:
         """Who judges completions; reward functions are told the trainer's state."""

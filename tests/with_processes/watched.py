@@ -45,7 +45,7 @@ if not given.unwatched:
     callback.settings = replace(callback.settings, abreast=1)
     trainer.add_callback(callback)
 if given.student:
-    callback.evaluator.recall()  # as a resumed training does
+    callback.evaluator.showing.recall()  # as a resumed training does
     callback.evaluate()
 else:
     trainer.train()
