@@ -6,6 +6,7 @@ Heavy imports wait until a command runs, so that `--help` answers at once.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -122,7 +123,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         with _spoken_warnings():
-            return int(args.run(args))
+            code = int(args.run(args))
+        print(end="", flush=True)
+        return code
+    except BrokenPipeError:  # whoever read along has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except OpdAlignError as error:
         print(f"opd-align: {error}", file=sys.stderr)
         return 2

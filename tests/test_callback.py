@@ -438,6 +438,7 @@ def _history(callback: AlignmentCallback) -> list[dict[str, Any]]:
         ({"questions": [{"text": "?"}]}, "neither prompt nor messages"),
         ({"questions": ["?"]}, "expected opd_align.Question"),
         ({"verifier": 3}, "verifier must be"),
+        ({"verifier": torch.nn.Linear(1, 1)}, "verifier is a model"),
         ({"questions": [Question("long", "How many? " * 400, "3")]}, "no held-out question can be asked"),
     ],
 )
@@ -445,6 +446,14 @@ def test_what_cannot_work_is_refused_before_training(given, words, tmp_path):
     trainer = make("distillation", tmp_path)
     with pytest.raises(OpdAlignError, match=words):
         watch(trainer, **given)
+
+
+def test_a_teacher_of_another_tokenizer_is_refused_before_training(tmp_path):
+    trainer = make("distillation", tmp_path)
+    other = fresh("teacher")
+    other.resize_token_embeddings(len(trainer.processing_class) - 1)
+    with pytest.raises(OpdAlignError, match=r"'other' knows .* must share the student's tokenizer"):
+        watch(trainer, teachers={"other": other})
 
 
 def test_a_trainer_has_one_such_callback(tmp_path):

@@ -69,6 +69,16 @@ def test_bad_input_is_refused_in_the_users_words(
     assert "Traceback" not in shown.err
 
 
+def test_a_reader_that_has_seen_enough_gets_no_traceback(tmp_path: Path) -> None:
+    assert main([*SMALL, "--out", str(tmp_path / "run")]) == 0
+    command = [sys.executable, "-m", "opd_align.cli", "report", str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode in (1, 141), "1 where rich wrote, which has its own way to go quietly"
+
+
 def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     assert "opd-align analyze" in capsys.readouterr().out

@@ -67,6 +67,12 @@ class Faculty:
                     )
                 contexts.append(found if name is None else replace(found, name=name))
             elif name is not None and hasattr(given, "get_output_embeddings"):
+                rows, tokens = int(given.get_output_embeddings().weight.shape[0]), len(host.tokenizer)
+                if rows < tokens:
+                    raise OpdAlignError(
+                        f"teacher {name!r} knows {rows} tokens and the student's tokenizer has {tokens}; a teacher "
+                        "must share the student's tokenizer"
+                    )
                 models[name] = given
             else:
                 raise OpdAlignError(

@@ -155,6 +155,11 @@ class HeldOut:
                 "verifier must be a task (opd_align.tasks.task('gsm8k')), one of its verifiers, or a reward function "
                 f"as TRL calls it, not {type(verifier).__name__}"
             )
+        if hasattr(verifier, "named_parameters"):
+            raise OpdAlignError(
+                f"verifier is a model ({type(verifier).__name__}); give a function that asks it, as TRL calls reward "
+                "functions: prompts and completions in, a number for each completion out"
+            )
         made = tuple(_question(item, number) for number, item in enumerate(questions))
         if not made:
             raise OpdAlignError("there are no held-out questions to evaluate on")
