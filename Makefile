@@ -11,7 +11,7 @@ BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 UNMARKED := not real and not vllm and not browser and not distributed and not training and not ray
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-all check format test test-browser test-distributed test-ray test-s3 test-real test-training test-vllm \
+.PHONY: help setup setup-all setup-suites check format test test-browser test-distributed test-ray test-s3 test-real test-training test-vllm \
 	bench bench-vllm recipes-results demo clean
 
 help: ## list the targets
@@ -121,8 +121,13 @@ recipes-results: setup ## gates and controls on the embedded models: recipes/RES
 demo: setup ## the embedded models, from rollouts to tables and report (runs/)
 	$(BIN)/opd-align analyze
 
-# One after the other: most of them install into the same environment.
-setup-all: $(STAMP) $(REAL_STAMP) $(BROWSER_STAMP) $(DEEPSPEED_STAMP) $(RAY_STAMP) $(S3_STAMP) $(VLLM_STAMP) ## what all suites need
+# Environments side by side; what goes into the same one, one after the other.
+setup-all: ## what all suites need
+	@$(MAKE) --no-print-directory -j 2 $(VLLM_STAMP) setup-suites
+
+setup-suites:
+	@for stamp in $(STAMP) $(REAL_STAMP) $(BROWSER_STAMP) $(DEEPSPEED_STAMP) $(RAY_STAMP) $(S3_STAMP); do \
+		$(MAKE) --no-print-directory $$stamp || exit 1; done
 
 clean: ## remove what was built or cached (keeps .venv)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
