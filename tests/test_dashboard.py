@@ -444,9 +444,17 @@ def wait_for(what: Callable[[], bool], seconds: float = 30) -> None:
         time.sleep(0.05)
 
 
+def hears_interrupts() -> None:
+    """A suite that runs in the background ignores Ctrl-C, and so would its children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def test_it_follows_the_training_until_it_is_interrupted(training: Path) -> None:
     command = [sys.executable, "-m", "opd_align.cli", "dashboard", str(training.parent)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+    run = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hears_interrupts
+    )
+    try:
         assert run.stdout is not None
         page = run.stdout.readline().split()[-1]
         found = re.search(r"http://127\.0\.0\.1:[0-9]+/", run.stdout.readline())
@@ -459,4 +467,6 @@ def test_it_follows_the_training_until_it_is_interrupted(training: Path) -> None
         wait_for(lambda: (training / "dashboard.html").read_bytes() != before)
         run.send_signal(signal.SIGINT)
         rest, errors = run.communicate(timeout=30)
+    finally:
+        run.kill()
     assert (run.returncode, rest.strip(), errors) == (0, "", "")
