@@ -366,66 +366,87 @@ def write_results(folder: Path, target: Path) -> None:
 
 # -- the picture
 
-WIDTH, HEIGHT, LEFT, TOP, PANEL, GAP = 1000, 400, 46, 66, 262, 66
+WIDTH, HEIGHT, LEFT, TOP, PANEL, TALL, GAP = 1000, 400, 40, 84, 270, 262, 60
+
+DASHED = {control for controls in CONTROLS.values() for control in controls}
 
 
 def draw(arms: dict[str, Arm]) -> str:
     panels = [
-        ("training tokens", lambda arm: arm.tokens.mean(0), lambda arm: arm.accuracy, "held-out accuracy"),
-        ("distilled tokens", lambda arm: arm.distilled.mean(0), lambda arm: arm.accuracy, "held-out accuracy"),
-        (
-            "step",
-            lambda arm: np.array(arm.alignment_steps, float),
-            lambda arm: arm.alignment,
-            "alignment (SR-weighted)",
-        ),
+        ("training tokens", lambda arm: arm.tokens.mean(0), lambda arm: arm.accuracy, "Held-out accuracy"),
+        ("distilled tokens", lambda arm: arm.distilled.mean(0), lambda arm: arm.accuracy, "Held-out accuracy"),
+        ("step", lambda arm: np.array(arm.alignment_steps, float), lambda arm: arm.alignment, "Alignment, SR-weighted"),
     ]
     shapes = [f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>']
-    for number, name in enumerate(arms):
-        x, y = LEFT + number % 4 * 230, 14 + number // 4 * 20
-        shapes.append(f'<rect x="{x}" y="{y}" width="16" height="4" fill="{ARMS[name][0]}"/>')
-        shapes.append(f'<text x="{x + 22}" y="{y + 6}">{name}</text>')
+    x = LEFT
+    for name in arms:
+        shapes.append(f'<path d="M{x} 20h22" {pen(name)}/><text x="{x + 28}" y="24">{told_plainly(name)}</text>')
+        x += 48 + 7 * len(name)
     for number, (label, across, up, what) in enumerate(panels):
         shapes += panel(arms, LEFT + number * (PANEL + GAP), label, across, up, what)
-    style = 'font-family="sans-serif" font-size="12" fill="#222222"'
+    style = 'font-family="system-ui, sans-serif" font-size="12" fill="#222222"'
     body = "\n".join(shapes)
     return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" {style}>\n{body}\n</svg>\n'
+
+
+def told_plainly(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def pen(name: str) -> str:
+    """Controls are dashed."""
+    dashes = ' stroke-dasharray="5 3"' if name in DASHED else ""
+    return f'fill="none" stroke="{ARMS[name][0]}" stroke-width="2" stroke-linejoin="round"{dashes}'
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Round numbers from one to the other, about five of them."""
+    size = 10.0 ** np.floor(np.log10((high - low) / 4))
+    step = next(size * factor for factor in (1, 2, 5, 10) if (high - low) / (size * factor) <= 5)
+    return [float(n * step) for n in range(int(np.ceil(low / step - 1e-9)), int(np.floor(high / step + 1e-9)) + 1)]
 
 
 def panel(
     arms: dict[str, Arm], left: float, label: str, across: Callable[[Arm], Any], up: Callable[[Arm], Any], what: str
 ) -> list[str]:
-    """One panel: a line and a band for each arm."""
+    """One panel: a line for each arm, with a bar for its interval at the end; a band for the ungated one."""
     curves = {}
     for name, arm in arms.items():
         points = [interval(column[np.isfinite(column)]) for column in up(arm).T]
         middle = np.array([point.mean for point in points])
         half = np.nan_to_num([point.half_width for point in points])
         curves[name] = np.asarray(across(arm), float), middle, half
-    right = max(x.max() for x, _, _ in curves.values())
-    low = min((y - half).min() for _, y, half in curves.values())
-    high = max((y + half).max() for _, y, half in curves.values())
-    tall = HEIGHT - TOP - 50
+    right = max(x.max() for x, _, _ in curves.values()) * 1.04
+    shown = [(y, half) for name, (_, y, half) in curves.items() if name == "ungated"]
+    shown += [(y[-1:], half[-1:]) for _, y, half in curves.values()] + [(y, 0 * y) for _, y, _ in curves.values()]
+    low, high = min((y - half).min() for y, half in shown), max((y + half).max() for y, half in shown)
 
-    def place(x: float, y: float) -> str:
-        return f"{left + x / right * PANEL:.1f},{TOP + (high - y) / (high - low) * tall:.1f}"
+    def place(x: float, y: float) -> tuple[float, float]:
+        return left + x / right * PANEL, TOP + (high - y) / (high - low) * TALL
 
-    shapes = []
-    for share in (0.0, 0.5, 1.0):
-        y = low + share * (high - low)
-        shapes.append(f'<polyline points="{place(0, y)} {place(right, y)}" stroke="#d8d8d8"/>')
-        at = TOP + (1 - share) * tall + 4
-        shapes.append(f'<text x="{left - 6:.0f}" y="{at:.0f}" text-anchor="end">{y:.2f}</text>')
-        edge = left + share * PANEL
-        shapes.append(f'<text x="{edge:.0f}" y="{HEIGHT - 32}" text-anchor="middle">{share * right:,.0f}</text>')
+    def line(x: Any, y: Any) -> str:
+        return " ".join("{:.1f},{:.1f}".format(*place(*pair)) for pair in zip(x, y, strict=True))
+
+    shapes = [f'<text x="{left:.0f}" y="{TOP - 20}" font-weight="600">{what}</text>']
+    for value in ticks(low, high):
+        y = place(0, value)[1]
+        shapes.append(f'<path d="M{left:.0f} {y:.1f}h{PANEL}" stroke="#e4e4e4"/>')
+        shapes.append(f'<text x="{left - 6:.0f}" y="{y + 4:.1f}" text-anchor="end" fill="#666666">{value:.1f}</text>')
+    for value in ticks(0, right):
+        x = place(value, low)[0]
+        shapes.append(
+            f'<text x="{x:.1f}" y="{TOP + TALL + 18}" text-anchor="middle" fill="#666666">{value:,.0f}</text>'
+        )
+    shapes.append(f'<text x="{left + PANEL / 2:.0f}" y="{TOP + TALL + 38}" text-anchor="middle">{label}</text>')
     for name, (x, y, half) in curves.items():
-        colour = ARMS[name][0]
-        forth = [place(*pair) for pair in zip(x, y + half, strict=True)]
-        back = [place(*pair) for pair in zip(x[::-1], (y - half)[::-1], strict=True)]
-        shapes.append(f'<polygon points="{" ".join(forth + back)}" fill="{colour}" fill-opacity="0.08"/>')
-        middle = " ".join(place(*pair) for pair in zip(x, y, strict=True))
-        shapes.append(f'<polyline points="{middle}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
-    shapes.append(f'<text x="{left:.0f}" y="{HEIGHT - 12}">{label} →  {what}</text>')
+        if name == "ungated":
+            band = f"{line(x, y + half)} {line(x[::-1], (y - half)[::-1])}"
+            shapes.append(f'<polygon points="{band}" fill="{ARMS[name][0]}" fill-opacity="0.08"/>')
+    for number, (name, (x, y, half)) in enumerate(curves.items()):
+        shapes.append(f'<polyline points="{line(x, y)}" {pen(name)}/>')
+        # Bars that would lie on each other stand beside each other.
+        at, (top, bottom) = place(x[-1], 0)[0] + 2 * number, (place(0, y[-1] + side * half[-1])[1] for side in (1, -1))
+        shapes.append(f'<path d="M{at:.1f} {top:.1f}V{bottom:.1f}" stroke="{ARMS[name][0]}" stroke-opacity="0.5"/>')
     return shapes
 
 

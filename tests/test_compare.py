@@ -74,8 +74,16 @@ def test_the_results_are_written_from_the_files_alone(compare, runs):
     assert "| correct | – | 0 of 3 |" in text
     assert "nan" not in text
     picture = (runs / "results.svg").read_text()
-    assert picture.count("<polyline") == 3 * (3 + 3)
+    assert picture.count("<polyline") == 3 * 3
     assert "nan" not in picture
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(0.47, 0.92, [0.5, 0.6, 0.7, 0.8, 0.9]), (-0.31, 0.91, [0.0, 0.5]), (0, 30395, [0, 10000, 20000, 30000])],
+)
+def test_ticks_are_round(compare, low, high, expected):
+    assert compare.ticks(low, high) == pytest.approx(expected)
 
 
 def test_runs_of_other_settings_do_not_count(compare, runs):
