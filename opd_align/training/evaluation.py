@@ -247,9 +247,12 @@ class Evaluator:
     def _cast(self, model: Any, student: Any) -> Cast:
         """Who writes demonstrations, and who summarises them: the student, as it is now."""
         grader = self.held_out.grader(self.chat, student.end_tokens, self.host.trainer.state)
-        scribe = self._student(model, self._asked_plainly)
         source = Source(SELF, student, self.chat.said, grader)
-        return Cast({SELF: source}, Source("summariser", scribe, self.chat.said, Ungraded()), Trials())
+        summariser = None
+        if any(each.summarised for each in self.faculty.contexts):
+            scribe = self._student(model, self._asked_plainly)
+            summariser = Source("summariser", scribe, self.chat.said, Ungraded())
+        return Cast({SELF: source}, summariser, Trials())
 
     def _asked_plainly(self, question: Question) -> tuple[int, ...]:
         return self.chat.prompt([{"role": "user", "content": question.text}])

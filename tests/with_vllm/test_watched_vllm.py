@@ -72,9 +72,9 @@ def test_rollouts_come_from_the_trainers_own_engine_with_the_weights_of_the_step
     kinds = []
     student_of = callback.evaluator._student
 
-    def seen(model: Any) -> Any:
-        kinds.append(type(student_of(model)))
-        return student_of(model)
+    def seen(*given: Any) -> Any:
+        kinds.append(type(student_of(*given)))
+        return student_of(*given)
 
     callback.evaluator._student = seen
     colocated.train()
@@ -101,7 +101,9 @@ def test_a_server_that_the_trainer_generates_with_is_asked_for_rollouts(tmp_path
             mode="server", enable_sleep_mode=False, sync_weights=lambda: None, vllm_client=VLLMClient(server.url)
         )
         callback = watched(trainer)
-        assert type(callback.evaluator._student(trainer.model)) is ServerStudent
+        evaluator = callback.evaluator
+        prompt = evaluator.held_out.prompting(evaluator.chat)
+        assert type(evaluator._student(trainer.model, prompt)) is ServerStudent
         before = server.finished()
         analysis, _ = callback.evaluate()
         assert server.finished() - before >= TINY.initial * 2
