@@ -372,6 +372,15 @@ def test_what_the_student_could_not_write_it_is_asked_for_again(tmp_path):
     assert callback.evaluator.showing.found[asked[2].id] == shown, "and is shown what it was shown"
 
 
+def test_a_context_may_show_summaries_by_the_student(tmp_path):
+    callback = watch(make("distillation", tmp_path), questions=held_out(2), teachers=["Self-Sum-1C", "Self-1C1W"])
+    analysis, _ = callback.evaluate()
+    assert set(analysis.nodes["teacher"].to_pylist()) == {"teacher", "Self-Sum-1C", "Self-1C1W"}
+    for right, wrong in callback.evaluator.showing.found.values():
+        assert (right.correct, bool(right.summary)) == (True, True)
+        assert (wrong.correct, wrong.summary) == (False, None), "nobody shows it summarised"
+
+
 def test_a_small_evaluation_of_many_questions_writes_demonstrations_of_few(tmp_path):
     trainer = make("distillation", tmp_path)
     callback = watch(trainer, questions=held_out(12), teachers=["Self-1C"], max_overhead=0.05)
