@@ -1,12 +1,6 @@
-"""Gates on batches small enough to check by eye, and verifiers that misbehave."""
+"""Gates on batches small enough to check by eye."""
 
 from __future__ import annotations
-
-import logging
-import subprocess
-import sys
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -27,7 +21,6 @@ from opd_align.training.gates import (
     together,
     weigh,
 )
-from opd_align.training.verifying import STUCK, Verifying
 from opd_align.types import OpdAlignError, Outcome
 
 UNKNOWN, INCORRECT, CORRECT = Outcome.UNKNOWN, Outcome.INCORRECT, Outcome.CORRECT
@@ -174,85 +167,3 @@ def test_measures_follow_their_definitions():
     assert set(expected) == {*MEASURES, PUSH}
     for name, value in expected.items():
         torch.testing.assert_close(measure_logits(name, student, teacher, tokens).double(), value, atol=1e-6, rtol=1e-5)
-
-
-# Verifiers
-
-
-def judge(function, n=2, **settings):
-    verifying = Verifying(function, **settings)
-    return verifying, verifying.outcomes(["q"] * n, ["Answer: 1"] * n, {"answer": ["1"] * n})
-
-
-def test_verdicts_are_read():
-    _, outcomes = judge(lambda **_: [1, 0.0, None, float("nan"), True], n=5)
-    assert outcomes == [CORRECT, INCORRECT, UNKNOWN, UNKNOWN, CORRECT]
-    _, outcomes = judge(task("arithmetic").verifier)
-    assert outcomes == [CORRECT, CORRECT]
-
-
-def test_a_verifier_that_raises_leaves_outcomes_unknown_and_is_reported_once(caplog):
-    def broken(**_):
-        raise ZeroDivisionError("oh")
-
-    with caplog.at_level(logging.WARNING):
-        verifying, outcomes = judge(broken)
-        assert outcomes == [UNKNOWN, UNKNOWN]
-        assert verifying.outcomes(["q"], ["a"], {}) == [UNKNOWN]
-    assert verifying.failures == 2
-    assert [record.getMessage() for record in caplog.records if "ZeroDivisionError: oh" in record.getMessage()]
-    assert len(caplog.records) == 1
-
-
-def test_a_verifier_that_hangs_costs_its_time_limit_and_is_given_up(caplog):
-    release = threading.Event()
-    with caplog.at_level(logging.WARNING):
-        verifying, outcomes = judge(lambda **_: release.wait(), timeout_s=0.1)
-        assert outcomes == [UNKNOWN, UNKNOWN]
-        for _ in range(STUCK - 1):
-            verifying.outcomes(["q"], ["a"], {})
-        before = time.monotonic()
-        assert verifying.outcomes(["q"], ["a"], {}) == [UNKNOWN]
-        assert time.monotonic() - before < 0.05
-    assert verifying.failures == STUCK + 1
-    assert len(caplog.records) == 1
-    assert "within 0.1 s" in caplog.text
-    release.set()
-    for thread in verifying._stuck:
-        thread.join()
-    verifying.verifier = verifier  # once they have come back, it is asked again
-    assert verifying.outcomes(["q"], ["a"], {}) == [CORRECT]
-
-
-def test_a_verifier_that_hangs_does_not_hold_up_the_exit():
-    script = (
-        "import time\n"
-        "from opd_align.training.verifying import Verifying\n"
-        "print(Verifying(lambda **_: time.sleep(600), timeout_s=0.1).outcomes(['q'], ['a'], {}))\n"
-    )
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert run.returncode == 0, run.stderr
-    assert "UNKNOWN" in run.stdout
-
-
-@pytest.mark.parametrize(
-    ("function", "complaint"),
-    [
-        (lambda **_: [1.0], "1 verdicts for 2"),
-        (lambda **_: [0.4, 1.0], "0.4; a verdict is 1"),
-        (task("arithmetic").verifier, "column 'answer'"),
-    ],
-)
-def test_a_verifier_that_does_not_fit_stops_the_run(function, complaint):
-    with pytest.raises(OpdAlignError, match=complaint):
-        Verifying(function).outcomes(["q", "q"], ["a", "a"], {})
-
-
-def test_an_asynchronous_verifier_and_a_senseless_limit_are_refused():
-    async def later(**_):
-        return []
-
-    with pytest.raises(OpdAlignError, match="asynchronous"):
-        Verifying(later)
-    with pytest.raises(OpdAlignError, match="positive number"):
-        Verifying(verifier, timeout_s=0)

@@ -14,6 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import iscoroutinefunction
 from typing import Any, Literal
 
 import torch
@@ -127,7 +128,7 @@ class IncorrectOnly(Gate):
     unknown: Unknown = field(kw_only=True)
 
     def __post_init__(self) -> None:
-        _check_verifier(self.verifier)
+        check_verifier(self.verifier)
         _check_unknown(self.unknown)
         if not 0 <= self.correct_weight < math.inf:
             raise OpdAlignError(f"correct_weight must be 0 or more, not {self.correct_weight}")
@@ -199,7 +200,7 @@ class SignAgrees(Gate):
     unknown: Unknown = field(kw_only=True)
 
     def __post_init__(self) -> None:
-        _check_verifier(self.verifier)
+        check_verifier(self.verifier)
         _check_unknown(self.unknown)
 
     @property
@@ -346,6 +347,12 @@ def _check_unknown(unknown: str) -> None:
         )
 
 
-def _check_verifier(verifier: Any) -> None:
+def check_verifier(verifier: Any) -> None:
     if not callable(verifier):
         raise OpdAlignError(f"a verifier is a function with TRL's reward signature, not {verifier!r}")
+    if hasattr(verifier, "named_parameters"):
+        raise OpdAlignError(
+            f"the verifier is a model ({type(verifier).__name__}); give a function that asks it and says 1, 0 or None"
+        )
+    if iscoroutinefunction(verifier) or iscoroutinefunction(getattr(verifier, "__call__", None)):  # noqa: B004
+        raise OpdAlignError("the verifier is asynchronous; give a plain function that waits for it")

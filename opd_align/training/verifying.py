@@ -1,22 +1,29 @@
 """Verdicts in time: a verifier is called on a whole batch, and training goes on whatever it does.
 
 A call that raises, or has not returned within its time, leaves its completions unknown; both are counted, and said
-once. The call runs in a daemon thread. A process could be killed, but a verifier is any callable (a closure, a client,
-a model on the device): it need not survive pickling, a fork under CUDA does not survive at all, and a spawned process
-would import the user's script again. A thread that never returns costs its share of the interpreter, so while
-`STUCK` of them hang the verifier is not called again; being daemons, they do not hold up the interpreter's exit.
+once. In the main thread an alarm ends the call: it reaches code that never lets go of the interpreter, such as a
+regular expression that backtracks for ever, where no other thread would get to run. Elsewhere, and where somebody else
+uses the alarm, the call runs in a daemon thread. A process could be killed, but a verifier is any callable (a closure,
+a client, a model on the device): it need not survive pickling, a fork under CUDA does not survive at all, and a spawned
+process would import the user's script again.
+
+What stays out of reach is code that heeds no signal, and a verifier that sets an alarm of its own, which replaces ours.
+A thread that never returns costs its share of the interpreter, so while `STUCK` of them hang the verifier is not called
+again; being daemons, they do not hold up the interpreter's exit.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
+import signal
 import threading
-from collections.abc import Mapping, Sequence
-from inspect import iscoroutinefunction
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
-from opd_align.training.gates import Verifier
+from opd_align.training.gates import Verifier, check_verifier
 from opd_align.types import OpdAlignError, Outcome
 
 logger = logging.getLogger(__name__)
@@ -24,47 +31,114 @@ logger = logging.getLogger(__name__)
 STUCK = 3
 """Calls that may hang at the same time before the verifier is given up."""
 
+AGAIN_S = 1.0
+"""After how long an alarm that somebody swallowed rings again."""
+
+WITHHELD = ("prompt", "completion", "completion_ids")
+"""Columns that TRL keeps from reward functions: what was asked and said comes in their place."""
+
+
+class _Late(BaseException):
+    """The time is up; nothing that a verifier catches."""
+
 
 class Verifying:
-    """Calls a verifier with TRL's reward signature; `outcomes` always comes back, at most about `timeout_s` later."""
+    """Calls a verifier with TRL's reward signature; `outcomes` comes back at most about `timeout_s` later."""
 
     def __init__(self, verifier: Verifier, *, timeout_s: float = 60.0) -> None:
         if not 0 < timeout_s < math.inf:
             raise OpdAlignError(f"verifier: the time limit must be a positive number of seconds, not {timeout_s}")
-        if iscoroutinefunction(verifier):
-            raise OpdAlignError("the verifier is asynchronous; give a plain function that waits for it")
+        check_verifier(verifier)
         self.verifier, self.timeout_s = verifier, timeout_s
         self.failures = 0
         self._stuck: list[threading.Thread] = []
         self._said = False
 
     def outcomes(
-        self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        columns: Mapping[str, Any],
+        **extras: Any,
     ) -> list[Outcome]:
-        """One outcome a completion: 1 is correct, 0 incorrect, `None` (or NaN) unknown."""
+        """One outcome a completion: 1 is correct, 0 incorrect, `None` (or NaN) unknown.
+
+        `extras` are what TRL hands over beside the data's columns; the verifier gets those that it has a name for.
+        """
+        given = self._given(prompts, completions, columns, extras)
         self._stuck = [thread for thread in self._stuck if thread.is_alive()]
         if len(self._stuck) >= STUCK:
             return self._unknown(len(completions), f"{STUCK} earlier calls still hang")
-        answer: list[Sequence[float | None]] = []
+
+        def call() -> list[Outcome]:
+            return _read(self.verifier(**given), len(completions))
+
+        try:
+            return self._under_alarm(call) if _alarm_is_free() else self._in_a_thread(call)
+        except (OpdAlignError, KeyboardInterrupt):
+            raise  # a column that is missing, a reply that is no verdict: no later batch would do better
+        except _Late:
+            return self._unknown(len(completions), f"it did not return within {self.timeout_s:g} s")
+        except BaseException as error:  # whatever a user's function raises is for the log, not for the trainer
+            return self._unknown(len(completions), f"it raised {type(error).__name__}: {error}")
+
+    def _given(
+        self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any], extras: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """What the verifier is called with; refuses one that could not be called with it in any batch."""
+        given = {name: values for name, values in columns.items() if name not in WITHHELD}
+        given |= {"prompts": prompts, "completions": completions}
+        try:
+            signature = inspect.signature(self.verifier)
+        except (TypeError, ValueError):  # compiled functions have none
+            return given
+        parameters = signature.parameters.values()
+        takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
+        named = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+        given |= {name: value for name, value in extras.items() if takes_all or name in named}
+        try:
+            signature.bind(**given)
+        except TypeError as error:
+            raise OpdAlignError(
+                f"the verifier cannot be called as TRL calls reward functions: {error}. It is given "
+                f"{', '.join(given)}; end its parameters with **columns to take what it does not use"
+            ) from None
+        return given
+
+    def _under_alarm(self, call: Callable[[], list[Outcome]]) -> list[Outcome]:
+        def ring(*_: Any) -> None:
+            raise _Late
+
+        before = signal.signal(signal.SIGALRM, ring)
+        try:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, self.timeout_s, AGAIN_S)
+                return call()
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        finally:  # it may have rung a moment too late, just before it was switched off
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+    def _in_a_thread(self, call: Callable[[], list[Outcome]]) -> list[Outcome]:
+        answer: list[list[Outcome]] = []
         raised: list[BaseException] = []
 
-        def call() -> None:
+        def work() -> None:
             try:
-                answer.append(self.verifier(prompts=prompts, completions=completions, **columns))
-            except BaseException as error:  # whatever a user's function raises is for the log, not for the trainer
+                answer.append(call())
+            except BaseException as error:
                 raised.append(error)
 
-        thread = threading.Thread(target=call, name="verifier", daemon=True)
+        thread = threading.Thread(target=work, name="verifier", daemon=True)
         thread.start()
         thread.join(self.timeout_s)
         if answer:
-            return _read(answer[0], len(completions))
+            return answer[0]
         if raised:
-            if isinstance(raised[0], OpdAlignError):
-                raise raised[0]  # a column that is missing: no later batch would have it
-            return self._unknown(len(completions), f"it raised {type(raised[0]).__name__}: {raised[0]}")
+            raise raised[0]
         self._stuck.append(thread)
-        return self._unknown(len(completions), f"it did not return within {self.timeout_s:g} s")
+        raise _Late
 
     def _unknown(self, n: int, reason: str) -> list[Outcome]:
         self.failures += 1
@@ -79,18 +153,31 @@ class Verifying:
         return [Outcome.UNKNOWN] * n
 
 
-def _read(values: Sequence[float | None], expected: int) -> list[Outcome]:
-    values = list(values)
-    if len(values) != expected:
-        raise OpdAlignError(f"the verifier gave {len(values)} verdicts for {expected} completions")
-    return [_outcome(value) for value in values]
+def _alarm_is_free() -> bool:
+    return (
+        threading.current_thread() is threading.main_thread()
+        and hasattr(signal, "setitimer")
+        and signal.getsignal(signal.SIGALRM) in (signal.SIG_DFL, signal.SIG_IGN)
+        and signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    )
 
 
-def _outcome(value: float | None) -> Outcome:
-    if value is None or math.isnan(value):
+def _read(values: Any, expected: int) -> list[Outcome]:
+    """What a verifier gave, made while its time runs: it may be a generator."""
+    if not hasattr(values, "__iter__") or isinstance(values, str | bytes):
+        raise OpdAlignError(f"the verifier gave {values!r}; expected one verdict for each of {expected} completions")
+    verdicts = list(values)
+    if len(verdicts) != expected:
+        raise OpdAlignError(f"the verifier gave {len(verdicts)} verdicts for {expected} completions")
+    return [_outcome(value) for value in verdicts]
+
+
+def _outcome(value: Any) -> Outcome:
+    value = value.item() if hasattr(value, "item") else value
+    if value is None or (isinstance(value, Real) and math.isnan(value)):
         return Outcome.UNKNOWN
-    if value in (0, 1):
-        return Outcome(int(value))
+    if isinstance(value, Real) and value in (0, 1):
+        return Outcome.CORRECT if value else Outcome.INCORRECT
     raise OpdAlignError(
         f"the verifier gave {value!r}; a verdict is 1 (correct), 0 (incorrect) or None (unknown). "
         "Wrap a graded reward in a function that says from where on it is correct"
