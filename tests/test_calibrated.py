@@ -14,7 +14,7 @@ from opd_align.alignment import Rules
 from opd_align.backends.exact import ExactFamily
 from opd_align.engine import Settings, analyze
 from opd_align.enrich import Budget
-from opd_align.objectives import ReverseKL
+from opd_align.objectives import DrGRPO, ForwardKL, ReverseKL
 from opd_align.training.calibrated import CalibratedDivergence
 from opd_align.training.gates import GateBatch, weigh
 from opd_align.types import OpdAlignError
@@ -38,13 +38,18 @@ def misled():
     return analysed(lambda world: world.adversarial_teacher())
 
 
+def evaluating(latest=None, teachers=("teacher",), objectives=None):
+    """What a gate sees of a callback."""
+    return SimpleNamespace(latest=latest, teachers=teachers, settings=Settings(objectives or [ReverseKL()]))
+
+
 def best(analysis, quantiles):
     rows = metrics.divergence_filter(analysis.nodes, "kl", quantiles)
     return [row for row in rows if row.gain.mean - row.gain.half_width > 0]
 
 
 def test_the_threshold_is_that_of_the_best_filter_that_surely_gains(helped):
-    gate = CalibratedDivergence(SimpleNamespace(latest=helped))
+    gate = CalibratedDivergence(evaluating(helped))
     gaining = best(helped, gate.quantiles)
     assert gaining, "this world was made so that a filter helps"
     assert gate.threshold == max(gaining, key=lambda row: row.signal.mean).threshold
@@ -57,7 +62,7 @@ def test_the_threshold_is_that_of_the_best_filter_that_surely_gains(helped):
 
 
 def test_where_no_filter_surely_gains_the_gate_is_open(misled):
-    gate = CalibratedDivergence(SimpleNamespace(latest=misled))
+    gate = CalibratedDivergence(evaluating(misled))
     assert not best(misled, gate.quantiles)
     assert gate.threshold == -math.inf
     batch = GateBatch(torch.zeros(1, 2), torch.tensor([[True, False]]), None, lambda name: torch.tensor([[0.0, 0.0]]))
@@ -68,11 +73,11 @@ def test_where_no_filter_surely_gains_the_gate_is_open(misled):
 def test_one_question_cannot_calibrate(helped):
     first = helped.nodes["question"][0]
     alone = SimpleNamespace(nodes=helped.nodes.filter(np.asarray(helped.nodes["question"]) == first.as_py()))
-    assert CalibratedDivergence(SimpleNamespace(latest=alone)).threshold == -math.inf
+    assert CalibratedDivergence(evaluating(alone)).threshold == -math.inf
 
 
 def test_it_follows_the_callback(helped, misled):
-    callback = SimpleNamespace(latest=None)
+    callback = evaluating()
     gate = CalibratedDivergence(None, "js")
     assert gate.threshold == -math.inf
     gate.follow(callback)
@@ -92,8 +97,40 @@ def test_it_follows_the_callback(helped, misled):
         ({"measure": "l2"}, "no measure 'l2'"),
         ({"quantiles": ()}, "quantiles"),
         ({"quantiles": (0.5, 1.0)}, "quantiles"),
+        ({"teacher": "Self-3C"}, "'Self-3C' is not evaluated; the callback evaluates teacher"),
+        ({"objective": "forward_kl"}, "'forward_kl' is not evaluated; the callback evaluates reverse_kl"),
     ],
 )
 def test_what_cannot_be_calibrated_is_refused(own, complaint):
     with pytest.raises(OpdAlignError, match=complaint):
-        CalibratedDivergence(SimpleNamespace(latest=None), **own)
+        CalibratedDivergence(evaluating(), **own)
+
+
+def test_rewards_alone_cannot_calibrate():
+    with pytest.raises(OpdAlignError, match="none is evaluated"):
+        CalibratedDivergence(evaluating(objectives=[DrGRPO()]))
+    with pytest.raises(OpdAlignError, match="none is evaluated"):
+        CalibratedDivergence(evaluating(teachers=()))
+
+
+def test_it_looks_at_what_the_trainer_distils_and_at_nothing_else(helped):
+    worlds = ExactFamily.random(seed=0, n=10, length=40)
+    settings = Settings(
+        [DrGRPO(), ForwardKL(), ReverseKL()], Budget(initial=60, targeted=1500, allocation="adaptive"), Rules()
+    )
+    teachers = [
+        worlds.teacher("teacher", lambda world: world.adversarial_teacher()),
+        worlds.teacher("Self-1C", lambda world: world.tilted_teacher()),
+    ]
+    both = analyze(worlds, teachers, worlds.questions, worlds, settings=settings)
+    callback = evaluating(both, ("teacher", "Self-1C"), settings.objectives)
+    assert CalibratedDivergence(callback).threshold == -math.inf, "its own teacher harms"
+    other = CalibratedDivergence(callback, teacher="Self-1C", objective="reverse_kl")
+    rows = metrics.divergence_filter(both.nodes, "kl", other.quantiles, objective="reverse_kl", teacher="Self-1C")
+    assert other.threshold in [row.threshold for row in rows]
+
+
+def test_a_gate_that_follows_nobody_says_so_once(caplog):
+    gate = CalibratedDivergence()
+    assert gate.threshold == gate.threshold == -math.inf
+    assert caplog.text.count("follows no callback") == 1

@@ -308,10 +308,14 @@ def test_a_resumed_training_goes_on_with_the_schedule(tmp_path):
     state = json.loads((tmp_path / "checkpoint-2" / "opd_align.json").read_text())
     assert state["due"] == 3
     assert state["made"] == 1
+    assert state["latest"] == "step-000000"
     second = make("distillation", tmp_path, max_steps=7)
     after = watch(second, every_n_steps=3)
+    found = []
+    after._evaluate, evaluate = lambda *given: (found.append(after.latest), evaluate(*given)), after._evaluate
     second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert [line["step"] for line in _history(after)] == [0, 3, 3, 6]
+    assert found[0].nodes.equals(RunDirectory.load(tmp_path / "opd_align" / "step-000000").nodes)
     assert after.governor.made == 3
     assert after.governor.spent_s > state["spent_s"] > 0
 
@@ -397,6 +401,16 @@ def test_each_training_has_a_schedule_of_its_own(tmp_path):
     trainer.train()
     assert [line["step"] for line in _history(callback)] == [0, 0]
     assert callback.governor.made == 1
+
+
+def test_a_resumed_training_whose_evaluations_are_gone_goes_on(tmp_path, caplog):
+    callback = watch(make("distillation", tmp_path), every_n_steps=3)
+    (tmp_path / "checkpoint-4").mkdir()
+    known = {**callback.governor.evaluated(3, 1.0, 1.0).state(), "failures": 0, "latest": "step-000003"}
+    (tmp_path / "checkpoint-4" / "opd_align.json").write_text(json.dumps(known))
+    callback.on_train_begin(callback.host.trainer.args, TrainerState(global_step=4), TrainerControl())
+    assert "the latest evaluation before the checkpoint cannot be read" in caplog.text
+    assert (callback.latest, callback.governor.due) == (None, 6)
 
 
 @pytest.mark.parametrize("content", ['{"every": 3, "du', "[]", '{"every": 3}'])

@@ -7,6 +7,7 @@ takes it only if the filter shows a benefit.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +17,11 @@ from torch import Tensor
 
 from opd_align import metrics
 from opd_align.engine import Analysis
+from opd_align.search import Settings
 from opd_align.training.gates import DivergenceAbove, Gate, GateBatch, check_measure
 from opd_align.types import OpdAlignError
+
+logger = logging.getLogger(__name__)
 
 QUANTILES = (0.25, 0.5, 0.75, 0.9)
 
@@ -27,6 +31,12 @@ class Evaluated(Protocol):
 
     @property
     def latest(self) -> Analysis | None: ...
+
+    @property
+    def settings(self) -> Settings: ...
+
+    @property
+    def teachers(self) -> Sequence[str]: ...
 
 
 @dataclass(eq=False)
@@ -38,7 +48,11 @@ class CalibratedDivergence(Gate):
     If none counts, or nothing has been evaluated yet, the gate is open. The interval does not make up for the choice
     among the quantiles, so few of them are tried.
 
+    The evaluation may be of several teachers and objectives. The gate looks at what the trainer distils: its own
+    teacher and its own objective, unless told others by name.
+
     A trainer wants its gate before there is a callback: leave `callback` out, and say `gate.follow(callback)` later.
+    Until then the gate is open, and says so once.
     """
 
     callback: Evaluated | None = None
@@ -47,15 +61,22 @@ class CalibratedDivergence(Gate):
     objective: str | None = field(default=None, kw_only=True)
     teacher: str | None = field(default=None, kw_only=True)
     _known: dict[int, tuple[Analysis, float]] = field(default_factory=dict, init=False, repr=False)
+    _of: tuple[str, str] | None = field(default=None, init=False, repr=False)
+    _said: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_measure(self.measure)
         if not self.quantiles or not all(0 < quantile < 1 for quantile in self.quantiles):
             raise OpdAlignError(f"quantiles to choose from lie between 0 and 1, not {tuple(self.quantiles)}")
+        if self.callback is not None:
+            self.follow(self.callback)
 
     def follow(self, callback: Evaluated) -> None:
-        """From now on, the threshold is this callback's."""
+        """From now on, the threshold is this callback's; refuses one that does not evaluate what is asked for."""
+        distils = [each.name for each in callback.settings.objectives if each.signal != "reward"]
+        self._of = _one_of("objective", self.objective, distils), _one_of("teacher", self.teacher, callback.teachers)
         self.callback = callback
+        self._known.clear()
 
     @property
     def name(self) -> str:
@@ -68,6 +89,9 @@ class CalibratedDivergence(Gate):
     @property
     def threshold(self) -> float:
         """In nats, as of the latest evaluation; minus infinity while the gate is open."""
+        if self.callback is None and not self._said:
+            self._said = True
+            logger.warning("the gate %s follows no callback and stays open; say gate.follow(callback)", self.name)
         analysis = None if self.callback is None else self.callback.latest
         if analysis is None:
             return -math.inf
@@ -78,8 +102,9 @@ class CalibratedDivergence(Gate):
         return self._known[id(analysis)][1]
 
     def _chosen(self, analysis: Analysis) -> float:
+        objective, teacher = self._of or (None, None)
         rows = metrics.divergence_filter(
-            analysis.nodes, self.measure, self.quantiles, objective=self.objective, teacher=self.teacher
+            analysis.nodes, self.measure, self.quantiles, objective=objective, teacher=teacher
         )
         gaining = [row for row in rows if row.gain.mean - row.gain.half_width > 0]
         return max(gaining, key=lambda row: row.signal.mean).threshold if gaining else -math.inf
@@ -91,3 +116,15 @@ class CalibratedDivergence(Gate):
 
     def __call__(self, batch: GateBatch) -> Tensor:
         return DivergenceAbove(threshold=self.threshold, measure=self.measure)(batch)
+
+
+def _one_of(what: str, wanted: str | None, there: Sequence[str]) -> str:
+    if wanted is None and there:
+        return there[0]
+    if wanted is None or wanted not in there:
+        given = "none is evaluated" if wanted is None else f"{wanted!r} is not evaluated"
+        raise OpdAlignError(
+            f"calibration needs a {what} that pulls on tokens, and {given}; the callback evaluates "
+            f"{', '.join(there) or 'none'}"
+        )
+    return wanted

@@ -27,6 +27,7 @@ from opd_align.report.history import FOLDER, HISTORY, TRAINING
 from opd_align.report.trackers import ROOT, scalars, wandb_media
 from opd_align.scoring import Sampling
 from opd_align.search import Settings
+from opd_align.store import RunDirectory
 from opd_align.training.borrow import dice_put_back
 from opd_align.training.evaluation import Evaluator, Faculty
 from opd_align.training.governor import Governor
@@ -97,7 +98,13 @@ class AlignmentCallback(TrainerCallback):
         self.on_error = on_error
         self.failures = 0
         self.latest: Analysis | None = None
+        self._run: str | None = None
         self._since = time.perf_counter()
+
+    @property
+    def teachers(self) -> list[str]:
+        """The names of those that are evaluated, the trainer's own first."""
+        return self.evaluator.teachers
 
     # -- the trainer's events -----------------------------------------------------------------------------------
 
@@ -118,7 +125,7 @@ class AlignmentCallback(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         checkpoint = self.folder.parent / f"checkpoint-{state.global_step}"
         if state.is_world_process_zero and checkpoint.is_dir():
-            known = {**self._counted().state(), "failures": self.failures}
+            known = {**self._counted().state(), "failures": self.failures, "latest": self._run}
             with suppress(OSError):  # the schedule is all that would be lost
                 (checkpoint / STATE).write_text(json.dumps(known) + "\n", encoding="utf-8")
 
@@ -152,6 +159,7 @@ class AlignmentCallback(TrainerCallback):
         numbers: dict[str, float] = {}
         try:
             self.latest, run = self.evaluate(scale)
+            self._run = run
             numbers = scalars(self.latest)
         except Exception as failure:
             error = failure
@@ -238,21 +246,32 @@ class AlignmentCallback(TrainerCallback):
         fresh = Governor(every, self.governor.max_overhead, self.governor.questions, since=step)
         file = self.folder.parent / f"checkpoint-{step}" / STATE
 
-        def known() -> tuple[Governor, int]:
+        def known() -> tuple[Governor, int, str | None]:
             if not step or not file.is_file():
-                return fresh, 0
+                return fresh, 0, None
             try:
                 stored = json.loads(file.read_text(encoding="utf-8"))
-                return fresh.resumed(stored), int(stored["failures"])
+                return fresh.resumed(stored), int(stored["failures"]), stored["latest"]
             except (OSError, ValueError, LookupError, TypeError) as error:  # half written when the training was killed
                 logger.warning("%s cannot be read, the schedule begins anew: %r", file, error)
-                return fresh, 0
+                return fresh, 0, None
 
-        self.governor, self.failures = together(known)[0]
+        self.governor, self.failures, self._run = together(known)[0]
+        self.latest = together(self._read_latest)[0]
         if step:
             self.evaluator.showing.recall()
         if self.governor.due < step:
             self.governor = replace(self.governor, due=ceil(step / every) * every)
+
+    def _read_latest(self) -> Analysis | None:
+        """What a checkpoint's latest evaluation found: gates may follow it."""
+        if self._run is None or self.evaluator.rank:
+            return None
+        try:
+            return RunDirectory.load(self.folder / self._run)
+        except OpdAlignError as error:
+            logger.warning("the latest evaluation before the checkpoint cannot be read: %s", error)
+            return None
 
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
         try:

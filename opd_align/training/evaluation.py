@@ -104,9 +104,7 @@ class Evaluator:
     def check(self, settings: Settings) -> None:
         """Refuses what would fail at every evaluation; names the questions that will be left out."""
         host = self.host
-        named = [*([OWN] if host.teacher is not None or host.server is not None else []), *(self.faculty.models or {})]
-        named += [each.name for each in self.faculty.contexts]
-        check([_Named(name) for name in named], self.held_out.questions, settings)
+        check([_Named(name) for name in self.teachers], self.held_out.questions, settings)
         model = host.trainer.model
         ends = self.chat.ends(model.config, model.generation_config)
         student = HFStudent("student", model, self.held_out.prompting(self.chat), ends, host.sampling)
@@ -116,6 +114,13 @@ class Evaluator:
         self._name(reasons)
         if len(reasons) == len(self.held_out.questions):
             raise OpdAlignError(f"no held-out question can be asked; the last one: {[*reasons.values()][-1]}")
+
+    @property
+    def teachers(self) -> list[str]:
+        """Their names, the trainer's own first: a self-distilling trainer's own is the student in a context."""
+        host, contexts = self.host, [each.name for each in self.faculty.contexts]
+        own = (host.teacher is not None and host.context is None) or host.server is not None
+        return [*([OWN] if own else contexts), *(self.faculty.models or {}), *(contexts if own else [])]
 
     @property
     def rank(self) -> int:
