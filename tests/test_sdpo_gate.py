@@ -33,7 +33,7 @@ def test_correct_rollouts_are_taken_out(tmp_path):
         """After the gate: what SDPO is left with."""
 
         def on_self_distillation_batch_prepared(self, *, self_distillation_mask, **kwargs):
-            masks.append((self_distillation_mask.tolist(), [int(outcome) for outcome in gate._outcomes]))
+            masks.append((self_distillation_mask.tolist(), [int(outcome) for outcome in gate.verifying.latest]))
 
     gate.attach(trainer)
     trainer.add_callback(Seen())

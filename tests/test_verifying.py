@@ -209,6 +209,22 @@ def test_a_verifier_is_called_as_trl_calls_rewards():
     assert Verifying(plain).outcomes(["q"], ["a"], columns, **extras) == [CORRECT]
 
 
+def test_a_verifier_as_a_reward_is_called_once_and_remembered():
+    calls = []
+
+    def plain(prompts, completions, answer):
+        calls.append(answer)
+        return [1.0, 0.0, None]
+
+    verifying = Verifying(plain)
+    reward = verifying.as_reward()
+    assert reward.__name__ == "plain"
+    given = {"answer": ["1"] * 3, "completion_ids": [[1]] * 3, "trainer_state": None, "log_metric": print}
+    assert reward(prompts=["q"] * 3, completions=["a"] * 3, **given) == [1.0, 0.0, None]
+    assert verifying.latest == [CORRECT, INCORRECT, UNKNOWN]
+    assert calls == [["1"] * 3]
+
+
 def test_what_can_be_no_verifier_is_refused():
     async def later(**_):
         return []

@@ -8,7 +8,6 @@ by sequence, and a weight between 0 and 1 would cancel out, so there is none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,22 +25,18 @@ class SDPOGate(TrainerCallback):
     def __init__(self, verifier: Verifier, *, unknown: Unknown, verifier_timeout_s: float = 60.0) -> None:
         self.gate = IncorrectOnly(verifier, unknown=unknown)
         self.verifying = Verifying(verifier, timeout_s=verifier_timeout_s)
-        self._outcomes: list[Outcome] | None = None
+        self.reward = self.verifying.as_reward()
+        """The verifier as a reward function: 1, 0, or `None` where it could not tell."""
         self._trainer: Any = None
         self._failures_seen = 0
 
     def attach(self, trainer: Any) -> SDPOGate:
         """From now on the trainer's rollouts pass the gate."""
-        if not any(getattr(function, "__self__", None) is self for function in getattr(trainer, "reward_funcs", ())):
+        if self.reward not in getattr(trainer, "reward_funcs", ()):
             raise OpdAlignError("the gate hears outcomes as a reward: give gate.reward to SDPOTrainer's reward_funcs")
         self._trainer = trainer
         trainer.add_callback(self)
         return self
-
-    def reward(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        """The verifier as a reward function: 1, 0, or `None` where it could not tell."""
-        self._outcomes = self.verifying.outcomes(prompts, completions, columns)
-        return [None if outcome == Outcome.UNKNOWN else float(outcome) for outcome in self._outcomes]
 
     def on_teacher_context_built(
         self, *args: Any, model: Any, completion_mask: Tensor, self_distillation_mask: Tensor, **kwargs: Any
@@ -49,7 +44,7 @@ class SDPOGate(TrainerCallback):
         """SDPO's event: rewards are known, and the mask is about to be used."""
         if not model.training:
             return
-        outcome_B = torch.tensor([int(outcome) for outcome in self._outcomes or ()], device=completion_mask.device)
+        outcome_B = torch.tensor([int(outcome) for outcome in self.verifying.latest], device=completion_mask.device)
         batch = GateBatch(completion_mask, torch.ones_like(completion_mask[:, :1]).bool(), outcome_B)
         taught_B = self_distillation_mask > 0
         self_distillation_mask *= weigh(self.gate, batch)[:, 0]

@@ -38,6 +38,10 @@ WITHHELD = ("prompt", "completion", "completion_ids")
 """Columns that TRL keeps from reward functions: what was asked and said comes in their place."""
 
 
+BESIDE = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
+"""What TRL hands to reward functions beside the data's columns."""
+
+
 class _Late(BaseException):
     """The time is up; nothing that a verifier catches."""
 
@@ -51,6 +55,7 @@ class Verifying:
         check_verifier(verifier)
         self.verifier, self.timeout_s = verifier, timeout_s
         self.failures = 0
+        self.latest: list[Outcome] = []
         self._stuck: list[threading.Thread] = []
         self._said = False
 
@@ -81,6 +86,17 @@ class Verifying:
             return self._unknown(len(completions), f"it did not return within {self.timeout_s:g} s")
         except BaseException as error:  # whatever a user's function raises is for the log, not for the trainer
             return self._unknown(len(completions), f"it raised {type(error).__name__}: {error}")
+
+    def as_reward(self) -> Callable[..., list[float | None]]:
+        """The same calls as a reward function for a trainer; `latest` holds the outcomes that it last gave."""
+
+        def reward(prompts: Sequence[Any], completions: Sequence[Any], **given: Any) -> list[float | None]:
+            extras = {name: given.pop(name) for name in BESIDE if name in given}
+            self.latest = self.outcomes(prompts, completions, given, **extras)
+            return [None if outcome == Outcome.UNKNOWN else float(outcome) for outcome in self.latest]
+
+        reward.__name__ = getattr(self.verifier, "__name__", type(self.verifier).__name__)
+        return reward
 
     def _given(
         self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any], extras: Mapping[str, Any]
