@@ -6,7 +6,9 @@
 
 SDPO samples a group of rollouts a question. Where one of them is correct, it becomes the demonstration in the teacher's
 prompt, in the paper's words, and the others are distilled toward what the student says after reading it; the gate
-leaves out those that were right by themselves. No second model is needed.
+leaves out those that were right by themselves. `teacher_model_kind: live` makes the teacher the student as it stands:
+no second model is held, and what the callback measures is what is trained on. TRL's default, `ema`, holds an averaged
+copy (with `--use_peft`, a second adapter, which the callback does not serve).
 
 What to look at: `gate/correct` (pass rate), `self_distillation/success_group_fraction` (questions with something to
 show), `gate/sequences_kept`, `sdpo/distillation_loss`, and the context's alignment under `opd_align/...`: a
