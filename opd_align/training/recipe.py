@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
@@ -37,6 +38,9 @@ class _Parser(TrlParser):  # type: ignore[misc]
 def told(*kinds: type) -> tuple[Any, ...]:
     """What the command line and its YAML file say, one record for each kind; refuses what nobody reads."""
     parser = _Parser(kinds)
+    for action in parser._actions:
+        if getattr(action.type, "__name__", None) == "dict":
+            action.type = partial(mapping, action.dest)  # TRL takes some of its mappings from YAML only
     try:
         *records, in_file, on_line = parser.parse_args_and_config(
             return_remaining_strings=True, separate_remaining_strings=True
