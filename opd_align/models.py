@@ -65,10 +65,10 @@ def short_name(reference: str) -> str:
     return Path(reference.removeprefix(EMBEDDED)).name.removesuffix(".gguf")
 
 
-def load_tokenizer(reference: str) -> Any:
-    """Only the tokenizer: enough to write prompts."""
+def load_tokenizer(reference: str, **given: Any) -> Any:
+    """Only the tokenizer: enough to write prompts; `given` goes to transformers, such as a revision."""
     place, options = place_of(reference)
-    return _from_pretrained(_libraries()[1].AutoTokenizer, reference, place, options)
+    return _from_pretrained(_libraries()[1].AutoTokenizer, reference, place, options | given)
 
 
 def weight_bytes(reference: str, *, dtype: str = "auto", device: str = "auto") -> int:

@@ -53,6 +53,7 @@ ARMS = {
     "random_rollouts": ("#56b4e9", "control: as many rollouts as are incorrect, drawn at random"),
     "random_tokens": ("#999999", "control: a fifth of the tokens, drawn at random"),
 }
+# `both` has no control of its own size: the random tokens are more than its own, and RESULTS.md says so.
 CONTROLS = {"incorrect": ("correct", "random_rollouts"), "divergence": ("random_tokens",), "both": ("random_tokens",)}
 
 
@@ -247,6 +248,10 @@ class Arm:
         total = np.concatenate([[0.0], np.cumsum(per_step)])
         return [float(total[step]) for step in self.steps]
 
+    def share(self) -> float:
+        """Of all training tokens, those that were distilled."""
+        return float((self.distilled[:, -1] / self.tokens[:, -1]).mean())
+
     def over_training(self) -> np.ndarray:
         """Mean accuracy after the start, one number a seed."""
         return self.accuracy[:, 1:].mean(1)
@@ -291,6 +296,14 @@ def judged(value: Estimate, better: str, worse: str) -> str:
     return worse if value.mean + value.half_width < 0 else "no difference shown"
 
 
+def unequal(own: float, control: float) -> str:
+    """A remark where a control is not of the same size: more tokens may be what makes it better."""
+    if abs(control - own) < 0.02:
+        return ""
+    kind = "larger" if control > own else "smaller"
+    return f" The control is {kind}, not of equal size: it distils {control:.2f} of the tokens, the arm {own:.2f}."
+
+
 def write_results(folder: Path, target: Path) -> None:
     arms = load(folder)
     if "ungated" not in arms:
@@ -316,14 +329,13 @@ def write_results(folder: Path, target: Path) -> None:
     ]
     plain = arms["ungated"]
     for name, arm in arms.items():
-        share = (arm.distilled[:, -1] / arm.tokens[:, -1]).mean()
         against = [
             "" if name == "ungated" else told(difference(arm, plain, what), signed=True)
             for what in (final, Arm.over_training)
         ]
         lines.append(
             f"| {name} | {ARMS[name][1]} | {told(interval(final(arm)))} | {against[0]} | "
-            f"{told(interval(arm.over_training()))} | {against[1]} | {share:.2f} |"
+            f"{told(interval(arm.over_training()))} | {against[1]} | {arm.share():.2f} |"
         )
     lines += ["", "## In words", ""]
     for name in ("incorrect", "divergence", "both"):
@@ -333,7 +345,9 @@ def write_results(folder: Path, target: Path) -> None:
             if other in arms:
                 gap = difference(arms[name], arms[other], Arm.over_training)
                 verdict = judged(gap, f"{name} is better", f"{name} is worse")
-                lines.append(f"- {name} against {other}, mean over training: {told(gap, signed=True)}: {verdict}.")
+                size = "" if other == "ungated" else unequal(arms[name].share(), arms[other].share())
+                words = f"{name} against {other}, mean over training: {told(gap, signed=True)}: {verdict}."
+                lines.append(f"- {words}{size}")
     lines += [
         "",
         f"## Distilled tokens to an accuracy of {BAR}",

@@ -15,10 +15,12 @@ What to look at: `gate/threshold` and `gate/calibrated_open` (did calibration fi
 
 from dataclasses import dataclass, field
 
-from trl import DistillationConfig, ModelConfig, TrlParser, get_peft_config
+from trl import DistillationConfig, ModelConfig, get_peft_config
 
 from opd_align.training import AlignmentCallback, CalibratedDivergence, DivergenceAbove, GatedDistillationTrainer
-from opd_align.training.recipe import Questions, place, tokenizer
+from opd_align.training.gates import check_denominator
+from opd_align.training.recipe import Questions, announce, check_choice, load_as_told, place, start, tokenizer, told
+from opd_align.types import OpdAlignError
 
 
 @dataclass
@@ -32,30 +34,36 @@ class Gated:
 
 
 def main() -> None:
-    parser = TrlParser((Questions, Gated, DistillationConfig, ModelConfig))
-    questions, gated, training, model = parser.parse_args_and_config()
+    questions, gated, training, model = told(Questions, Gated, DistillationConfig, ModelConfig)
+    check_denominator(gated.denominator)
+    check_choice("divergence", gated.divergence, ("calibrated", "quantile", "threshold"))
+    if (gated.at is None) != (gated.divergence == "calibrated"):
+        raise OpdAlignError(f"at is for a quantile or a threshold; divergence is {gated.divergence}, at is {gated.at}")
     if gated.divergence == "calibrated":
         gate = CalibratedDivergence(measure=gated.measure)
     else:
         gate = DivergenceAbove(**{gated.divergence: gated.at}, measure=gated.measure)
+    student = place(model.model_name_or_path)
+    teacher = place(training.teacher_model_name_or_path, "teacher_model_name_or_path")
+    load_as_told(training, model)
     if questions.dry_run:
-        print(f"Distillation on {questions.task} through {gate.name}: {model.model_name_or_path}")
+        announce(f"Distillation on {questions.task} through {gate.name}: {model.model_name_or_path}")
         return
 
-    training.model_init_kwargs = {"dtype": model.dtype}
+    held_out = questions.held_out()
     trainer = GatedDistillationTrainer(
-        model=place(model.model_name_or_path),
-        teacher_model=place(training.teacher_model_name_or_path),
+        model=student,
+        teacher_model=teacher,
         args=training,
         train_dataset=questions.prompts(),
-        processing_class=tokenizer(model.model_name_or_path),
+        processing_class=tokenizer(training, model),
         peft_config=get_peft_config(model),
         gate=gate,
         denominator=gated.denominator,
     )
     callback = AlignmentCallback(
         trainer,
-        questions.held_out(),
+        held_out,
         questions.asked,
         every_n_steps=questions.every_n_steps,
         max_overhead=questions.max_overhead,
@@ -63,9 +71,9 @@ def main() -> None:
     trainer.add_callback(callback)
     if isinstance(gate, CalibratedDivergence):
         gate.follow(callback)
-    trainer.train()
+    trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
     trainer.save_model()
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

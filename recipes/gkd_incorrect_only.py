@@ -15,51 +15,72 @@ GKD generates with transformers, not with vLLM: for long completions use distill
 
 from dataclasses import dataclass, field
 
-from trl import ModelConfig, TrlParser, get_peft_config
+from trl import ModelConfig, get_peft_config
 from trl.experimental.gkd import GKDConfig
 
 from opd_align.training import AlignmentCallback, GatedGKDTrainer, IncorrectOnly
-from opd_align.training.recipe import Questions, place, tokenizer
+from opd_align.training.gates import DENOMINATORS, check_denominator
+from opd_align.training.recipe import (
+    Questions,
+    announce,
+    load_as_told,
+    mapping,
+    place,
+    start,
+    tokenizer,
+    told,
+    with_template_defaults,
+)
 
 
 @dataclass
 class Gated:
     """The gate."""
 
-    denominator: str = field(metadata={"help": "keep: all completion tokens; renormalise: the sum of weights"})
+    denominator: str = field(
+        metadata={"help": "keep: all completion tokens; renormalise: the sum of weights; trl: TRL's own count"}
+    )
     unknown: str = field(default="keep", metadata={"help": "completions that nobody could judge: keep or drop"})
     correct_weight: float = field(default=0.0, metadata={"help": "what is left of the loss on correct completions"})
+    chat_template_kwargs: dict | str | None = field(
+        default=None, metadata={"help": "for the chat template, as TRL's other trainers take them; GKD passes it none"}
+    )
 
 
 def main() -> None:
-    questions, gated, training, model = TrlParser((Questions, Gated, GKDConfig, ModelConfig)).parse_args_and_config()
+    questions, gated, training, model = told(Questions, Gated, GKDConfig, ModelConfig)
+    check_denominator(gated.denominator, (*DENOMINATORS, "trl"))
+    template = mapping("chat_template_kwargs", gated.chat_template_kwargs)
     gate = IncorrectOnly(questions.asked.verifier, correct_weight=gated.correct_weight, unknown=gated.unknown)
+    student = place(model.model_name_or_path)
+    teacher = place(training.teacher_model_name_or_path, "teacher_model_name_or_path")
+    load_as_told(training, model)
     if questions.dry_run:
-        print(f"GKD on {questions.task} through {gate.name}: {model.model_name_or_path}")
+        announce(f"GKD on {questions.task} through {gate.name}: {model.model_name_or_path}")
         return
 
-    training.model_init_kwargs = {"dtype": model.dtype}
+    held_out = questions.held_out()
     trainer = GatedGKDTrainer(
-        model=place(model.model_name_or_path),
-        teacher_model=place(training.teacher_model_name_or_path),
+        model=student,
+        teacher_model=teacher,
         args=training,
         train_dataset=questions.dialogues(),
-        processing_class=tokenizer(model.model_name_or_path),
+        processing_class=with_template_defaults(tokenizer(training, model), template),
         peft_config=get_peft_config(model),
         gate=gate,
         denominator=gated.denominator,
     )
     callback = AlignmentCallback(
         trainer,
-        questions.held_out(),
+        held_out,
         questions.asked,
         every_n_steps=questions.every_n_steps,
         max_overhead=questions.max_overhead,
     )
     trainer.add_callback(callback)
-    trainer.train()
+    trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
     trainer.save_model()
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

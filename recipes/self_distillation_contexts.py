@@ -6,7 +6,9 @@
 
 SDPO samples a group of rollouts a question. Where one of them is correct, it becomes the demonstration in the teacher's
 prompt, in the paper's words, and the others are distilled toward what the student says after reading it; the gate
-leaves out those that were right by themselves. No second model is needed.
+leaves out those that were right by themselves. `teacher_model_kind: live` makes the teacher the student as it stands:
+no second model is held, and what the callback measures is what is trained on. TRL's default, `ema`, holds an averaged
+copy (with `--use_peft`, a second adapter, which the callback does not serve).
 
 What to look at: `gate/correct` (pass rate), `self_distillation/success_group_fraction` (questions with something to
 show), `gate/sequences_kept`, `sdpo/distillation_loss`, and the context's alignment under `opd_align/...`: a
@@ -15,12 +17,12 @@ demonstration that does not help (screen first: `opd-align screen`) makes a teac
 
 from dataclasses import dataclass, field
 
-from trl import ModelConfig, TrlParser, get_peft_config
+from trl import ModelConfig, get_peft_config
 from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
 
 from opd_align.teachers import SELF, Demonstration, in_the_papers_form
 from opd_align.training import AlignmentCallback, SDPOGate
-from opd_align.training.recipe import Questions, place, tokenizer
+from opd_align.training.recipe import Questions, announce, load_as_told, place, start, tokenizer, told
 from opd_align.types import Question
 
 
@@ -32,38 +34,40 @@ class Gated:
 
 
 def main() -> None:
-    questions, gated, training, model = TrlParser((Questions, Gated, SDPOConfig, ModelConfig)).parse_args_and_config()
+    questions, gated, training, model = told(Questions, Gated, SDPOConfig, ModelConfig)
     gate = SDPOGate(questions.asked.verifier, unknown=gated.unknown)
 
     # The paper's prompt, cut where SDPO puts in the question and the solution.
     solution = Demonstration("", SELF, 0, True, "{successful_previous_attempt}")
     training.solution_template = in_the_papers_form(Question(""), "", [solution])
     training.reprompt_template = "{prompt}{solution}{feedback}"
+    student = place(model.model_name_or_path)
+    load_as_told(training, model)
     if questions.dry_run:
-        print(f"SDPO on {questions.task} through {gate.gate.name}: {model.model_name_or_path}")
+        announce(f"SDPO on {questions.task} through {gate.gate.name}: {model.model_name_or_path}")
         return
 
-    training.model_init_kwargs = {"dtype": model.dtype}
+    held_out = questions.held_out()
     trainer = SDPOTrainer(
-        model=place(model.model_name_or_path),
+        model=student,
         reward_funcs=[gate.reward],
         args=training,
         train_dataset=questions.prompts(),
-        processing_class=tokenizer(model.model_name_or_path),
+        processing_class=tokenizer(training, model),
         peft_config=get_peft_config(model),
     )
     gate.attach(trainer)
     callback = AlignmentCallback(
         trainer,
-        questions.held_out(),
+        held_out,
         questions.asked,
         every_n_steps=questions.every_n_steps,
         max_overhead=questions.max_overhead,
     )
     trainer.add_callback(callback)
-    trainer.train()
+    trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
     trainer.save_model()
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -71,6 +71,7 @@ def test_the_results_are_written_from_the_files_alone(compare, runs):
     text = (runs / "RESULTS.md").read_text()
     assert "| incorrect | tokens of incorrect rollouts | 0.910 ± 0.025 | +0.100 ± 0.000 |" in text
     assert "incorrect against correct, mean over training: +0.188 ± 0.000: incorrect is better." in text
+    assert "larger, not of equal size: it distils 0.75 of the tokens, the arm 0.25." in text
     assert "| correct | – | 0 of 3 |" in text
     assert "nan" not in text
     picture = (runs / "results.svg").read_text()

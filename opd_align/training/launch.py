@@ -1,14 +1,17 @@
 """Recipes by name: where they are, and the command that starts one.
 
 A recipe is a script with a folder of configurations beside it. In a checkout they stand in `recipes/`, in an installed
-package within it. Nothing heavy is imported here.
+package within it. Nothing heavy is imported here, unless it is run: `python -m opd_align.training.launch` is
+`accelerate launch` that ends as the recipe did, with its exit code and without a traceback of its own.
 """
 
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +20,7 @@ from opd_align.types import OpdAlignError
 
 PACKAGE = Path(__file__).parent.parent
 DEFAULT = "cpu_tiny"
+ONE_GPU = "1gpu"
 
 
 def folder() -> Path:
@@ -38,11 +42,16 @@ def configs(recipe: str) -> dict[str, Path]:
     return {file.stem: file for file in sorted((folder() / recipe).glob("*.yaml"))}
 
 
+def machines() -> dict[str, Path]:
+    """The launch configurations that ship, by name."""
+    return {file.stem: file for file in sorted((folder() / "accelerate").glob("*.yaml"))}
+
+
 def command(recipe: str, flags: Sequence[str] = ()) -> list[str]:
     """What starts a recipe: `accelerate launch`, its script, and its flags.
 
-    `--config` names one of the recipe's configurations or a YAML file, `--accelerate` another launch configuration;
-    everything else is the recipe's own.
+    `--config` names one of the recipe's configurations or a YAML file, `--accelerate` a launch configuration, again by
+    name or file; everything else is the recipe's own.
     """
     if recipe not in recipes():
         near = get_close_matches(recipe, recipes(), n=1)
@@ -51,16 +60,15 @@ def command(recipe: str, flags: Sequence[str] = ()) -> list[str]:
     config, rest = _taken("--config", flags)
     launch, rest = _taken("--accelerate", rest)
     config = config or DEFAULT
-    known = configs(recipe)
-    file = known.get(config, Path(config))
-    if not file.is_file():
-        raise OpdAlignError(f"there is no configuration {config!r}; give a YAML file, or one of {', '.join(known)}")
-    if launch is None and config in known:
-        launch = str(folder() / "accelerate" / f"{config}.yaml")
-    settings = [] if launch is None else ["--config_file", launch]
+    file = _found("configuration", config, configs(recipe))
+    if launch is None and config in configs(recipe):
+        launch = config
+    settings = [] if launch is None else ["--config_file", str(_found("launch configuration", launch, machines()))]
+    if launch == ONE_GPU and "CUDA_VISIBLE_DEVICES" in os.environ:
+        # The configuration names a GPU, and accelerate would set that over the user's own choice.
+        settings += ["--gpu_ids", os.environ["CUDA_VISIBLE_DEVICES"].partition(",")[0]]
     script = folder() / f"{recipe}.py"
-    accelerate = [sys.executable, "-m", "accelerate.commands.launch", *settings]
-    return [*accelerate, str(script), "--config", str(file), *rest]
+    return [sys.executable, "-m", "opd_align.training.launch", *settings, str(script), "--config", str(file), *rest]
 
 
 def check_installed() -> None:
@@ -68,6 +76,32 @@ def check_installed() -> None:
     missing = [name for name in ("trl", "accelerate", "peft", "datasets") if find_spec(name) is None]
     if missing:
         raise OpdAlignError(f"training needs {', '.join(missing)}: pip install 'opd-align[train,tasks]'")
+
+
+def launched() -> int:
+    """Runs accelerate's launcher on this process's arguments; the exit code is the recipe's."""
+    from accelerate.commands.launch import main
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # whoever chose a recipe need not hear it from each process
+    try:
+        main()
+        return 0
+    except subprocess.CalledProcessError as error:
+        code = error.returncode
+    except ChildFailedError as error:
+        code = error.get_first_failure()[1].exitcode
+    except (ImportError, ValueError, OSError) as error:  # a launch configuration that does not fit this machine
+        print(f"opd-align: accelerate cannot launch: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    return code if code > 0 else 128 - code  # as a shell tells a signal
+
+
+def _found(kind: str, name: str, known: Mapping[str, Path]) -> Path:
+    file = known.get(name, Path(name))
+    if not file.is_file():
+        raise OpdAlignError(f"there is no {kind} {name!r}; give a YAML file, or one of {', '.join(known)}")
+    return file
 
 
 def _taken(flag: str, flags: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -87,3 +121,7 @@ def _taken(flag: str, flags: Sequence[str]) -> tuple[str | None, list[str]]:
 
 def _first_line(script: Path) -> str:
     return (ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+
+
+if __name__ == "__main__":
+    sys.exit(launched())
