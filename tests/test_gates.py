@@ -138,6 +138,8 @@ def test_micro_batches_are_weighed_together():
         (lambda: as_gate(3), "function from a GateBatch"),
         (lambda: weigh(OwnGate(lambda batch: -batch.mask_BT.float(), "minus"), a_batch()), "'minus'.*negative"),
         (lambda: weigh(OwnGate(lambda batch: batch.mask_BT[0], "row"), a_batch()), "shape"),
+        (lambda: weigh(OwnGate(lambda batch: None, "silent"), a_batch()), "'silent' gave no weights but NoneType"),
+        (lambda: weigh(OwnGate(lambda batch: [[1.0], [1.0, 0.0]], "ragged"), a_batch()), "'ragged'.*list"),
         (
             lambda: weigh(DivergenceAbove(threshold=1), GateBatch(*[torch.ones(1, 1).bool()] * 2)),
             "nothing was measured",
