@@ -21,6 +21,7 @@ from opd_align.training.gates import (
     together,
     weigh,
 )
+from opd_align.training.gating import side_by_side, spread, truncated
 from opd_align.types import OpdAlignError, Outcome
 
 UNKNOWN, INCORRECT, CORRECT = Outcome.UNKNOWN, Outcome.INCORRECT, Outcome.CORRECT
@@ -105,6 +106,30 @@ def test_a_function_is_a_gate():
     assert OwnGate(first_token, measures=()).measures == ()
 
 
+def test_a_gate_may_answer_in_numpy_or_lists():
+    for answer in (np.ones((3, 4)), [[1, 1, 1, 1]] * 3, np.ones((3, 4), bool)):
+        weights = weigh(OwnGate(lambda batch, given=answer: given), a_batch())
+        assert torch.equal(weights, weigh(Open(), a_batch()))
+
+
+def test_completions_are_moved_side_by_side():
+    mask = torch.tensor([[0, 1, 1, 0, 0], [0, 0, 1, 0, 1], [0, 0, 0, 0, 0], [1, 0, 0, 0, 0]]).bool()
+    tokens = torch.arange(20).view(4, 5)
+    moved = side_by_side(mask)
+    assert moved.int().tolist() == [[1, 1, 0], [1, 0, 1], [0, 0, 0], [1, 0, 0]]
+    assert spread(tokens[mask], moved, fill=-1).tolist() == [[1, 2, -1], [7, -1, 9], [-1, -1, -1], [15, -1, -1]]
+    assert torch.equal(spread(spread(tokens[mask], moved)[moved], mask)[mask], tokens[mask])
+    assert side_by_side(torch.zeros(2, 3).bool()).any() == torch.tensor(False)
+
+
+def test_a_completion_is_truncated_unless_its_last_token_ends_it():
+    tokens = torch.tensor([[5, 9, 0], [9, 5, 0], [5, 5, 9], [9, 9, 9]])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 1, 1], [0, 0, 0]])
+    assert truncated(tokens, mask, [8, 9]).tolist() == [False, True, False, True]
+    assert truncated(tokens, mask, 9).tolist() == [False, True, False, True]
+    assert truncated(tokens, mask, []).all()
+
+
 def test_micro_batches_are_weighed_together():
     short = GateBatch(torch.zeros(1, 2), torch.ones(1, 2).bool(), torch.tensor([INCORRECT]))
     window = together([a_batch(), short], [{"kl": torch.tensor(KL)}, {"kl": torch.tensor([[0.9, 1.0]])}])
@@ -131,6 +156,8 @@ def test_micro_batches_are_weighed_together():
         (lambda: as_gate(3), "function from a GateBatch"),
         (lambda: weigh(OwnGate(lambda batch: -batch.mask_BT.float(), "minus"), a_batch()), "'minus'.*negative"),
         (lambda: weigh(OwnGate(lambda batch: batch.mask_BT[0], "row"), a_batch()), "shape"),
+        (lambda: weigh(OwnGate(lambda batch: None, "silent"), a_batch()), "'silent' gave no weights but NoneType"),
+        (lambda: weigh(OwnGate(lambda batch: [[1.0], [1.0, 0.0]], "ragged"), a_batch()), "'ragged'.*list"),
         (
             lambda: weigh(DivergenceAbove(threshold=1), GateBatch(*[torch.ones(1, 1).bool()] * 2)),
             "nothing was measured",

@@ -42,9 +42,21 @@ class KernelCall:
         self.divergence_N, self.entropy_N = self._apply(self.beta)
         self._compact = len(self.divergence_N) != batch.mask_BT.numel()
 
-    def _apply(self, beta: float) -> tuple[Tensor, Tensor]:
-        sides = (*self.student, *self.teacher)
+    def _apply(self, beta: float, rows: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
+        sides = (self.student[0][rows], *self.student[1:], self.teacher[0][rows], *self.teacher[1:])
         return ChunkedDivergenceFunction.apply(*sides, beta, self.temperature, *self.student_scale, *self.teacher_scale)
+
+    def weighed(self, weights_BT: Tensor) -> Tensor:
+        """The divergences by weight; a closed token adds zero to the loss and its gradient, whatever its divergence."""
+        weights_N = self.picked(weights_BT)
+        spoilt_N = (weights_N == 0) & ~self.divergence_N.isfinite()
+        # Zero times infinity is not zero, and the kernel's backward pass mixes rows: it must not see such tokens. A
+        # call gathers the heads under ZeRO-3, so all processes make it or none.
+        if not bool(self.batch.everywhere(spoilt_N.any().float().unsqueeze(0)).any()):
+            return self.divergence_N * weights_N
+        kept_N = ~spoilt_N
+        divergence_M, _ = self._apply(self.beta, kept_N)
+        return torch.zeros_like(weights_N).masked_scatter(kept_N, divergence_M * weights_N[kept_N])
 
     @torch.no_grad()
     def measure(self, name: str) -> Tensor:

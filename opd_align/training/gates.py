@@ -4,8 +4,9 @@ A gate is a name and a function from a batch of completions to weights of the sa
 closed. It sees token ids, what the verifier said of each completion, and how far student and teacher are apart at each
 token; the measures are computed when they are asked for and not before. Gates multiply.
 
-Everything here is plain torch: no trainer, no model, no verifier's call. All measures are between the distributions as
-sampled (both sides at the sampling temperature, in nats), as in an analysis.
+Everything here is plain torch: no trainer, no model, no verifier's call. All measures are in nats, between the whole
+distributions at the sampling temperature, on both sides: a trainer's top-p, top-k or min-p cut what is sampled, not
+what is measured.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def _itself(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class GateBatch:
-    """Completions side by side, padded to one length.
+    """Completions side by side, padded to one length: column 0 holds the first token of each, whoever the trainer.
 
     `mask_BT` is true on the tokens that the loss runs over; `outcome_B` holds `Outcome` values, or is `None` where
     nobody verified. `measure` gives one of `MEASURES` or "push" for every token (anything where the mask is false).
@@ -281,7 +282,12 @@ def as_gate(gate: Any) -> Gate:
 
 def weigh(gate: Gate, batch: GateBatch) -> Tensor:
     """The gate's weights, checked, and zero outside the mask."""
-    weights_BT = gate(batch).detach().float()
+    given = gate(batch)
+    try:
+        weights_BT = torch.as_tensor(given, device=batch.mask_BT.device).detach().float()
+    except (TypeError, ValueError, RuntimeError) as error:
+        kind = type(given).__name__
+        raise OpdAlignError(f"gate {gate.name!r} gave no weights but {kind}: one number a token is needed") from error
     if weights_BT.shape != batch.mask_BT.shape:
         shapes = f"{tuple(weights_BT.shape)}, expected {tuple(batch.mask_BT.shape)}"
         raise OpdAlignError(f"gate {gate.name!r} gave weights of shape {shapes}")

@@ -6,6 +6,17 @@ settled when the window has been generated. One that measures tokens by a thresh
 forward pass, at no cost. Only a quantile, or the sum of weights of a gate that measures, needs a look at the whole
 window first: one more forward pass of student and teacher without gradients (`beforehand`).
 
+What is logged under `gate/`, of one window on all processes:
+
+    denominator       what the loss was divided by; `renormalised` is 1 if that is the sum of weights, else 0
+    loss              the distillation loss through the gate; `loss_open`, a mean over tokens: without the gate
+    kept_divergence   mean divergence of what is kept, by weight; `tokens_distilled`: the sum of weights
+    tokens_kept       share of the tokens with a weight; `sequences_kept`: of the completions with such a token
+    correct, unknown  shares of all completions, truncated and masked ones included
+    verifier_failures calls of the verifier that raised or did not return in time
+
+A completion that does not end is incorrect, whatever the verifier says of it: so an analysis counts it too.
+
 This room knows accelerate's processes, but neither TRL nor how a measure is computed.
 """
 
@@ -35,6 +46,7 @@ from opd_align.types import OpdAlignError, Outcome
 logger = logging.getLogger(__name__)
 
 SUMS = (
+    "rollouts",
     "sequences",
     "sequences_kept",
     "correct",
@@ -45,6 +57,7 @@ SUMS = (
     "weight",
     "divergence",
     "weighted",
+    "loss",
 )
 
 
@@ -52,32 +65,36 @@ class Gating:
     """Applies a gate; the trainer says when."""
 
     def __init__(
-        self,
-        gate: Any,
-        denominator: str,
-        *,
-        accelerator: Any,
-        timeout_s: float,
-        denominators: Sequence[str] = DENOMINATORS,
+        self, gate: Any, denominator: str, *, timeout_s: float, denominators: Sequence[str] = DENOMINATORS
     ) -> None:
         check_denominator(denominator, denominators)
-        self.gate, self.denominator, self.accelerator = as_gate(gate), denominator, accelerator
+        self.gate, self.denominator = as_gate(gate), denominator
         verifier = self.gate.verifier
         self.verifying = None if verifier is None else Verifying(verifier, timeout_s=timeout_s)
         self.beforehand = bool(self.gate.measures) and (self.gate.of_the_window or denominator == "renormalise")
-        self._sums = torch.zeros(len(SUMS), device=accelerator.device)
         self._noted, self._failures_seen = False, 0
+
+    def on(self, accelerator: Any) -> Gating:
+        """At work from here on: a gate that cannot work is refused before there are models and processes."""
+        self.accelerator = accelerator
+        self._sums = torch.zeros(len(SUMS), device=accelerator.device)
         if accelerator.is_main_process:
-            logger.info("distillation through the gate %s, denominator: %s", self.gate.name, denominator)
+            logger.info("distillation through the gate %s, denominator: %s", self.gate.name, self.denominator)
+        return self
 
     def judged(
-        self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        columns: Mapping[str, Sequence[Any]],
+        truncated_B: Tensor,
     ) -> Tensor | None:
         """Outcomes of this process's completions; `None` if the gate does not ask for them."""
         if self.verifying is None:
             return None
         outcomes = self.verifying.outcomes(prompts, completions, columns)
-        return torch.tensor([int(outcome) for outcome in outcomes], device=self.accelerator.device)
+        outcome_B = torch.tensor([int(outcome) for outcome in outcomes], device=self.accelerator.device)
+        return outcome_B.masked_fill(truncated_B.to(outcome_B.device), int(Outcome.INCORRECT))
 
     def batch(
         self, token_ids_BT: Tensor, mask_BT: Tensor, outcome_B: Tensor | None, measure: Measure = unmeasured
@@ -96,11 +113,14 @@ class Gating:
         cut = [mine[:, : batch.mask_BT.shape[1]] for mine, batch in zip(rows, batches, strict=True)]
         return cut, self._total(weights.sum()) if self.denominator == "renormalise" else tokens
 
-    def note(self, batch: GateBatch, weights_BT: Tensor, divergence_BT: Tensor) -> None:
-        """Adds a micro-batch to what is logged of the window."""
+    def note(self, batch: GateBatch, weights_BT: Tensor, divergence_BT: Tensor, divided_by: Tensor) -> None:
+        """Adds a micro-batch to what is logged of the window, whose loss is divided by so much."""
         none = torch.zeros((), device=weights_BT.device)
         outcome_B = batch.outcome_B
+        # Where the gate is closed the divergence may be infinite, and zero times infinity is not zero.
+        weighted = torch.where(weights_BT > 0, weights_BT * divergence_BT, 0.0).sum()
         found = {
+            "rollouts": none + len(batch.mask_BT),
             "sequences": batch.mask_BT.any(1).sum(),
             "sequences_kept": (weights_BT > 0).any(1).sum(),
             "correct": none if outcome_B is None else (outcome_B == Outcome.CORRECT).sum(),
@@ -109,7 +129,8 @@ class Gating:
             "tokens_kept": (weights_BT > 0).sum(),
             "weight": weights_BT.sum(),
             "divergence": torch.where(batch.mask_BT, divergence_BT, 0.0).sum(),
-            "weighted": torch.where(batch.mask_BT, weights_BT * divergence_BT, 0.0).sum(),
+            "weighted": weighted,
+            "loss": weighted / divided_by,
         }
         self._noted = True
         self._sums = self._sums + torch.stack([found.get(name, none).float() for name in SUMS])
@@ -125,20 +146,20 @@ class Gating:
         total = dict(zip(SUMS, self._total(self._sums).tolist(), strict=True))
         self._sums = torch.zeros_like(self._sums)
         tokens, sequences = max(total["tokens"], 1.0), max(total["sequences"], 1.0)
-        divided_by = safe(denominator).item()
         figures = {
             "sequences_kept": total["sequences_kept"] / sequences,
             "tokens_kept": total["tokens_kept"] / tokens,
             "tokens_distilled": total["weight"],
-            "denominator": divided_by,
-            "loss": total["weighted"] / divided_by,
+            "denominator": safe(denominator).item(),
+            "renormalised": float(self.denominator == "renormalise"),
+            "loss": total["loss"],
             "loss_open": total["divergence"] / tokens,
         }
         if total["weight"] > 0:  # else there is no such mean, and no row for it
             figures["kept_divergence"] = total["weighted"] / total["weight"]
         if self.verifying is not None:
-            figures["correct"] = total["correct"] / sequences
-            figures["unknown"] = total["unknown"] / sequences
+            figures["correct"] = total["correct"] / max(total["rollouts"], 1.0)
+            figures["unknown"] = total["unknown"] / max(total["rollouts"], 1.0)
             figures["verifier_failures"] = total["failures"]
         for name, value in {**figures, **self.gate.figures()}.items():
             metrics[f"gate/{name}"].append(value)
@@ -168,6 +189,30 @@ def looking(model: torch.nn.Module) -> Iterator[None]:
             yield
     finally:
         model.train(training)
+
+
+def side_by_side(mask_BT: Tensor) -> Tensor:
+    """The mask with each row moved to its first token, cut to the longest; gaps within a row stay.
+
+    Tokens keep their order, so what is picked by the one mask fits into the other.
+    """
+    columns_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
+    from_BT = mask_BT.int().argmax(1, keepdim=True) + columns_T
+    moved_BT = mask_BT.gather(1, from_BT.clamp(max=len(columns_T) - 1)) & (from_BT < len(columns_T))
+    return moved_BT[:, : int((columns_T + 1)[moved_BT.any(0)].amax()) if bool(moved_BT.any()) else 1]
+
+
+def spread(values_N: Tensor, mask_BT: Tensor, *, fill: float = 0) -> Tensor:
+    """Values of the tokens within a mask, in its shape."""
+    return torch.full_like(mask_BT, fill, dtype=values_N.dtype).masked_scatter(mask_BT, values_N)
+
+
+def truncated(token_ids_BT: Tensor, mask_BT: Tensor, ends: int | Sequence[int]) -> Tensor:
+    """Which completions do not end in one of these tokens; one without any token has no end either."""
+    mask_BT = mask_BT.bool()
+    last_B = mask_BT.shape[1] - 1 - mask_BT.int().flip(1).argmax(1)
+    ended_B = torch.isin(token_ids_BT.gather(1, last_B.unsqueeze(1)).squeeze(1), token_ids_BT.new_tensor(ends))
+    return ~(ended_B & mask_BT.any(1))
 
 
 def texts(tokenizer: Any, token_ids_BT: Tensor, mask_BT: Tensor, *, conversational: bool) -> list[Any]:

@@ -1,6 +1,7 @@
 """TRL's trainers with a gate before the distillation loss.
 
-With the gate open, losses, gradients and weights are those of TRL to the bit. Each trainer takes `gate`, and
+With the gate open, losses, gradients and weights are those of TRL to the bit (in float32: GKD's loss in half precision
+is summed in half precision by TRL, in float32 here). Each trainer takes `gate`, and
 `denominator`, which has no default because it decides how fast the open tokens learn: "keep" divides by all completion
 tokens of the window, gated or not; "renormalise" by the sum of weights. Both counts run over all micro-batches and all
 processes of one optimiser step, so the step does not depend on how it is cut into pieces. Evaluation is not gated: its
@@ -12,7 +13,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
+from inspect import signature
 from typing import Any
 
 import torch
@@ -29,10 +31,11 @@ from trl.trainer.utils import split_pixel_values_by_grid, split_tensor_dict, uns
 
 from opd_align.training.chunked import KernelCall, between
 from opd_align.training.gates import DENOMINATORS, GateBatch, measure_logits, weigh
-from opd_align.training.gating import Gating, looking, safe, texts
+from opd_align.training.gating import Gating, looking, safe, side_by_side, spread, texts, truncated
 from opd_align.types import OpdAlignError, Outcome
 
-COLUMNS, OUTCOME, WEIGHTS, DENOMINATOR = "columns", "gate_outcome", "gate_weights", "gate_denominator"
+COLUMNS, PIECE = "columns", "gate_piece"
+OUTCOME, WEIGHTS, DENOMINATOR = "gate_outcome", "gate_weights", "gate_denominator"
 
 
 class ColumnsKept(DataCollatorForChatML):  # type: ignore[misc]
@@ -42,6 +45,18 @@ class ColumnsKept(DataCollatorForChatML):  # type: ignore[misc]
         batch: dict[str, Any] = super().__call__(examples)
         batch[COLUMNS] = {name: [example.get(name) for example in examples] for name in examples[0]}
         return batch
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One of GKD's micro-batches as its gate sees it, and what was settled for its window.
+
+    No mapping and no tuple: the tensors of such are cast to DeepSpeed's half precision, where a count is no count.
+    """
+
+    batch: GateBatch
+    weights_BT: Tensor | None
+    denominator: Tensor
 
 
 class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
@@ -54,7 +69,12 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
     ungated run of TRL's own.
 
     So that the count is known in time, a window's completions are generated before its first backward pass instead of
-    between them: the same ones, since the student does not change within a window.
+    between them: the same ones, since the student does not change within a window (and has no dropout, unless
+    `disable_dropout=False`). They are generated in the window's first `training_step`, where a resumed training has
+    its dice back.
+
+    Completions that the student or the teacher wrote without coming to an end are incorrect for the gate, as they are
+    in an analysis. Those of the data set are what the verifier says.
     """
 
     data_collator: Any
@@ -62,46 +82,47 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
     def __init__(
         self, *args: Any, gate: Any, denominator: str, verifier_timeout_s: float = 60.0, **kwargs: Any
     ) -> None:
+        gating = Gating(gate, denominator, timeout_s=verifier_timeout_s, denominators=(*DENOMINATORS, "trl"))
         super().__init__(*args, **kwargs)
-        self._gating = Gating(
-            gate,
-            denominator,
-            accelerator=self.accelerator,
-            timeout_s=verifier_timeout_s,
-            denominators=(*DENOMINATORS, "trl"),
-        )
+        self._gating = gating.on(self.accelerator)
         if denominator != "trl":
             self.loss_is_scaled_for_ga = True
-        if type(self.data_collator) is DataCollatorForChatML:
-            self.data_collator = ColumnsKept(self.processing_class, max_length=self.args.max_length)
-        self._inputs: dict[str, Any] = {}
+        collator = self.data_collator
+        if type(collator) is DataCollatorForChatML:
+            self.data_collator = ColumnsKept(**{each.name: getattr(collator, each.name) for each in fields(collator)})
+        self._window: list[dict[str, Any]] = []
+        self._piece: Piece | None = None
         self._measured: dict[str, Tensor] | None = None
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
-        windows, num_items_in_batch = super().get_batch_samples(epoch_iterator, num_batches, device)
-        if not windows:
-            return windows, num_items_in_batch
-        for inputs in windows:
-            self._write_completions(inputs)
-        batches = [self._judged(inputs) for inputs in windows]
-        measured = [self._look(inputs) for inputs in windows] if self._gating.beforehand else []
-        weights, denominator = self._gating.settled(batches, measured)
-        for number, inputs in enumerate(windows):
-            inputs[DENOMINATOR] = denominator
-            if batches[number].outcome_B is not None:
-                inputs[OUTCOME] = batches[number].outcome_B
-            if weights is not None:
-                inputs[WEIGHTS] = weights[number]
-        return windows, num_items_in_batch
+        batches, num_items_in_batch = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self._window = list(batches)
+        return batches, num_items_in_batch
 
-    def _write_completions(self, inputs: dict[str, Any]) -> None:
-        """On-policy with probability λ, drawn as GKD draws it; else the teacher's, or those of the data set."""
+    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        window, self._window = self._window, []
+        if window:
+            self._settle(window)
+        # GKD's own step would generate once more (and draw λ); its parent's trains on what is there.
+        return super(GKDTrainer, self).training_step(model, inputs, num_items_in_batch)
+
+    def _settle(self, window: list[dict[str, Any]]) -> None:
+        """Writes and judges a window's completions, and adds to its batches what their loss will need."""
+        written = [self._write_completions(inputs) for inputs in window]
+        batches = [self._judged(inputs, rolled) for inputs, rolled in zip(window, written, strict=True)]
+        looked = zip(window, batches, strict=True) if self._gating.beforehand else ()
+        weights, denominator = self._gating.settled(batches, [self._look(*each) for each in looked])
+        for number, inputs in enumerate(window):
+            inputs[PIECE] = Piece(batches[number], None if weights is None else weights[number], denominator)
+
+    def _write_completions(self, inputs: dict[str, Any]) -> bool:
+        """On-policy with probability λ, drawn as GKD draws it; else the teacher's, or (false) those of the data set."""
         if random.random() <= self.lmbda:
             writer, checkpointing = self.model_wrapped, self.args.gradient_checkpointing_kwargs
         elif self.seq_kd:
             writer, checkpointing = self.teacher_model, None
         else:
-            return
+            return False
         with unwrap_model_for_generation(
             writer,
             self.accelerator,
@@ -110,84 +131,104 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
         ) as unwrapped:
             written = self.generate_on_policy_outputs(unwrapped, inputs, self.generation_config)
         inputs["input_ids"], inputs["attention_mask"], inputs["labels"] = written
+        return True
 
-    def _judged(self, inputs: dict[str, Any]) -> GateBatch:
-        tokens_BT = inputs["labels"][:, 1:]
-        outcome_B = inputs.get(OUTCOME)
-        if self._gating.verifying is not None and outcome_B is None:
+    def _judged(self, inputs: dict[str, Any], rolled: bool) -> GateBatch:
+        labels_BT = inputs["labels"][:, 1:]
+        mask_BT = side_by_side(labels_BT != -100)
+        tokens_BT = spread(labels_BT[labels_BT != -100], mask_BT, fill=self.processing_class.pad_token_id)
+        outcome_B = None
+        if self._gating.verifying is not None:
             columns = inputs.get(COLUMNS)
             if columns is None:
                 raise OpdAlignError(
                     "the gate verifies completions, so batches must carry the data set's columns; leave data_collator "
                     "out, or use a subclass of opd_align.training.trainers.ColumnsKept"
                 )
-            messages = columns.get("messages")
-            prompts = [dialogue[:-1] for dialogue in messages] if messages else columns["prompt"]
+            messages = getattr(self.data_collator, "messages_key", "messages")
+            prompt = getattr(self.data_collator, "prompt_key", "prompt")
+            prompts = [dialogue[:-1] for dialogue in columns[messages]] if messages in columns else columns[prompt]
             completions = texts(
-                self.processing_class, tokens_BT, tokens_BT != -100, conversational=not isinstance(prompts[0], str)
+                self.processing_class, tokens_BT, mask_BT, conversational=not isinstance(prompts[0], str)
             )
-            rest = {name: values for name, values in columns.items() if name not in ("messages", "prompt")}
-            outcome_B = self._gating.judged(prompts, completions, rest)
-        return self._gating.batch(tokens_BT, tokens_BT != -100, outcome_B)
+            rest = {name: values for name, values in columns.items() if name not in (messages, prompt)}
+            ends = self.generation_config.eos_token_id
+            endless_B = truncated(tokens_BT, mask_BT, [] if ends is None else ends)
+            outcome_B = self._gating.judged(prompts, completions, rest, endless_B & rolled)
+        return self._gating.batch(tokens_BT, mask_BT, outcome_B)
 
-    def _look(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
-        self._inputs, self._measured = inputs, {}
+    def _look(self, inputs: dict[str, Any], batch: GateBatch) -> dict[str, Tensor]:
+        self._piece, self._measured = Piece(batch, None, batch.mask_BT.sum()), {}
         with looking(self.model_wrapped), self.compute_loss_context_manager():
             super().compute_loss(self.model_wrapped, inputs)
         measured, self._measured = self._measured, None
         return measured
 
-    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
-        # GKD's own step would generate once more (and draw λ); its parent's trains on what is there.
-        return super(GKDTrainer, self).training_step(model, inputs, num_items_in_batch)
-
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        self._inputs = inputs if self.model.training else {}
+        self._piece = piece = inputs.get(PIECE)  # an evaluation's batches have none
         loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        if self._inputs and self.accelerator.sync_gradients:
-            self._gating.flush(self._metrics["train"], inputs[DENOMINATOR])
+        if piece is not None and self.accelerator.sync_gradients:
+            counted_by_trl = self._gating.denominator == "trl" and num_items_in_batch is not None
+            count = num_items_in_batch * self.accelerator.num_processes if counted_by_trl else piece.denominator
+            self._gating.flush(self._metrics["train"], count)
         return loss
 
     def generalized_jsd_loss(self, student_logits: Tensor, teacher_logits: Tensor, **kwargs: Any) -> Tensor:
         """Replaces GKD's static method of this name, which `compute_loss` calls with whole logits."""
-        inputs, labels_BT = self._inputs, kwargs["labels"]
-        if not inputs:
+        piece = self._piece
+        if piece is None:
             return GKDTrainer.generalized_jsd_loss(student_logits, teacher_logits, **kwargs)
-        mask_BT = labels_BT != -100
+        labels_BT, num_items = kwargs.pop("labels"), kwargs.pop("num_items_in_batch")
+        within_BT, mask_BT = labels_BT != -100, piece.batch.mask_BT
 
         def measure(name: str) -> Tensor:
             with torch.no_grad():
-                sides = (student_logits[mask_BT] / self.temperature, teacher_logits[mask_BT] / self.temperature)
-                found = measure_logits(name, *sides, labels_BT[mask_BT])
-            return found.new_zeros(mask_BT.shape).masked_scatter(mask_BT, found)
+                sides = (student_logits[within_BT] / self.temperature, teacher_logits[within_BT] / self.temperature)
+                return spread(measure_logits(name, *sides, labels_BT[within_BT]), mask_BT)
 
         if self._measured is not None:
             self._measured.update({name: measure(name) for name in self._gating.gate.measures})
             return student_logits.new_zeros(())
-        num_items = kwargs.pop("num_items_in_batch")
-        per_token_NV = GKDTrainer.generalized_jsd_loss(student_logits, teacher_logits, **kwargs, reduction="none")
-        batch = self._gating.batch(labels_BT, mask_BT, inputs.get(OUTCOME), measure)
-        weights_BT = inputs[WEIGHTS] if WEIGHTS in inputs else weigh(self._gating.gate, batch)
-        divergence_N = per_token_NV.detach().sum(-1)
-        divergence_BT = divergence_N.new_zeros(mask_BT.shape).masked_scatter(mask_BT, divergence_N)
-        self._gating.note(batch, weights_BT, divergence_BT)
-        loss = (per_token_NV * weights_BT[mask_BT].unsqueeze(-1)).sum()
+        batch = replace(piece.batch, measure=measure)
+        weights_BT = weigh(self._gating.gate, batch) if piece.weights_BT is None else piece.weights_BT
+        weights_N = weights_BT[mask_BT]
+
+        def divergence(rows_BT: Tensor) -> Tensor:
+            sides = (student_logits[rows_BT], teacher_logits[rows_BT])
+            return GKDTrainer.generalized_jsd_loss(*sides, **kwargs, reduction="none")
+
+        # Closed tokens stay out of the graph: where their divergence is infinite, a weight of zero would make it NaN.
+        open_BT = spread(weights_N > 0, within_BT)
+        per_token_NV = divergence(open_BT)
+        with torch.no_grad():
+            closed_BT = within_BT & ~open_BT
+            logged_BT = spread(per_token_NV.sum(-1, dtype=torch.float32), open_BT)
+            logged_BT = logged_BT.masked_scatter(closed_BT, divergence(closed_BT).sum(-1, dtype=torch.float32))
+        # Gradients are averaged over processes: each divides by its share of the count. TRL's count knows nothing of
+        # that; without a count, TRL averages within the micro-batch, and transformers over micro-batches.
+        share, pieces = safe(piece.denominator) / self.accelerator.num_processes, 1
         if self._gating.denominator == "trl":
-            return loss / (mask_BT.sum().clamp_min(1) if num_items is None else num_items)
-        # Gradients are averaged over processes: each divides by its share of the count.
-        return loss / (safe(inputs[DENOMINATOR]) / self.accelerator.num_processes)
+            share = within_BT.sum().clamp_min(1) if num_items is None else num_items
+            pieces = self.current_gradient_accumulation_steps if num_items is None else 1
+        divided_by = share * self.accelerator.num_processes * pieces
+        self._gating.note(batch, weights_BT, spread(logged_BT[within_BT], mask_BT), divided_by)
+        return (per_token_NV * weights_N[weights_N > 0].unsqueeze(-1)).sum() / share
 
 
 class GatedDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
-    """`DistillationTrainer` through a gate; the loss stays chunked, and no logits are ever whole."""
+    """`DistillationTrainer` through a gate; the loss stays chunked, and no logits are ever whole.
+
+    Completions without an end (those in `completions/clipped_ratio`) are incorrect for the gate, as in an analysis.
+    """
 
     def __init__(
         self, *args: Any, gate: Any, denominator: str, verifier_timeout_s: float = 60.0, **kwargs: Any
     ) -> None:
+        gating = Gating(gate, denominator, timeout_s=verifier_timeout_s)
         super().__init__(*args, **kwargs)
-        self._gating = Gating(gate, denominator, accelerator=self.accelerator, timeout_s=verifier_timeout_s)
+        self._gating = gating.on(self.accelerator)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         generated = super()._generate_and_score_completions(inputs)
@@ -198,9 +239,9 @@ class GatedDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
     def _compute_loss(self, unwrapped_student: Any, inputs: dict[str, Any], num_items_in_batch: Any) -> Any:
         if DENOMINATOR not in inputs:
             return super()._compute_loss(unwrapped_student, inputs, num_items_in_batch)
-        share = safe(inputs[DENOMINATOR]) / self.accelerator.num_processes
-        with _weighed(self._gating, inputs):
-            return super()._compute_loss(unwrapped_student, inputs, share)
+        count = safe(inputs[DENOMINATOR])
+        with _weighed(self._gating, inputs, count):
+            return super()._compute_loss(unwrapped_student, inputs, count / self.accelerator.num_processes)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         loss = super().compute_loss(model, inputs, *args, **kwargs)
@@ -217,7 +258,11 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     not pushed down, they are taught. `w` are the gate's weights, usually `IncorrectOnly`; `D_β` is the divergence of
     `DistillationTrainer` at the sampling temperature, with `distillation_beta` in TRL's sense (1: KL(student ‖
     teacher); `beta` remains GRPO's own). Completions of unknown outcome keep their advantage, zero if unrewarded. A
-    gate without a verifier leaves the advantages alone.
+    gate without a verifier leaves the advantages alone. A completion without an end is incorrect for the gate, as in
+    an analysis, also where its reward is not zero.
+
+    A generation batch may feed several optimiser steps: quantiles and counts are then over that batch, and each step
+    divides by its share. It may not feed less than one.
 
     Student and teacher pass once: the divergence is taken from the hidden states of GRPO's own forward pass.
     """
@@ -233,8 +278,15 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         verifier_timeout_s: float = 60.0,
         **kwargs: Any,
     ) -> None:
+        gating = Gating(gate, denominator, timeout_s=verifier_timeout_s)
+        if not 0 <= distillation_beta <= 1:
+            raise OpdAlignError(
+                f"distillation_beta lies in [0, 1], from KL(teacher ‖ student) to KL(student ‖ teacher), "
+                f"not {distillation_beta}"
+            )
+        _check_generation(signature(GRPOTrainer).bind_partial(*args, **kwargs).arguments.get("args"))
         super().__init__(*args, **kwargs)
-        self._gating = Gating(gate, denominator, accelerator=self.accelerator, timeout_s=verifier_timeout_s)
+        self._gating = gating.on(self.accelerator)
         self.distillation_weight, self.distillation_beta = distillation_weight, distillation_beta
         if isinstance(teacher_model, str):
             teacher_model = AutoModelForCausalLM.from_pretrained(teacher_model, dtype="auto")
@@ -265,7 +317,7 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             return super()._compute_loss(model, inputs)
         # Both losses within one forward of the wrapped model: ZeRO-3 reduces the head's gradients only from there.
         student = self.accelerator.unwrap_model(model)
-        # A generation batch may feed several optimiser steps; its count is rescaled to one of them, as GRPO's is.
+        # The generation batch's count is rescaled to one optimiser step, as GRPO's is.
         steps = self.current_gradient_accumulation_steps / self.args.steps_per_generation
         denominator = inputs[DENOMINATOR] * steps
         loss: Tensor = self._forward_redirection(model, student, self._both_losses, student, inputs, denominator)
@@ -274,10 +326,11 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return loss
 
     def _both_losses(self, student: Any, inputs: dict[str, Any], denominator: Tensor) -> Tensor:
-        share = safe(denominator) / self.accelerator.num_processes
+        count = safe(denominator)
+        share, beta = count / self.accelerator.num_processes, self.distillation_beta
         with self._states_kept(student):
             rewarded: Tensor = super()._compute_loss(student, inputs)
-            with _weighed(self._gating, inputs, beta=self.distillation_beta), self.accelerator.autocast():
+            with _weighed(self._gating, inputs, count, beta=beta), self.accelerator.autocast():
                 distilled, _, _ = DistillationTrainer._compute_loss(self, student, inputs, share)
         return rewarded + self.distillation_weight * distilled
 
@@ -320,7 +373,10 @@ def _settle(trainer: Any, inputs: list[dict[str, Any]], generated: dict[str, Any
             generated["completion_mask"],
             conversational=conversational,
         )
-        outcome_B = gating.judged(prompts, completions, columns)
+        # TRL's own rule, by which it counts completions as clipped. Those it has masked for that have no tokens here.
+        ends = [*trainer.eos_token_ids, trainer._tokenizer.pad_token_id]
+        endless_B = truncated(generated["completion_ids"], generated["completion_mask"], ends)
+        outcome_B = gating.judged(prompts, completions, columns, endless_B)
         generated[OUTCOME] = outcome_B
     measured = [_look(trainer, generated, micro_batches)] if gating.beforehand else []
     weights, denominator = gating.settled([gating.batch(generated["completion_ids"], mask_BT, outcome_B)], measured)
@@ -354,7 +410,9 @@ def _look(trainer: Any, generated: dict[str, Any], micro_batches: int) -> dict[s
 
 
 @contextmanager
-def _weighed(gating: Gating, inputs: dict[str, Any], *, beta: float | None = None) -> Iterator[None]:
+def _weighed(
+    gating: Gating, inputs: dict[str, Any], divided_by: Tensor, *, beta: float | None = None
+) -> Iterator[None]:
     """While open, TRL's chunked loss gets its tokens weighed by the gate."""
     batch = gating.batch(inputs["completion_ids"], _mask(inputs), inputs.get(OUTCOME))
 
@@ -363,11 +421,21 @@ def _weighed(gating: Gating, inputs: dict[str, Any], *, beta: float | None = Non
             weights_BT = inputs[WEIGHTS]
         else:
             weights_BT = weigh(gating.gate, replace(batch, measure=call.measure))
-        gating.note(batch, weights_BT, call.spread(call.divergence_N.detach()))
-        return call.divergence_N * call.picked(weights_BT), call.entropy_N
+        gating.note(batch, weights_BT, call.spread(call.divergence_N.detach()), divided_by)
+        return call.weighed(weights_BT), call.entropy_N
 
     with between(batch, weighed, beta=beta):
         yield
+
+
+def _check_generation(args: Any) -> None:
+    """The window's counts must be known before its first backward pass: it is generated whole, or not at all."""
+    if args is not None and args.steps_per_generation % args.gradient_accumulation_steps:
+        raise OpdAlignError(
+            f"steps_per_generation={args.steps_per_generation} must be a multiple of gradient_accumulation_steps="
+            f"{args.gradient_accumulation_steps}: the gate counts over a whole optimiser step, so all of its "
+            "completions must be generated at once"
+        )
 
 
 def _mask(inputs: dict[str, Any]) -> Tensor:
