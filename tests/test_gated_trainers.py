@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import time
 
 import pytest
 import torch
@@ -306,6 +307,36 @@ def test_grpo_teaches_failures_and_rewards_successes(tmp_path):
     for name, silent in gradients[0].items():
         torch.testing.assert_close(gradients[2][name] - silent, 2 * (gradients[1][name] - silent), atol=1e-5, rtol=1e-2)
     assert any((gradients[1][name] != silent).any() for name, silent in gradients[0].items())
+
+
+def test_a_verifier_that_is_a_reward_too_is_asked_once_and_cannot_end_the_training(tmp_path):
+    calls = []
+
+    def counted(completions, completion_ids, trainer_state, **columns):
+        calls.append(trainer_state.global_step)
+        assert [len(ids) > 0 for ids in completion_ids] == [True] * len(completions)
+        return [1.0] * len(completions)
+
+    def broken(completions, **columns):
+        raise RuntimeError("no judge today")
+
+    def hangs(completions, **columns):
+        time.sleep(600)
+
+    def run(name, judge):
+        return grpo(
+            GatedGRPOTrainer, tmp_path / name, teacher_model=models()["teacher_model"], reward_funcs=[judge],
+            gate=IncorrectOnly(judge, unknown="drop"), denominator="keep", verifier_timeout_s=0.5,
+            options={"max_steps": 1, "max_completion_length": 96},
+        )  # fmt: skip
+
+    assert run("counted", counted).column("rewards/counted/mean") == [1.0]
+    assert calls == [0]
+    for judge in (broken, hangs):
+        failed = run(judge.__name__, judge)
+        assert failed.column("gate/unknown") == [1.0]
+        assert failed.column("gate/verifier_failures") == [1.0]
+        assert failed.column("gate/sequences_kept") == [0.0]
 
 
 def test_grpos_teacher_term_is_distillations(tmp_path):

@@ -72,6 +72,7 @@ class Gating:
         verifier = self.gate.verifier
         self.verifying = None if verifier is None else Verifying(verifier, timeout_s=timeout_s)
         self.beforehand = bool(self.gate.measures) and (self.gate.of_the_window or denominator == "renormalise")
+        self.rewarding = False
         self._noted, self._failures_seen = False, 0
 
     def on(self, accelerator: Any) -> Gating:
@@ -82,17 +83,33 @@ class Gating:
             logger.info("distillation through the gate %s, denominator: %s", self.gate.name, self.denominator)
         return self
 
+    def among(self, rewards: Any) -> Any:
+        """A trainer's reward functions, the gate's verifier among them called in time, and once for both."""
+        several = isinstance(rewards, list | tuple)
+        given = list(rewards) if several else [rewards]
+        mine = [self.verifying is not None and each == self.verifying.verifier for each in given]
+        self.rewarding = any(mine)
+        if self.verifying is not None and self.rewarding:
+            reward = self.verifying.as_reward()
+            given = [reward if own else each for each, own in zip(given, mine, strict=True)]
+        return given if several else given[0]
+
     def judged(
         self,
         prompts: Sequence[Any],
         completions: Sequence[Any],
         columns: Mapping[str, Sequence[Any]],
         truncated_B: Tensor,
+        **extras: Any,
     ) -> Tensor | None:
-        """Outcomes of this process's completions; `None` if the gate does not ask for them."""
+        """Outcomes of this process's completions; `None` if the gate does not ask for them.
+
+        Where the verifier is a reward of the trainer too, it has just been asked, and is not asked again.
+        """
         if self.verifying is None:
             return None
-        outcomes = self.verifying.outcomes(prompts, completions, columns)
+        heard = self.verifying.latest if self.rewarding else None
+        outcomes = self.verifying.outcomes(prompts, completions, columns, **extras) if heard is None else heard
         outcome_B = torch.tensor([int(outcome) for outcome in outcomes], device=self.accelerator.device)
         return outcome_B.masked_fill(truncated_B.to(outcome_B.device), int(Outcome.INCORRECT))
 
@@ -215,8 +232,12 @@ def truncated(token_ids_BT: Tensor, mask_BT: Tensor, ends: int | Sequence[int]) 
     return ~(ended_B & mask_BT.any(1))
 
 
-def texts(tokenizer: Any, token_ids_BT: Tensor, mask_BT: Tensor, *, conversational: bool) -> list[Any]:
+def rows_of(token_ids_BT: Tensor, mask_BT: Tensor) -> list[list[int]]:
+    """Each completion's own tokens."""
+    return [ids[mask.bool()].tolist() for ids, mask in zip(token_ids_BT.cpu(), mask_BT.cpu(), strict=True)]
+
+
+def texts(tokenizer: Any, rows: Sequence[Sequence[int]], *, conversational: bool) -> list[Any]:
     """Completions as TRL hands them to reward functions: an assistant's message, or plain text."""
-    rows = [ids[mask.bool()].tolist() for ids, mask in zip(token_ids_BT.cpu(), mask_BT.cpu(), strict=True)]
     plain = tokenizer.batch_decode(rows, skip_special_tokens=True)
     return [[{"role": "assistant", "content": text}] for text in plain] if conversational else list(plain)

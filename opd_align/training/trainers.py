@@ -31,7 +31,7 @@ from trl.trainer.utils import split_pixel_values_by_grid, split_tensor_dict, uns
 
 from opd_align.training.chunked import KernelCall, between
 from opd_align.training.gates import DENOMINATORS, GateBatch, measure_logits, weigh
-from opd_align.training.gating import Gating, looking, safe, side_by_side, spread, texts, truncated
+from opd_align.training.gating import Gating, looking, rows_of, safe, side_by_side, spread, texts, truncated
 from opd_align.types import OpdAlignError, Outcome
 
 COLUMNS, PIECE = "columns", "gate_piece"
@@ -148,13 +148,13 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
             messages = getattr(self.data_collator, "messages_key", "messages")
             prompt = getattr(self.data_collator, "prompt_key", "prompt")
             prompts = [dialogue[:-1] for dialogue in columns[messages]] if messages in columns else columns[prompt]
-            completions = texts(
-                self.processing_class, tokens_BT, mask_BT, conversational=not isinstance(prompts[0], str)
-            )
+            rows = rows_of(tokens_BT, mask_BT)
+            completions = texts(self.processing_class, rows, conversational=not isinstance(prompts[0], str))
             rest = {name: values for name, values in columns.items() if name not in (messages, prompt)}
             ends = self.generation_config.eos_token_id
             endless_B = truncated(tokens_BT, mask_BT, [] if ends is None else ends)
-            outcome_B = self._gating.judged(prompts, completions, rest, endless_B & rolled)
+            extras = {"completion_ids": rows, "trainer_state": self.state}
+            outcome_B = self._gating.judged(prompts, completions, rest, endless_B & rolled, **extras)
         return self._gating.batch(tokens_BT, mask_BT, outcome_B)
 
     def _look(self, inputs: dict[str, Any], batch: GateBatch) -> dict[str, Tensor]:
@@ -259,7 +259,8 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     `DistillationTrainer` at the sampling temperature, with `distillation_beta` in TRL's sense (1: KL(student ‖
     teacher); `beta` remains GRPO's own). Completions of unknown outcome keep their advantage, zero if unrewarded. A
     gate without a verifier leaves the advantages alone. A completion without an end is incorrect for the gate, as in
-    an analysis, also where its reward is not zero.
+    an analysis, also where its reward is not zero. A verifier that is among the reward functions is asked once for
+    both, within its time.
 
     A generation batch may feed several optimiser steps: quantiles and counts are then over that batch, and each step
     divides by its share. It may not feed less than one.
@@ -284,8 +285,11 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 f"distillation_beta lies in [0, 1], from KL(teacher ‖ student) to KL(student ‖ teacher), "
                 f"not {distillation_beta}"
             )
-        _check_generation(signature(GRPOTrainer).bind_partial(*args, **kwargs).arguments.get("args"))
-        super().__init__(*args, **kwargs)
+        given = signature(GRPOTrainer).bind_partial(*args, **kwargs)
+        _check_generation(given.arguments.get("args"))
+        if "reward_funcs" in given.arguments:
+            given.arguments["reward_funcs"] = gating.among(given.arguments["reward_funcs"])
+        super().__init__(*given.args, **given.kwargs)
         self._gating = gating.on(self.accelerator)
         self.distillation_weight, self.distillation_beta = distillation_weight, distillation_beta
         if isinstance(teacher_model, str):
@@ -367,16 +371,13 @@ def _settle(trainer: Any, inputs: list[dict[str, Any]], generated: dict[str, Any
         prompts = [example["prompt"] for example in inputs]
         columns = {name: [example[name] for example in inputs] for name in inputs[0] if name != "prompt"}
         conversational = is_conversational({"prompt": prompts[0]})
-        completions = texts(
-            trainer.processing_class,
-            generated["completion_ids"],
-            generated["completion_mask"],
-            conversational=conversational,
-        )
+        rows = rows_of(generated["completion_ids"], generated["completion_mask"])
+        completions = texts(trainer.processing_class, rows, conversational=conversational)
         # TRL's own rule, by which it counts completions as clipped. Those it has masked for that have no tokens here.
         ends = [*trainer.eos_token_ids, trainer._tokenizer.pad_token_id]
         endless_B = truncated(generated["completion_ids"], generated["completion_mask"], ends)
-        outcome_B = gating.judged(prompts, completions, columns, endless_B)
+        extras = {"completion_ids": rows, "trainer_state": trainer.state}
+        outcome_B = gating.judged(prompts, completions, columns, endless_B, **extras)
         generated[OUTCOME] = outcome_B
     measured = [_look(trainer, generated, micro_batches)] if gating.beforehand else []
     weights, denominator = gating.settled([gating.batch(generated["completion_ids"], mask_BT, outcome_B)], measured)
