@@ -10,6 +10,7 @@ import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,6 +24,8 @@ from transformers import TrainerCallback
 from opd_align.chat import Chat
 from opd_align.cli import main
 from opd_align.models import load_tokenizer
+from opd_align.objectives import ReverseKL
+from opd_align.search import Settings
 from opd_align.training import launch
 from opd_align.training import recipe as recipe_room
 from opd_align.training.recipe import Questions, start, with_template_defaults
@@ -32,6 +35,9 @@ from opd_align.types import OpdAlignError
 RECIPES = sorted(launch.recipes())
 SIZES = ["1gpu", "8gpu_zero3", "cpu_tiny"]
 ALL = [(recipe, size) for recipe in RECIPES for size in launch.configs(recipe)]
+WATCHED = {"latest": None, "settings": Settings([ReverseKL()]), "teachers": ["teacher"]}
+"""What a gate looks for in a callback that has not evaluated yet."""
+
 quiet = pytest.mark.filterwarnings("ignore")
 
 
@@ -156,7 +162,7 @@ def noted(recipe, monkeypatch, *flags):
     module, made = loaded(recipe, monkeypatch), []
     name = next(name for name in vars(module) if name.endswith("Trainer"))
     monkeypatch.setattr(module, name, lambda **given: made.append(Noted(**given)) or made[-1])
-    monkeypatch.setattr(module, "AlignmentCallback", lambda *given, **options: given)
+    monkeypatch.setattr(module, "AlignmentCallback", lambda *given, **options: SimpleNamespace(**WATCHED))
     monkeypatch.setattr(sys, "argv", line(recipe, "--train_questions", 8, *flags))
     module.main()
     return made[0]
@@ -335,7 +341,7 @@ def test_a_recipe_goes_on_from_a_checkpoint(monkeypatch, tmp_path):
     models, steps = [], []
 
     class Counting(TrainerCallback):
-        latest = None
+        latest, settings, teachers = WATCHED["latest"], WATCHED["settings"], WATCHED["teachers"]
 
         def __init__(self, trainer, *given, **options):
             models.append(trainer.model)
