@@ -3,7 +3,8 @@
 SDPO shows its student a solution that worked and distils what the student then thinks of its other attempts. It asks
 callbacks before each batch which rollouts to distil (`self_distillation_mask`); this gate takes out those that were
 right already. SDPO averages within each rollout and then over all of them, masked or not: the denominator is `keep`,
-by sequence, and a weight between 0 and 1 would cancel out, so there is none.
+by sequence, and a weight between 0 and 1 would cancel out, so there is none. A rollout that does not end is incorrect
+for the gate, as for the others; its reward is what the verifier says.
 """
 
 from __future__ import annotations
@@ -40,8 +41,16 @@ class SDPOGate(TrainerCallback):
 
     def reward(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         """The verifier as a reward function: 1, 0, or `None` where it could not tell."""
-        self._outcomes = self.verifying.outcomes(prompts, completions, columns)
-        return [None if outcome == Outcome.UNKNOWN else float(outcome) for outcome in self._outcomes]
+        verdicts = self.verifying.outcomes(prompts, completions, columns)
+        endless = self._endless(columns.get("completion_ids"), len(verdicts))
+        self._outcomes = [Outcome.INCORRECT if cut else said for said, cut in zip(verdicts, endless, strict=True)]
+        return [None if outcome == Outcome.UNKNOWN else float(outcome) for outcome in verdicts]
+
+    def _endless(self, completion_ids: Sequence[Sequence[int]] | None, n: int) -> list[bool]:
+        if self._trainer is None or completion_ids is None:
+            return [False] * n
+        ends = (*self._trainer.eos_token_ids, self._trainer._tokenizer.pad_token_id)  # TRL's own rule
+        return [not len(ids) or ids[-1] not in ends for ids in completion_ids]
 
     def on_teacher_context_built(
         self, *args: Any, model: Any, completion_mask: Tensor, self_distillation_mask: Tensor, **kwargs: Any
