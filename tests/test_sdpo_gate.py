@@ -33,7 +33,7 @@ def test_correct_rollouts_are_taken_out(tmp_path):
         """After the gate: what SDPO is left with."""
 
         def on_self_distillation_batch_prepared(self, *, self_distillation_mask, **kwargs):
-            masks.append((self_distillation_mask.tolist(), [int(outcome) for outcome in gate.verifying.latest]))
+            masks.append((self_distillation_mask.tolist(), [int(outcome) for outcome in gate._outcomes]))
 
     gate.attach(trainer)
     trainer.add_callback(Seen())
@@ -45,6 +45,16 @@ def test_correct_rollouts_are_taken_out(tmp_path):
     assert run.column("gate/unknown") == [0.0] * 3
     assert run.column("gate/correct") == pytest.approx([sum(outcomes) / 8 for _, outcomes in masks])
     assert all(0 <= kept < 1 for kept in run.column("gate/sequences_kept"))
+
+
+@pytest.mark.parametrize(("length", "correct"), [(8, 0.0), (128, 1.0)])
+def test_what_does_not_end_is_incorrect_for_the_gate(tmp_path, length, correct):
+    gate = SDPOGate(lambda completions, **columns: [1.0] * len(completions), unknown="drop")
+    trainer = sdpo(tmp_path, gate, max_completion_length=length, max_steps=1)
+    run = trained(gate.attach(trainer)._trainer)
+    assert run.column("gate/correct") == [correct]
+    assert run.column("gate/sequences_kept") == [1 - correct]
+    assert run.column("self_distillation/reward_mean") == [1.0]  # the reward is the verifier's
 
 
 def test_the_reward_is_the_verdict(tmp_path):

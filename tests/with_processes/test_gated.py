@@ -29,6 +29,7 @@ CASES = {
     "gkd-quantile": {"trainer": "gkd", "gate": "quantile", "denominator": "renormalise"},
     "gkd-threshold": {"trainer": "gkd", "gate": "threshold", "denominator": "keep"},
     "distillation": {"trainer": "distillation", "gate": "quantile", "denominator": "renormalise"},
+    "overflow": {"trainer": "distillation", "gate": "beginning", "denominator": "keep", "overflow": True},
     "grpo": {"trainer": "grpo", "gate": "incorrect", "denominator": "keep"},
 }
 
@@ -64,7 +65,7 @@ def alone(tmp_path_factory):
     [
         *(("ddp", case) for case in CASES),
         *(("zero2", case) for case in ("gkd-quantile", "distillation")),
-        *(("zero3", case) for case in ("gkd-threshold", "distillation", "grpo")),
+        *(("zero3", case) for case in ("gkd-threshold", "distillation", "overflow", "grpo")),
     ],
 )
 def test_two_processes_make_the_steps_of_one(tmp_path, alone, case, way):
@@ -81,4 +82,7 @@ def test_two_processes_make_the_steps_of_one(tmp_path, alone, case, way):
     for mine, theirs in zip(one["logs"], two["logs"], strict=True):
         keys = {key for key in mine if key.startswith("gate/")} | {"loss", "grad_norm"}
         assert len(keys) > 8
+        for row in (mine, theirs) if "overflow" in CASES[case] else ():
+            assert row["gate/loss_open"] is None  # without the gate it would not be a number
+            keys -= {"gate/loss_open"}
         assert {key: mine[key] for key in keys} == pytest.approx({key: theirs[key] for key in keys}, rel=2e-4, abs=1e-7)
