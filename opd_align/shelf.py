@@ -52,12 +52,12 @@ class Shelf:
     def read(self, batch: str) -> Batch | None:
         """A batch from disk; a damaged shard is set aside with a warning, and its batch counts as not there."""
         file = self.folder / f"{batch}.parquet"
-        if self.reuse is not None and not file.exists() and (self.reuse / file.name).is_file():
-            with suppress(OSError, DamagedFileError):  # the other run's trouble, not ours
-                content = read_shard(self.reuse / file.name)
-                if content is not None:
-                    self.write(batch, content)
         try:
+            if self.reuse is not None and not file.exists() and (self.reuse / file.name).is_file():
+                with suppress(OSError, DamagedFileError):  # the other run's trouble, not ours
+                    content = read_shard(self.reuse / file.name)
+                    if content is not None:
+                        self.write(batch, content)
             return read_shard(file)
         except DamagedFileError as error:
             aside = set_aside(file)
@@ -69,6 +69,11 @@ class Shelf:
             return None
         except PermissionError as error:
             raise OpdAlignError(f"may not read {str(file)!r}; its permissions have changed") from error
+        except OSError as error:  # whatever it holds may be whole, so it stays where it is
+            raise OpdAlignError(
+                f"could not read {str(file)!r}: {why(error)}; nothing was changed. Run the same again once it can "
+                "be read: it goes on from there"
+            ) from error
 
     def write(self, batch: str, content: Batch) -> None:
         """Puts a batch on disk; on return it is there for good."""
@@ -115,7 +120,9 @@ class Recorded:
         batch = self._shelf.read(name)
         if batch is None:
             batch = self._graded(requests, keys, self._student.sample(requests))
-            self._shelf.write(name, batch)
+            # Where everything failed there is nothing worth keeping: a resume had better try again.
+            if len(batch.rollouts) or not batch.rollouts.failures:
+                self._shelf.write(name, batch)
             with self._mutex:
                 self.sampled += 1
                 self.tokens += int((batch.rollouts.length_R - batch.rollouts.launch_R).sum())

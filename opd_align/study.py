@@ -213,7 +213,7 @@ class Study:
             if role.model is not None:
                 check_tokenizers(self.chat.tokenizer, prompting.chat.tokenizer, role.name)
             if role.model is not None and model.backend == "server":
-                made.append(ServerTeacher(role.name, model.url, model.served_as or model.model, prompting))
+                made.append(ServerTeacher(role.name, model.url, model.served_as or model.model, prompting, line=model.line))
                 continue
             if role.name in self.elsewhere:
                 made.append(self.elsewhere[role.name](role.name, prompting, self.config.sampling.temperature))
@@ -330,7 +330,7 @@ class Study:
         """A sampler behind a server; one that only writes demonstrations needs no scorer, and no weights here."""
         from opd_align.backends.server import ServerStudent
 
-        return ServerStudent(model.url, model.served_as or model.model, prompt, ends, scorer, sampling)
+        return ServerStudent(model.url, model.served_as or model.model, prompt, ends, scorer, sampling, model.line)
 
     def _tokenizer(self, model: ModelConfig) -> Any:
         return self._once(("tokenizer", model.model), lambda: load_tokenizer(model.model))
