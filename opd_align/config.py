@@ -61,9 +61,7 @@ class ModelConfig:
             raise OpdAlignError(f"model {self.model!r} has backend server but no url")
         addresses(self.url)
         if self.backend != "server" and (self.url or self.served_as or self.line != Line()):
-            raise OpdAlignError(
-                f"model {self.model!r} has a url, served_as or line, but its backend is {self.backend}"
-            )
+            raise OpdAlignError(f"model {self.model!r} has a url, served_as or line, but its backend is {self.backend}")
         if self.backend == "vllm" and self.adapter:
             raise OpdAlignError(
                 f"model {self.model!r}: vLLM would sample without the adapter; merge it into the weights, or use "

@@ -247,7 +247,8 @@ class OpenLine:
         self, server: _Server, timeout_s: float, method: str, path: str, body: dict[str, Any] | None
     ) -> Any:
         """An answer, waited for as long as the server answers others; httpx would count from each byte."""
-        begin, asked = time.monotonic(), asyncio.ensure_future(self.client.request(method, server.base + path, json=body))
+        begin = time.monotonic()
+        asked = asyncio.ensure_future(self.client.request(method, server.base + path, json=body))
         try:
             while not asked.done():
                 until = min(max(begin, HEARD.get(server.base, 0.0)), begin + (LONGEST_WAIT - 1) * timeout_s) + timeout_s

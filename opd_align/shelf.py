@@ -46,8 +46,8 @@ class Shelf:
         self.path = place(path)
         self.folder = self.path / ROLLOUTS
         self.reuse = None if reuse is None else place(reuse) / ROLLOUTS
-        if self.reuse is not None and not self.reuse.is_dir():
-            raise OpdAlignError(f"{str(reuse)!r} is no run directory: it has no rollouts to reuse")
+        if reuse is not None:
+            check_reuse(place(reuse))
 
     def read(self, batch: str) -> Batch | None:
         """A batch from disk; a damaged shard is set aside with a warning, and its batch counts as not there."""
@@ -180,6 +180,16 @@ class Recorded:
             with self._mutex:
                 self._undecided = np.union1d(self._undecided, unknown)
         return rollouts
+
+
+def check_reuse(run: Place) -> None:
+    """Refuses a run that has nothing to reuse."""
+    try:
+        found = (run / ROLLOUTS).is_dir()
+    except OSError as error:
+        raise OpdAlignError(f"cannot look into {str(run)!r}: {why(error)}") from error
+    if not found:
+        raise OpdAlignError(f"{str(run)!r} is no run directory: it has no rollouts to reuse")
 
 
 def kept(rollouts: Place) -> str:

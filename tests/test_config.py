@@ -200,7 +200,7 @@ def test_a_model_is_not_taken_for_a_context(named):
         ("questions.offset=-1", "questions: offset (-1)"),
         ("questions={ids: [a], screening: runs/x}", "questions: ids and screening both choose"),
         ("student.backend=server", "student: model 'embedded:student' has backend server but no url"),
-        ("student.url=http://x", "student: model 'embedded:student' has a url, served_as or line, but its backend is hf"),
+        ("student.url=http://x", "student: model 'embedded:student' has a url, served_as or line, but its backend"),
         ("student.line.timeout_s=5", "student: model 'embedded:student' has a url, served_as or line, but its backend"),
         ("student.line.patince_s=5", "unknown key 'student.line.patince_s'; did you mean 'student.line.patience_s'?"),
         ("student.line.concurrency=0", "student.line: a line needs at least one call"),

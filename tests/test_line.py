@@ -26,7 +26,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def serving(answer: Callable[[str], tuple[int, float]], places: int = 1000) -> AsyncIterator[str]:
-    """A server that answers a body with a status after a pause, so many calls at a time, whether clients wait or not."""
+    """A server that answers a body with a status after a pause, so many at a time, whether clients wait or not."""
     free, tasks = asyncio.Semaphore(places), set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -309,7 +309,7 @@ def test_a_file_that_cannot_be_read_just_now_is_not_damaged(
     if times < 4:
         assert shelf.read("b" * 32) is not None
     else:
-        with pytest.raises(OpdAlignError, match="could not read .*SlowDown; nothing was changed"):
+        with pytest.raises(OpdAlignError, match=r"could not read .*SlowDown; nothing was changed"):
             shelf.read("b" * 32)
     assert [file.name for file in shelf.folder.iterdir()] == [f"{'b' * 32}.parquet"]
     assert not recwarn.list

@@ -2,7 +2,8 @@
 
 A run outlives its servers: the line tries passing trouble again, and elsewhere. A request that a server refuses for
 good (HTTP 400, 413, 422) becomes failures with its reason, and the others go on; where all are refused, and at a wrong
-key, address or model, the run stops. Each answer lands in the slot of its own call, so nothing is counted twice however often a call was repeated.
+key, address or model, the run stops. Each answer lands in the slot of its own call, so nothing is counted twice however
+often a call was repeated.
 
 vLLM gives the i-th of n samples the seed `seed + i`; we seed with (hash of the request's content) + number of the
 sample, so a request may be cut into calls of any size, or repeated, and asks for the same samples. Equal seeds give
