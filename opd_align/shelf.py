@@ -118,10 +118,9 @@ class Recorded:
         keys = self._student.keys(requests)
         name = batch_id(keys, "sample")
         batch = self._shelf.read(name)
-        if batch is None:
+        if batch is None or _all_failed(batch):
             batch = self._graded(requests, keys, self._student.sample(requests))
-            # Where everything failed there is nothing worth keeping: a resume had better try again.
-            if len(batch.rollouts) or not batch.rollouts.failures:
+            if not _all_failed(batch):
                 self._shelf.write(name, batch)
             with self._mutex:
                 self.sampled += 1
@@ -180,6 +179,11 @@ class Recorded:
             with self._mutex:
                 self._undecided = np.union1d(self._undecided, unknown)
         return rollouts
+
+
+def _all_failed(batch: Batch) -> bool:
+    """Nothing worth keeping: a resume had better try again."""
+    return len(batch.rollouts) == 0 and len(batch.rollouts.failures) > 0
 
 
 def check_reuse(run: Place) -> None:

@@ -326,6 +326,8 @@ def test_a_batch_of_which_nothing_came_is_not_kept(family: ExactFamily, tmp_path
     shelf, student = Shelf(tmp_path), Refused(family)
     assert len(Recorded(shelf, student, student).sample([request]).failures) == 3
     assert not list(shelf.folder.iterdir())
+    shelf.write(shards.batch_id(student.keys([request]), "sample"), Batch(student.sample([request]), ["x"] * 3))
+    assert len(Recorded(shelf, family, family).sample([request])) == 3  # one of old is not believed
 
 
 def test_a_failure_is_a_row_with_a_reason(tmp_path: Path) -> None:
