@@ -185,7 +185,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     cost = analyze.add_argument_group("the plan")
     cost.add_argument("--dry-run", action="store_true", help="print the plan, sample a little to time it, and stop")
-    cost.add_argument("--gpus", type=int, default=1, metavar="N", help="how many share the work (default: %(default)s)")
+    cost.add_argument("--gpus", type=int, metavar="N", help="how many share the work (default: 1)")
     cost.add_argument("--tokens-per-second", type=float, metavar="N", help="of one GPU (default: measured)")
     cost.add_argument("--dollars-per-gpu-hour", type=float, metavar="N", help="for the price")
     cost.add_argument("--calibrate-from", type=_place, metavar="DIR", help="a small finished run to predict from")
@@ -193,13 +193,9 @@ def _parser() -> argparse.ArgumentParser:
     many.add_argument(
         "--engine", choices=("local", "ray"), default="local", help="who does the work: this process, or Ray"
     )
-    many.add_argument(
-        "--ray-address", metavar="ADDRESS", default="local", help="auto for a running cluster; default: none"
-    )
+    many.add_argument("--ray-address", metavar="ADDRESS", help="auto for a running cluster; default: none")
     many.add_argument("--gpus-per-worker", type=float, metavar="N", help="default: 1 where the cluster has GPUs")
-    many.add_argument(
-        "--apart", metavar="LIST", default="", help="teachers with actors of their own, as NAME or NAME=GPUS"
-    )
+    many.add_argument("--apart", metavar="LIST", help="teachers with actors of their own, as NAME or NAME=GPUS")
     world = analyze.add_argument_group("exact worlds (--student exact)")
     world.add_argument("--worlds", type=int, default=6, metavar="N", help="how many (default: %(default)s)")
     world.add_argument("--length", type=int, default=120, help="typical completion length (default: %(default)s)")

@@ -47,16 +47,19 @@ def _study(args: argparse.Namespace) -> Study:
 
 
 def analyze(args: argparse.Namespace) -> int:
-    from opd_align.shelf import ROLLOUTS
+    from opd_align.shelf import check_reuse
     from opd_align.store import check_directory
     from opd_align.types import OpdAlignError
 
     config = _config(args)
+    _refuse_idle_flags(args)
     if args.workers is not None and args.workers < 1:
         raise OpdAlignError(f"--workers must be at least 1, not {args.workers}")
-    if not args.dry_run and (args.calibrate_from or args.tokens_per_second or args.dollars_per_gpu_hour):
-        raise OpdAlignError("a calibration, a speed or a price belong to a plan; say --dry-run")
     if config.student.model == "exact":
+        if args.dry_run:
+            raise OpdAlignError(
+                "exact worlds take seconds and no GPU; leave out --dry-run, or choose a model as student"
+            )
         if args.engine != "local":
             raise OpdAlignError("exact worlds need no cluster; leave out --engine, or choose a model as student")
         analysis = _exact(args, config)
@@ -67,14 +70,14 @@ def analyze(args: argparse.Namespace) -> int:
         study.check()
         args.out = args.out or Path("runs") / study.name
         check_directory(args.out, "analysis")
-        if args.reuse is not None and not (args.reuse / ROLLOUTS).is_dir():
-            raise OpdAlignError(f"{str(args.reuse)!r} is no run directory: it has no rollouts to reuse")
+        if args.reuse is not None:
+            check_reuse(args.reuse)
         if args.dry_run:
             from rich.console import Console
 
             from opd_align.plan import Prices, plan
 
-            prices = Prices(args.gpus, args.tokens_per_second, args.dollars_per_gpu_hour)
+            prices = Prices(1 if args.gpus is None else args.gpus, args.tokens_per_second, args.dollars_per_gpu_hour)
             Console().print(plan(study, args.out, prices, args.calibrate_from))
             return 0
         from opd_align.bars import progress
@@ -88,6 +91,20 @@ def analyze(args: argparse.Namespace) -> int:
             else:
                 analysis = study.analyze(args.out, workers=args.workers or 1, **options)
     return _presented(analysis, args.out)
+
+
+def _refuse_idle_flags(args: argparse.Namespace) -> None:
+    """A flag that would do nothing is a misunderstanding."""
+    from opd_align.types import OpdAlignError
+
+    prices = ("gpus", "tokens_per_second", "dollars_per_gpu_hour", "calibrate_from")
+    for owner, there, flags in (
+        ("a plan; say --dry-run", args.dry_run, prices),
+        ("a cluster; say --engine ray", args.engine == "ray", ("ray_address", "gpus_per_worker", "apart")),
+    ):
+        given = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(args, flag) is not None]
+        if given and not there:
+            raise OpdAlignError(f"{given[0]} belongs to {owner}")
 
 
 def _presented(analysis: Analysis, out: Place) -> int:
@@ -146,17 +163,17 @@ def _exact(args: argparse.Namespace, config: StudyConfig) -> Analysis:
 
 
 def _cluster(args: argparse.Namespace) -> Cluster:
-    from opd_align.cluster import Cluster
+    from opd_align.cluster import LOCAL, Cluster
     from opd_align.types import OpdAlignError
 
     apart: dict[str, float | None] = {}
-    for each in filter(None, args.apart.split(",")):
+    for each in filter(None, (args.apart or "").split(",")):
         name, _, gpus = each.partition("=")
         try:
             apart[name.strip()] = float(gpus) if gpus else None
         except ValueError:
             raise OpdAlignError(f"--apart takes NAME or NAME=GPUS, not {each!r}") from None
-    return Cluster(args.ray_address, args.workers, args.gpus_per_worker, apart)
+    return Cluster(args.ray_address or LOCAL, args.workers, args.gpus_per_worker, apart)
 
 
 def screen(args: argparse.Namespace) -> int:

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from opd_align.alignment import Rules
 from opd_align.enrich import Budget
 from opd_align.estimate import Method
+from opd_align.line import Line, addresses
 from opd_align.objectives import OBJECTIVES, GeneralisedJSD, Objective
 from opd_align.search import BATCH, Settings
 from opd_align.teachers import CONTEXTS
@@ -37,7 +38,7 @@ class ModelConfig:
     """A model: `model` is a folder, a .gguf file, a Hub name, or embedded:student / embedded:teacher.
 
     `backend` says who samples; with `server`, `url` is its address, or those of several that serve the same, and
-    `served_as` the model's name there. Scoring always loads the weights here.
+    `served_as` the model's name there; `line` is how to talk to it. Scoring always loads the weights here.
     """
 
     model: str
@@ -49,6 +50,8 @@ class ModelConfig:
     backend: Backend = "hf"
     url: Sequence[str] = ()
     served_as: str | None = None
+    # Not what is asked but how: no part of a study's name.
+    line: Line = field(default_factory=Line, repr=False)
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -56,8 +59,9 @@ class ModelConfig:
             object.__setattr__(self, "url", (self.url,))
         if self.backend == "server" and not self.url:
             raise OpdAlignError(f"model {self.model!r} has backend server but no url")
-        if self.backend != "server" and (self.url or self.served_as):
-            raise OpdAlignError(f"model {self.model!r} has a url or served_as, but its backend is {self.backend}")
+        addresses(self.url)
+        if self.backend != "server" and (self.url or self.served_as or self.line != Line()):
+            raise OpdAlignError(f"model {self.model!r} has a url, served_as or line, but its backend is {self.backend}")
         if self.backend == "vllm" and self.adapter:
             raise OpdAlignError(
                 f"model {self.model!r}: vLLM would sample without the adapter; merge it into the weights, or use "

@@ -21,7 +21,7 @@ import numpy as np
 from opd_align.alignment import Rules
 from opd_align.enrich import Budget
 from opd_align.objectives import OBJECTIVES, Ideal, Nodes, Objective
-from opd_align.place import Place
+from opd_align.place import Place, why
 from opd_align.search import Settings
 from opd_align.types import Floats, Grader, OpdAlignError, Question, Student, Teacher
 
@@ -63,11 +63,37 @@ def describe(
         "prompts": {speaker.name: _prompts_digest(speaker, questions) for speaker in _speakers(student, teachers)},
         "teachers": {teacher.name: getattr(teacher, "fingerprint", None) for teacher in teachers},
         "grader": getattr(grader, "fingerprint", _type_name(grader)),
-        "settings": asdict(replace(settings, objectives=())) | {"objectives": [*map(_written, settings.objectives)]},
+        "settings": _settings(settings),
         "questions": {question.id: question_digest(question) for question in questions},
     }
+    return _as_json(described)
+
+
+def refuse_early(
+    folder: Place,
+    stored: Mapping[str, Any],
+    known: Mapping[str, Any],
+    *,
+    settings: Settings,
+    questions: Iterable[Question],
+) -> None:
+    """Like `refuse_other`, by what is known before a model is loaded: questions may be left out later, and of the
+    teachers there are names.
+    """
+    asked = {question.id: question_digest(question) for question in questions}
+    then = {key: dict.fromkeys(stored["teachers"]) if key == "teachers" else stored.get(key) for key in known}
+    now = _as_json({**known, "settings": _settings(settings)})
+    now["questions"] = {name: told for name, told in asked.items() if name in stored["questions"]}
+    refuse_other(folder, {**then, "settings": stored["settings"], "questions": stored["questions"]}, now)
+
+
+def _as_json(described: Mapping[str, Any]) -> dict[str, Any]:
     plain: dict[str, Any] = json.loads(json.dumps(described, default=_plain))
     return plain
+
+
+def _settings(settings: Settings) -> dict[str, Any]:
+    return asdict(replace(settings, objectives=())) | {"objectives": [*map(_written, settings.objectives)]}
 
 
 def versions() -> dict[str, str]:
@@ -86,6 +112,8 @@ def read_manifest(file: Place) -> dict[str, Any] | None:
         found, maker = manifest["format"], manifest["made_with"][-1]
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise OpdAlignError(f"could not read {str(file)!r}: {why(error)}") from error
     except (ValueError, LookupError, TypeError) as error:
         raise OpdAlignError(
             f"{str(file)!r} cannot be read ({error}); put back a copy of it, or choose another directory. "

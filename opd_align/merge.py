@@ -6,15 +6,18 @@ no question's rows depend on another question; only the summary is computed anew
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 
 from opd_align.engine import Analysis, encoded
 from opd_align.manifest import joined_manifest, read_manifest
-from opd_align.place import Address, Place, place
-from opd_align.shelf import ROLLOUTS, Shelf
-from opd_align.store import DEMONSTRATIONS, MANIFEST, RunDirectory, Spent
+from opd_align.place import Address, Place, place, why
+from opd_align.shards import DamagedFileError, read_shard
+from opd_align.shelf import ROLLOUTS, DamagedFile
+from opd_align.store import DEMONSTRATIONS, MANIFEST, SPENT, RunDirectory, Spent
 from opd_align.types import OpdAlignError
 
 
@@ -31,22 +34,50 @@ def merge(runs: Sequence[Address], out: Address) -> Analysis:
         encoded(pa.concat_tables([part.children for part in parts])),
         dict(sorted({token: text for part in parts for token, text in part.texts.items()}.items())),
     )
-    with _shelved(folders, place(out)) as run:
-        shown = [folder / DEMONSTRATIONS for folder in folders if (folder / DEMONSTRATIONS / MANIFEST).exists()]
+    for folder in folders:
+        _check_rollouts(folder)
+    shown = [folder / DEMONSTRATIONS for folder in folders if (folder / DEMONSTRATIONS / MANIFEST).exists()]
+    described, demonstrated = _described(folders), _described(shown) if shown else {}
+    with RunDirectory(out, described) as run:
+        _shelve(folders, run)
         if shown:
-            _shelved(shown, run.path / DEMONSTRATIONS).close()
+            with RunDirectory(run.path / DEMONSTRATIONS, demonstrated) as inner:
+                _shelve(shown, inner)
+        (run.path / SPENT).unlink(missing_ok=True)  # of an earlier merge into the same directory
         run.finish(whole, sum((Spent.of(folder) for folder in folders), Spent()))
     return whole
 
 
-def _shelved(folders: Sequence[Place], out: Place) -> RunDirectory:
-    """A run directory with the rollouts of all."""
+def _check_rollouts(folder: Place) -> None:
+    try:
+        if any((folder / ROLLOUTS).glob("*.parquet")):
+            return
+    except OSError as error:
+        raise OpdAlignError(f"cannot look into {str(folder)!r}: {why(error)}") from error
+    raise OpdAlignError(f"{str(folder)!r} has no rollouts; the whole needs those of all its parts")
+
+
+def _described(folders: Sequence[Place]) -> dict[str, Any]:
     manifests = {str(folder): read_manifest(folder / MANIFEST) or {} for folder in folders}
     if len(manifests) < len(folders):
         raise OpdAlignError("the same run is given twice; each may come once")
-    run = RunDirectory(out, joined_manifest(manifests))
+    return joined_manifest(manifests)
+
+
+def _shelve(folders: Sequence[Place], run: RunDirectory) -> None:
+    """Puts the rollouts of all into one; a batch that is damaged is named and left out."""
     for folder in folders:
-        shelf = Shelf(out, reuse=folder)
         for file in (folder / ROLLOUTS).glob("*.parquet"):
-            shelf.read(file.stem)  # from there, if it is whole
-    return run
+            try:
+                batch = read_shard(file)
+            except DamagedFileError as error:
+                warnings.warn(
+                    f"{file} is damaged ({error}); the results are whole, but its batch is not in {run.path}",
+                    DamagedFile,
+                    stacklevel=3,
+                )
+                continue
+            except OSError as error:
+                raise OpdAlignError(f"could not read {str(file)!r}: {why(error)}") from error
+            if batch is not None and run.shelf.read(file.stem) is None:
+                run.shelf.write(file.stem, batch)

@@ -30,6 +30,8 @@ def place(address: Address) -> Place:
         return address
     text = os.fspath(address)
     protocol, mark, rest = text.partition("://")
+    if mark and not rest.strip("/") and not (protocol in LOCAL and rest):
+        raise OpdAlignError(f"{text!r} names no place; say what comes after {protocol}://")
     if not mark or protocol in LOCAL:
         return Path(rest if mark else text)
     try:
@@ -37,9 +39,16 @@ def place(address: Address) -> Place:
 
         fs, path = fsspec.core.url_to_fs(text.rstrip("/"), use_listings_cache=False)
     except ImportError as error:  # fsspec itself, or what it needs for this protocol
-        raise OpdAlignError(f"{text!r} cannot be opened: {error}; pip install 'opd-align[remote]'") from error
+        # The extra brings S3; for other stores fsspec says itself what to install.
+        hint = "; pip install 'opd-align[remote]'" if protocol in ("s3", "s3a") or error.name == "fsspec" else ""
+        raise OpdAlignError(f"{text!r} cannot be opened: {error}{hint}") from error
     except ValueError as error:
         raise OpdAlignError(f"{text!r} is no address that fsspec knows: {error}") from error
+    except Exception as error:  # every kind of place has errors of its own
+        raise OpdAlignError(
+            f"{text!r} cannot be opened as a place for runs: {type(error).__name__}: {error}; give a folder, or an "
+            "address in a store such as s3://bucket/run"
+        ) from error
     return Remote(fs, path, text.rstrip("/"))
 
 

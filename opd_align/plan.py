@@ -8,24 +8,28 @@ scoring and estimates included.
 
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from opd_align.enrich import Budget
+from opd_align.manifest import read_manifest
 from opd_align.models import short_name, weight_bytes
-from opd_align.place import Address, Place, place
+from opd_align.place import Address, Place, place, why
 from opd_align.report.model import Column, Table, row, to_rich
 from opd_align.shards import DamagedFileError, read_shard
 from opd_align.shelf import ROLLOUTS
-from opd_align.store import RunDirectory, Spent
+from opd_align.store import MANIFEST, RunDirectory, Spent
 from opd_align.study import Study
 from opd_align.types import OpdAlignError, SampleRequest
 
 SAMPLED = 16
 """Rollouts that are sampled of each question looked at, to learn length and speed."""
+TIMED = 0.95
+"""How much of a run must have been sampled while the clock ran, for its speed to be believed."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +41,16 @@ class Prices:
     dollars_per_gpu_hour: float | None = None
 
     def __post_init__(self) -> None:
-        if self.gpus < 1 or not (self.tokens_per_second or 1) > 0 or not (self.dollars_per_gpu_hour or 0) >= 0:
+        speed = 1.0 if self.tokens_per_second is None else self.tokens_per_second
+        dollars = self.dollars_per_gpu_hour or 0.0
+        if self.gpus < 1 or not 0 < speed < math.inf or not 0 <= dollars < math.inf:
             raise OpdAlignError(f"a plan needs a GPU, a speed above 0 and a price that is not negative; got {self}")
 
 
 @dataclass(frozen=True)
 class Measured:
     """What rollouts told: tokens of a completion, tokens a second; new tokens of a targeted one, how many of the
-    targeted ones that the budget allows were needed, and the budget they were made with, where known.
+    targeted ones that the budget allows were needed, and the budget and the teachers they were made with, where known.
     """
 
     length: float
@@ -52,11 +58,12 @@ class Measured:
     targeted_length: float | None = None
     needed: float = 1.0
     budget: Budget | None = None
+    teachers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Counts for all questions together."""
+    """Counts for all questions together; `seconds` on one GPU."""
 
     questions: int
     initial: int
@@ -65,26 +72,35 @@ class Plan:
     scored_tokens: int
     seconds: float
 
+    def seconds_on(self, gpus: int) -> float:
+        """By the clock: a question is worked on in one place, and the last round of questions may leave others idle."""
+        return self.seconds / self.questions * math.ceil(self.questions / gpus)
+
 
 def targeted_rollouts(budget: Budget, length: float) -> int:
     """Rollouts of the enrichment of one question at most, for paths of the given length."""
-    if budget.targeted is not None:
+    if budget.targeted is not None and budget.allocation == "adaptive":
         return budget.targeted
     paths = budget.correct_paths + budget.incorrect_paths
     windows, start, width = 0, 0.0, float(budget.first_window)
     while start < length:
         windows, start, width = windows + 1, start + width, 2 * width
     whole = paths * windows * (budget.by_update + budget.by_gap) * budget.n_min
-    return whole // 2 if budget.allocation == "adaptive" else whole
+    if budget.allocation == "adaptive":
+        return whole // 2
+    return whole if budget.targeted is None else min(whole, budget.targeted)
 
 
-def planned(budget: Budget, questions: int, teachers: int, measured: Measured) -> Plan:
-    """What the budget comes to. A targeted rollout is launched half-way down a path, unless it is known better."""
+def planned(budget: Budget, questions: int, teachers: int, measured: Measured, *, futures: bool = False) -> Plan:
+    """What the budget comes to. A targeted rollout is launched half-way down a path, unless it is known better.
+
+    `futures`: an objective looks at what comes after a token (MiniLLM), for which every rollout is scored too.
+    """
     targeted = measured.needed * targeted_rollouts(budget, measured.length)
     new = measured.length / 2 if measured.targeted_length is None else measured.targeted_length
     tokens = measured.length * budget.initial + new * targeted
     paths = budget.correct_paths + budget.incorrect_paths
-    scored = paths * measured.length * (1 + teachers)
+    scored = (paths + futures * (budget.initial + targeted)) * measured.length * (1 + teachers)
     return Plan(
         questions,
         questions * budget.initial,
@@ -103,12 +119,16 @@ def measure(study: Study, questions: int = 2) -> Measured:
     start = time.perf_counter()
     rollouts = study.student.sample(requests)
     seconds = time.perf_counter() - start
+    if not len(rollouts):
+        reason = rollouts.failures[0].reason if rollouts.failures else "the student gave nothing back"
+        raise OpdAlignError(f"none of {SAMPLED * len(requests)} rollouts came to an end, so there is no plan: {reason}")
     return Measured(float(rollouts.length_R.mean()), len(rollouts.tokens) / seconds)
 
 
 def calibrated(run: Address, tokens_per_second: float | None = None) -> Measured:
     """What a finished run tells about larger ones of the same student and task."""
     folder, analysis = place(run), RunDirectory.load(run)
+    manifest = read_manifest(folder / MANIFEST) or {}
     natural, forced = [0, 0], [0, 0]  # rollouts, and their new tokens
     for file in (folder / ROLLOUTS).glob("*.parquet"):
         try:
@@ -117,14 +137,24 @@ def calibrated(run: Address, tokens_per_second: float | None = None) -> Measured
             raise OpdAlignError(
                 f"{str(file)!r} is damaged ({error}); take another run, or make this one anew"
             ) from error
+        except OSError as error:
+            raise OpdAlignError(f"could not read {str(file)!r}: {why(error)}") from error
         if batch is not None:
             launch_R, new_R = batch.rollouts.launch_R, batch.rollouts.length_R - batch.rollouts.launch_R
             for kind, own_R in ((natural, launch_R == 0), (forced, (launch_R > 0) & (new_R > 0))):
                 kind[0] += int(own_R.sum())
                 kind[1] += int(new_R[own_R].sum())
-    spent, length = Spent.of(folder), natural[1] / max(natural[0], 1)
+    if not natural[1]:
+        raise OpdAlignError(f"{str(folder)!r} has no rollouts to predict from; take another run")
+    spent, length, made = Spent.of(folder), natural[1] / natural[0], natural[1] + forced[1]
     if tokens_per_second is None and not spent.tokens:
         raise OpdAlignError(f"{str(folder)!r} does not tell how long it took; say --tokens-per-second")
+    if tokens_per_second is None and spent.tokens < TIMED * made:
+        raise OpdAlignError(
+            f"{str(folder)!r} was resumed, or reuses another run's rollouts: only {spent.tokens:,} of its {made:,} "
+            "tokens were sampled while the clock ran, so its speed is not known; take a run that was made in one go, "
+            "or say --tokens-per-second"
+        )
     allowed = analysis.questions.num_rows * targeted_rollouts(analysis.settings.budget, length)
     return Measured(
         length,
@@ -132,7 +162,23 @@ def calibrated(run: Address, tokens_per_second: float | None = None) -> Measured
         forced[1] / forced[0] if forced[0] else None,
         sum(analysis.questions["targeted"].to_pylist()) / allowed if allowed else 1.0,
         analysis.settings.budget,
+        tuple(manifest.get("teachers", ())),
     )
+
+
+def check_same(study: Study, run: Address) -> None:
+    """Refuses to predict from a run of another student or task; other teachers, and another budget, are pointed out."""
+    stored, known, model = read_manifest(place(run) / MANIFEST) or {}, study.known, study.config.student
+    there = [name for name in stored.get("prompts", {}) if name not in stored.get("teachers", {})]
+    names = {model.name, model.served_as, model.model, short_name(model.model)}
+    differing = [key for key in ("tokenizer", "grader") if stored.get(key) != known[key]]
+    if there and not names & {*there, *map(short_name, there)}:
+        differing.insert(0, f"student ({there[0]} there, {model.name or short_name(model.model)} here)")
+    if differing:
+        raise OpdAlignError(
+            f"{str(run)!r} says nothing about this study: it has another {' and '.join(differing)}; calibrate from a "
+            "small run of the same student and task"
+        )
 
 
 def plan(study: Study, out: Place, prices: Prices | None = None, calibrate_from: Address | None = None) -> Any:
@@ -140,17 +186,22 @@ def plan(study: Study, out: Place, prices: Prices | None = None, calibrate_from:
     prices = prices or Prices()
     if calibrate_from is not None:
         measured, how = calibrated(calibrate_from, prices.tokens_per_second), f"as in {calibrate_from}"
+        check_same(study, calibrate_from)
     else:
         measured, how = measure(study), "measured"
     speed = prices.tokens_per_second or measured.tokens_per_second
     budget = study.config.budget
-    counts = planned(budget, len(study.questions), len(study.roles), measured)
-    seconds = counts.tokens / speed
+    futures = any(objective.signal == "future" for objective in study.config.settings().objectives)
+    measured = replace(measured, tokens_per_second=speed)
+    counts = planned(budget, len(study.questions), len(study.roles), measured, futures=futures)
+    seconds, busy = counts.seconds, min(prices.gpus, counts.questions)
     hours, dollars = seconds / 3600, prices.dollars_per_gpu_hour
     price = "" if dollars is None else f", ${hours * dollars:,.2f} at ${dollars:,.2f} an hour"
     bound = "at most" if calibrate_from is None else f"({measured.needed:.0%} of what the budget allows)"
     told = how if prices.tokens_per_second is None else "as said"
-    shared = f" on each of {prices.gpus} GPUs" if prices.gpus > 1 else ""
+    shared = f" on each of {busy} GPUs" if busy > 1 else ""
+    if busy < prices.gpus:
+        shared += f"; {prices.gpus - busy} have nothing to do, since a question is worked on in one place"
     weights = {model.model: weight_bytes(model.model, dtype=model.dtype, device=model.device) for model in study.local}
     shown = " + ".join(f"{short_name(name)} {_size(size)}" for name, size in weights.items())
     rows = [
@@ -162,7 +213,7 @@ def plan(study: Study, out: Place, prices: Prices | None = None, calibrate_from:
         ("tokens to sample", f"{counts.tokens:,} at {measured.length:.0f} tokens a completion ({how})"),
         ("tokens to score", f"{counts.scored_tokens:,}, student and {len(study.roles)} teachers"),
         ("weights in memory", f"{_size(sum(weights.values()))} ({shown})"),
-        ("time", f"about {_spoken(seconds / prices.gpus)} at {speed:,.0f} tokens/s ({told}){shared}"),
+        ("time", f"about {_spoken(counts.seconds_on(prices.gpus))} at {speed:,.0f} tokens/s ({told}){shared}"),
         ("GPU time", f"{hours:,.1f} GPU hours{price}"),
         ("run directory", str(out)),
     ]
@@ -171,8 +222,12 @@ def plan(study: Study, out: Place, prices: Prices | None = None, calibrate_from:
         if measured.budget != budget:
             # Measured: with a third of the visits the time came out 35 to 60 % too high (LOG.md).
             note += "; calibrated with another budget, whose smaller or larger batches run at another speed"
+        if measured.teachers != tuple(role.name for role in study.roles):
+            note += f"; calibrated with other teachers ({', '.join(measured.teachers) or 'none'}), whose scoring counts"
     else:
-        note = "without demonstrations and scoring; long batches are faster than the short one that was timed"
+        note = "without demonstrations and scoring"
+        if prices.tokens_per_second is None:
+            note += "; long batches are faster than the short one that was timed"
     table = Table(
         "plan", "The plan; nothing was kept", (Column("what"), Column("")), tuple(row(*each) for each in rows), note
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import os
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ from numpy.typing import NDArray
 
 from opd_align.place import Place, Remote, why
 from opd_align.types import Failure, Finish, Outcome, Rollouts
+
+READ_AGAIN_S = (0.2, 1.0, 4.0)
+"""Pauses before a file is tried again that could not be read: stores throttle, shared disks stall."""
 
 TEMPORARY = ".tmp"
 DAMAGED = ".damaged"
@@ -149,16 +153,34 @@ def write_shard(path: Place, batch: Batch) -> None:
     write_file(path, table_bytes(pa.Table.from_arrays(columns, schema=schema)))
 
 
+def read_file(path: Place) -> bytes | None:
+    """A file's content, `None` where there is none; one that cannot be read just now is tried a few times."""
+    pauses = iter(READ_AGAIN_S)
+    while True:
+        try:
+            return path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (PermissionError, IsADirectoryError):
+            raise
+        except OSError:
+            pause = next(pauses, None)
+            if pause is None:
+                raise
+            time.sleep(pause)
+
+
 def read_shard(path: Place) -> Batch | None:
-    """The batch of a shard, or `None` where there is no such file; raises `DamagedFileError`."""
+    """The batch of a shard, or `None` where there is no such file.
+
+    Raises `DamagedFileError` where its content is not what was written, and `OSError` where that cannot be told.
+    """
     try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except PermissionError:
-        raise
-    except OSError as error:
+        data = read_file(path)
+    except IsADirectoryError as error:
         raise DamagedFileError(why(error)) from error
+    if data is None:
+        return None
     table = read_table(data)
     if not table.schema.equals(SCHEMA):
         raise DamagedFileError("its columns are not those of a shard")

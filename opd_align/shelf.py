@@ -46,18 +46,18 @@ class Shelf:
         self.path = place(path)
         self.folder = self.path / ROLLOUTS
         self.reuse = None if reuse is None else place(reuse) / ROLLOUTS
-        if self.reuse is not None and not self.reuse.is_dir():
-            raise OpdAlignError(f"{str(reuse)!r} is no run directory: it has no rollouts to reuse")
+        if reuse is not None:
+            check_reuse(place(reuse))
 
     def read(self, batch: str) -> Batch | None:
         """A batch from disk; a damaged shard is set aside with a warning, and its batch counts as not there."""
         file = self.folder / f"{batch}.parquet"
-        if self.reuse is not None and not file.exists() and (self.reuse / file.name).is_file():
-            with suppress(OSError, DamagedFileError):  # the other run's trouble, not ours
-                content = read_shard(self.reuse / file.name)
-                if content is not None:
-                    self.write(batch, content)
         try:
+            if self.reuse is not None and not file.exists() and (self.reuse / file.name).is_file():
+                with suppress(OSError, DamagedFileError):  # the other run's trouble, not ours
+                    content = read_shard(self.reuse / file.name)
+                    if content is not None:
+                        self.write(batch, content)
             return read_shard(file)
         except DamagedFileError as error:
             aside = set_aside(file)
@@ -69,6 +69,11 @@ class Shelf:
             return None
         except PermissionError as error:
             raise OpdAlignError(f"may not read {str(file)!r}; its permissions have changed") from error
+        except OSError as error:  # whatever it holds may be whole, so it stays where it is
+            raise OpdAlignError(
+                f"could not read {str(file)!r}: {why(error)}; nothing was changed. Run the same again once it can "
+                "be read: it goes on from there"
+            ) from error
 
     def write(self, batch: str, content: Batch) -> None:
         """Puts a batch on disk; on return it is there for good."""
@@ -113,9 +118,10 @@ class Recorded:
         keys = self._student.keys(requests)
         name = batch_id(keys, "sample")
         batch = self._shelf.read(name)
-        if batch is None:
+        if batch is None or _all_failed(batch):
             batch = self._graded(requests, keys, self._student.sample(requests))
-            self._shelf.write(name, batch)
+            if not _all_failed(batch):
+                self._shelf.write(name, batch)
             with self._mutex:
                 self.sampled += 1
                 self.tokens += int((batch.rollouts.length_R - batch.rollouts.launch_R).sum())
@@ -173,6 +179,21 @@ class Recorded:
             with self._mutex:
                 self._undecided = np.union1d(self._undecided, unknown)
         return rollouts
+
+
+def _all_failed(batch: Batch) -> bool:
+    """Nothing worth keeping: a resume had better try again."""
+    return len(batch.rollouts) == 0 and len(batch.rollouts.failures) > 0
+
+
+def check_reuse(run: Place) -> None:
+    """Refuses a run that has nothing to reuse."""
+    try:
+        found = (run / ROLLOUTS).is_dir()
+    except OSError as error:
+        raise OpdAlignError(f"cannot look into {str(run)!r}: {why(error)}") from error
+    if not found:
+        raise OpdAlignError(f"{str(run)!r} is no run directory: it has no rollouts to reuse")
 
 
 def kept(rollouts: Place) -> str:

@@ -38,6 +38,7 @@ from opd_align.search import Progress, Settings
 from opd_align.shards import (
     TEMPORARY,
     DamagedFileError,
+    read_file,
     read_table,
     remove_temporaries,
     sync_folder,
@@ -83,16 +84,20 @@ def analyze_into(
     manifest = describe(student, teachers, questions, grader, settings)
     with RunDirectory(path, manifest, reuse=reuse) as run:
         recorded, begin = run.recorded(student, grader), time.monotonic()
+        # Threads share one student, and so one GPU or server: its time is that of the clock, however many ask.
         analysis = analyze(
             recorded, teachers, questions, recorded, settings=settings, on_progress=on_progress, workers=workers
         )
-        run.finish(analysis, Spent(recorded.tokens, (time.monotonic() - begin) * min(workers, len(questions))))
+        run.finish(analysis, Spent(recorded.tokens, time.monotonic() - begin))
     return analysis
 
 
 @dataclass(frozen=True)
 class Spent:
-    """What work took: tokens sampled, and the seconds of all workers together, scoring and estimates included."""
+    """What work took: tokens sampled, and seconds, scoring and estimates included, of all samplers together.
+
+    Sessions that were killed are not in it: their rollouts are on the shelf, the time they took is not known.
+    """
 
     tokens: int = 0
     seconds: float = 0.0
@@ -193,10 +198,12 @@ class RunDirectory:
             for name, schema in (
                 (NODES, alignment.SCHEMA), (CHILDREN, alignment.CHILDREN), (TOKENS, TEXTS), (QUESTIONS, None),
             ):  # fmt: skip
-                table = read_table((folder / name).read_bytes())
+                table = read_table(read_file(folder / name) or b"")
                 tables[name] = encoded(table) if name in (NODES, CHILDREN) else table
                 if schema is not None and not tables[name].schema.equals(schema):
                     raise DamagedFileError("its columns are not those of such a table")
+        except OSError as error:
+            raise OpdAlignError(f"could not read {str(folder / name)!r}: {why(error)}") from error
         except DamagedFileError as error:
             raise OpdAlignError(
                 f"{str(folder / name)!r} cannot be read ({error}); run the same opd-align analyze command with "
@@ -211,7 +218,7 @@ class RunDirectory:
                 if not isinstance(folder, Remote):
                     remove_temporaries(folder)
             stored = read_manifest(self.path / MANIFEST)
-            if stored is not None and not (any(self.shelf.folder.iterdir()) or (self.path / NODES).exists()):
+            if stored is not None and not holds_work(self.path):
                 stored = None  # nothing was finished yet, so nothing can be mixed up
             if stored is not None:
                 refuse_other(self.path, stored, manifest)
@@ -224,6 +231,12 @@ class RunDirectory:
                 sync_folder(self.path.absolute().parent)
 
         self.shelf.guarded(begin)
+
+
+def holds_work(folder: Place) -> bool:
+    """Whether something was finished in a run directory, so that it can be mixed up with another run's."""
+    rollouts = folder / ROLLOUTS
+    return (rollouts.is_dir() and any(rollouts.iterdir())) or (folder / NODES).exists()
 
 
 def _is_fresh(folder: Place) -> bool:

@@ -17,11 +17,11 @@ from opd_align.chat import Chat
 from opd_align.config import ModelConfig, StudyConfig, TeacherConfig
 from opd_align.demonstrations import Cast, Source, Trials, Ungraded, demonstrate
 from opd_align.engine import Analysis
-from opd_align.manifest import read_manifest
+from opd_align.manifest import read_manifest, refuse_early
 from opd_align.models import Loaded, check_model, generation_configs, load_model, load_tokenizer, place_of, short_name
 from opd_align.place import Address, Place, place
 from opd_align.screen import Screen, demonstrations_manifest, load_screening, recorded_cast, unanswered, unfit, unserved
-from opd_align.store import DEMONSTRATIONS, RunDirectory, analyze_into
+from opd_align.store import DEMONSTRATIONS, MANIFEST, RunDirectory, analyze_into, holds_work
 from opd_align.tasks import Task, TextGrader, own_task, task
 from opd_align.teachers import SELF, Context, Demonstration, Prompting, context, unavailable
 from opd_align.types import OpdAlignError, Question
@@ -172,6 +172,13 @@ class Study:
     def grader(self) -> TextGrader:
         return TextGrader(self.task, self.chat.said, self.student.end_tokens)
 
+    @property
+    def known(self) -> dict[str, Any]:
+        """What a run's manifest will say that can be told without a model: tokenizer, grader, names of the teachers."""
+        grader = TextGrader(self.task, self.chat.said, ()).fingerprint
+        teachers = dict.fromkeys(role.name for role in self.roles)
+        return {"tokenizer": self.prompting.tokenizer_hash, "grader": grader, "teachers": teachers}
+
     @cached_property
     def cast(self) -> Cast:
         """Who writes demonstrations, as far as the contexts need them."""
@@ -213,7 +220,8 @@ class Study:
             if role.model is not None:
                 check_tokenizers(self.chat.tokenizer, prompting.chat.tokenizer, role.name)
             if role.model is not None and model.backend == "server":
-                made.append(ServerTeacher(role.name, model.url, model.served_as or model.model, prompting))
+                served = model.served_as or model.model
+                made.append(ServerTeacher(role.name, model.url, served, prompting, line=model.line))
                 continue
             if role.name in self.elsewhere:
                 made.append(self.elsewhere[role.name](role.name, prompting, self.config.sampling.temperature))
@@ -264,7 +272,13 @@ class Study:
         return reasons
 
     def prepared(self, path: Place, on_phase: Callable[[str, int, int], None] | None = None) -> Prepared:
-        """Demonstrations, collected into the run directory, and the questions that can be compared fairly."""
+        """Demonstrations, collected into the run directory, and the questions that can be compared fairly.
+
+        Another run's directory is refused before that, as far as it can be told from what needs no model.
+        """
+        stored = read_manifest(path / MANIFEST)
+        if stored is not None and stored.get("kind") == "analysis" and holds_work(path):
+            refuse_early(path, stored, self.known, settings=self.config.settings(), questions=self.questions)
         demonstrations = self.demonstrated(path / DEMONSTRATIONS, on_phase)
         left_out = self.left_out(demonstrations)
         asked = [question for question in self.questions if question.id not in left_out]
@@ -330,7 +344,7 @@ class Study:
         """A sampler behind a server; one that only writes demonstrations needs no scorer, and no weights here."""
         from opd_align.backends.server import ServerStudent
 
-        return ServerStudent(model.url, model.served_as or model.model, prompt, ends, scorer, sampling)
+        return ServerStudent(model.url, model.served_as or model.model, prompt, ends, scorer, sampling, model.line)
 
     def _tokenizer(self, model: ModelConfig) -> Any:
         return self._once(("tokenizer", model.model), lambda: load_tokenizer(model.model))

@@ -5,8 +5,12 @@ One small run serves all tests here; it is made through the command line, as a n
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,11 +20,13 @@ import pytest
 from opd_align.cli import main
 from opd_align.config import read_config, shipped
 from opd_align.engine import Analysis
+from opd_align.enrich import Budget
 from opd_align.models import load_model, weight_bytes
 from opd_align.place import place
-from opd_align.plan import Measured, calibrated, planned, targeted_rollouts
+from opd_align.plan import Measured, calibrated, measure, planned, targeted_rollouts
 from opd_align.store import RunDirectory, Spent
 from opd_align.study import Study
+from opd_align.types import Failure, OpdAlignError, Question, Rollouts
 
 # Two problems whose changes are easily misread ("brought back", "given away").
 SMALL = [
@@ -100,6 +106,52 @@ def test_the_plan_is_the_budget_s_arithmetic():
     assert plan.scored_tokens == 2 * 4 * 300 * 9
 
 
+def test_a_limit_beyond_the_papers_plan_is_never_reached_and_minillm_scores_every_rollout():
+    budget = read_config("boolq_qwen3_0.6b").budget
+    assert targeted_rollouts(replace(budget, targeted=10**6), 300) == 48_000
+    assert targeted_rollouts(replace(budget, targeted=100), 300) == 100
+    assert targeted_rollouts(replace(budget, targeted=10**6, allocation="adaptive"), 300) == 10**6
+    plan = planned(budget, 2, 8, Measured(length=300, tokens_per_second=1000), futures=True)
+    assert plan.scored_tokens == 2 * (4 + 200 + 48_000) * 300 * 9
+
+
+def test_a_question_is_worked_on_in_one_place():
+    plan = planned(Budget(), 10, 2, Measured(length=100, tokens_per_second=1000))
+    rounds = {gpus: plan.seconds_on(gpus) / plan.seconds for gpus in (1, 4, 10, 64)}
+    assert rounds == pytest.approx({1: 1.0, 4: 0.3, 10: 0.1, 64: 0.1})
+
+
+def test_a_student_that_fails_has_no_plan():
+    class Failing:
+        def sample(self, requests):
+            return replace(Rollouts.of([]), failures=(Failure(1, "out of memory"),))
+
+    with pytest.raises(OpdAlignError, match="no plan: out of memory"):
+        measure(SimpleNamespace(student=Failing(), questions=[Question("q")]))
+
+
+def test_what_was_not_timed_is_not_believed(run, tmp_path):
+    """A session that was killed leaves rollouts, but not the time they took."""
+    resumed = Path(shutil.copytree(run, tmp_path / "resumed"))
+    spent = json.loads((run / "spent.json").read_text())
+    (resumed / "spent.json").write_text(json.dumps({"tokens": spent["tokens"] // 10, "seconds": spent["seconds"]}))
+    with pytest.raises(OpdAlignError, match=rf"was resumed, .* of its {spent['tokens']:,} tokens .* say --tokens-per"):
+        calibrated(resumed)
+    assert calibrated(resumed, 100.0).length == calibrated(run).length
+
+
+def test_a_run_of_another_student_or_task_is_no_calibration(run, tmp_path, capsys):
+    command = ["analyze", *SMALL, "--dry-run", "--calibrate-from", str(run), "--out", str(tmp_path / "plan")]
+    assert main([*command, "--student", "embedded:teacher"]) == 2
+    assert "another student (student there, teacher here)" in capsys.readouterr().err
+    data = tmp_path / "own.jsonl"
+    data.write_text(json.dumps({"question": "1 + 1?", "answer": "2"}) + "\n")
+    assert main([*command, "--task", "gsm8k", "--data", str(data), "--set", "questions.offset=0"]) == 2
+    assert "another grader" in capsys.readouterr().err
+    assert main([*command, "--teachers", "Self-1C"]) == 0
+    assert "calibrated with other teachers (Self-1C" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_small_run_predicts_a_larger_one(run, tmp_path, capsys):
     """Two questions tell of four, and of other budgets; no model is loaded for it."""
     measured = calibrated(run)
@@ -139,8 +191,15 @@ def test_a_calibration_with_another_budget_is_pointed_out(run, tmp_path, capsys)
     [
         (["--dry-run", "--gpus", "0"], "a plan needs a GPU"),
         (["--dry-run", "--tokens-per-second", "-1"], "a speed above 0"),
+        (["--dry-run", "--tokens-per-second", "0"], "a speed above 0"),
+        (["--dry-run", "--tokens-per-second", "inf"], "a speed above 0"),
         (["--dry-run", "--calibrate-from", "no/such/run"], "does not exist"),
-        (["--dollars-per-gpu-hour", "2"], "say --dry-run"),
+        (["--dollars-per-gpu-hour", "0"], "--dollars-per-gpu-hour belongs to a plan; say --dry-run"),
+        (["--gpus", "8"], "--gpus belongs to a plan; say --dry-run"),
+        (["--apart", "Teacher"], "--apart belongs to a cluster; say --engine ray"),
+        (["--ray-address", "auto"], "--ray-address belongs to a cluster; say --engine ray"),
+        (["--gpus-per-worker", "1"], "--gpus-per-worker belongs to a cluster; say --engine ray"),
+        (["--student", "exact", "--dry-run"], "leave out --dry-run"),
     ],
 )
 def test_a_plan_that_cannot_be_is_refused(options, message, tmp_path, capsys):

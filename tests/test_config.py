@@ -20,7 +20,9 @@ from opd_align.config import (
     shipped,
 )
 from opd_align.enrich import Budget
+from opd_align.line import Line
 from opd_align.objectives import OBJECTIVES, GeneralisedJSD
+from opd_align.study import Study
 from opd_align.types import OpdAlignError
 
 EVERYTHING = """\
@@ -198,7 +200,11 @@ def test_a_model_is_not_taken_for_a_context(named):
         ("questions.offset=-1", "questions: offset (-1)"),
         ("questions={ids: [a], screening: runs/x}", "questions: ids and screening both choose"),
         ("student.backend=server", "student: model 'embedded:student' has backend server but no url"),
-        ("student.url=http://x", "student: model 'embedded:student' has a url or served_as, but its backend is hf"),
+        ("student.url=http://x", "student: model 'embedded:student' has a url, served_as or line, but its backend"),
+        ("student.line.timeout_s=5", "student: model 'embedded:student' has a url, served_as or line, but its backend"),
+        ("student.line.patince_s=5", "unknown key 'student.line.patince_s'; did you mean 'student.line.patience_s'?"),
+        ("student.line.concurrency=0", "student.line: a line needs at least one call"),
+        ("student.url=127.0.0.1:8000", "student: '127.0.0.1:8000' is no address of a server"),
         ("student={model: x, backend: vllm, adapter: y}", "student: model 'x': vLLM would sample without the adapter"),
         ("task={name: boolq, instruction: Go}", "task: instruction belongs to data of your own, which needs a kind"),
         ("budget.initial", "an override is written key=value, not 'budget.initial'"),
@@ -274,3 +280,15 @@ def test_another_beta_is_written_in_brackets():
             objective(wrong)
     with pytest.raises(OpdAlignError, match=r"did you mean 'reverse_kl'\?"):
         read_config(None, ["objectives=revers_kl"]).settings()
+
+
+def test_how_to_talk_to_a_server_is_settable_and_no_part_of_the_study_s_name() -> None:
+    served = ["student.backend=server", "student.url=http://x:1"]
+    line = {"concurrency": 4, "timeout_s": 3600, "patience_s": 60, "api_key": "secret"}
+    plain = Study(read_config(None, served))
+    tuned = Study(read_config(None, [*served, *(f"student.line.{key}={value}" for key, value in line.items())]))
+    assert tuned.config.student.line == Line(4, timeout_s=3600.0, patience_s=60.0, api_key="secret")
+    assert tuned.name == plain.name
+    assert "secret" not in repr(tuned)
+    made = tuned._served(tuned.config.student, list, tuned._sampling(), (1,), None)
+    assert made.line == tuned.config.student.line

@@ -18,6 +18,7 @@ from opd_align.merge import merge
 from opd_align.objectives import DrGRPO, ReverseKL
 from opd_align.place import place
 from opd_align.search import Settings
+from opd_align.shelf import DamagedFile
 from opd_align.store import Spent, analyze_into
 from opd_align.types import OpdAlignError
 
@@ -72,6 +73,7 @@ def test_the_parts_make_the_whole(runs: dict[str, Path], tmp_path: Path) -> None
     assert Spent.of(tmp_path / "run").tokens == Spent.of(runs["whole"]).tokens
     merge([runs["a"], runs["b"], runs["c"]], tmp_path / "run")  # once more changes nothing
     assert contents(tmp_path / "run") == contents(runs["whole"])
+    assert Spent.of(tmp_path / "run").tokens == Spent.of(runs["whole"]).tokens
 
 
 def test_parts_of_parts_too(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -113,6 +115,25 @@ def test_what_is_no_part_is_refused_with_the_difference(
         merge([runs["a"], tmp_path / "nowhere"], tmp_path / "out")
     with pytest.raises(RunMismatch, match="holds another run"):
         merge([runs["a"], runs["b"]], runs["c"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_shard_is_named(runs: dict[str, Path], tmp_path: Path) -> None:
+    spoiled = Path(shutil.copytree(runs["b"], tmp_path / "b"))
+    shard = min((spoiled / "rollouts").glob("*.parquet"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.warns(DamagedFile, match=rf"{shard.name} is damaged .* its batch is not in"):
+        merge([runs["a"], spoiled, runs["c"]], tmp_path / "run")
+    made, whole = contents(tmp_path / "run"), contents(runs["whole"])
+    assert whole.keys() - made.keys() == {f"rollouts/{shard.name}"}
+    assert all(whole[name] == content for name, content in made.items())
+    assert shard.exists()  # the part is read, not mended
+
+
+def test_a_part_without_rollouts_is_refused_before_anything_is_made(runs: dict[str, Path], tmp_path: Path) -> None:
+    bare = Path(shutil.copytree(runs["b"], tmp_path / "b", ignore=shutil.ignore_patterns("rollouts")))
+    with pytest.raises(OpdAlignError, match=r"b' has no rollouts"):
+        merge([runs["a"], bare], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

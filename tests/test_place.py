@@ -22,7 +22,7 @@ from opd_align.place import Place, Remote, place
 from opd_align.search import Settings
 from opd_align.shards import Batch, read_shard, write_shard
 from opd_align.shelf import DamagedFile, Shelf
-from opd_align.store import RunDirectory, analyze_into
+from opd_align.store import RunDirectory, analyze_into, check_directory
 from opd_align.types import OpdAlignError, Rollouts
 
 SETTINGS = Settings(budget=Budget(initial=40, targeted=160), batch=40)
@@ -83,6 +83,61 @@ def test_a_local_path_stays_what_it_is(tmp_path: Path) -> None:
     assert isinstance(remote, Remote)
     assert place(remote) is remote
     assert (str(remote), remote.name, str(remote.parent)) == ("memory://a/run", "run", "memory://a")
+
+
+@pytest.mark.parametrize("address", ["s3://", "memory://", "memory:///", "file://", "zip://x", "dir://x"])
+def test_what_names_no_place_is_refused(address: str) -> None:
+    with pytest.raises(OpdAlignError, match=r"names no place|cannot be opened|no address"):
+        place(address)
+
+
+def test_the_extra_is_named_only_where_it_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object, **__: object) -> None:
+        raise ImportError("Please install gcsfs to access Google Storage")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
+    with pytest.raises(OpdAlignError, match=r"Please install gcsfs to access Google Storage$"):
+        place("gs://bucket/run")
+    with pytest.raises(OpdAlignError, match=r"opd-align\[remote\]"):
+        place("s3://bucket/run")
+
+
+class NoCredentialsError(Exception):
+    """As a store's own library has it."""
+
+
+class Closed(fsspec.AbstractFileSystem):  # type: ignore[misc]
+    protocol = "closed"
+
+    def info(self, path: str, **_: object) -> None:
+        raise NoCredentialsError("Unable to locate credentials")
+
+    ls = cat_file = pipe_file = info
+
+
+def test_a_store_that_lets_nobody_in_is_said_plainly(
+    on_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opd_align.shards.READ_AGAIN_S", ())
+    fsspec.register_implementation("closed", Closed, clobber=True)
+    exact = ["analyze", "--student", "exact", "--worlds", "1", "--length", "16"]
+    for command in (
+        [*exact, "--out", "closed://b/run"],
+        [*exact, "--reuse", "closed://b/run", "--out", str(tmp_path / "run")],
+        ["analyze", "--limit", "1", "--reuse", "closed://b/run", "--out", str(tmp_path / "run")],
+        ["analyze", "--dry-run", "--calibrate-from", "closed://b/run", "--out", str(tmp_path / "run")],
+        ["report", "closed://b/run"],
+        ["merge", str(on_disk), "closed://b/run", "--out", str(tmp_path / "merged")],
+    ):
+        assert main(command) == 2, command
+        assert "Unable to locate credentials" in capsys.readouterr().err
+
+
+def test_a_manifest_that_is_a_folder_is_said_plainly(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").mkdir()
+    for look in (RunDirectory.load, lambda path: check_directory(path, "analysis")):
+        with pytest.raises(OpdAlignError, match=r"could not read .*manifest.json"):
+            look(tmp_path)
 
 
 def test_what_nobody_knows_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -302,6 +302,14 @@ def test_a_request_refused_for_good_is_a_failure_and_the_others_go_on(status, un
         assert max(Counter(json.dumps(body) for body in stub.bodies).values()) == 1
 
 
+def test_a_server_that_refuses_everything_stops_the_run():
+    with (
+        serving(lambda body, before: 400 if before >= 0 else None) as stub,
+        pytest.raises(OpdAlignError, match=rf"{stub.url}/v1/completions refused all 9 requests .* HTTP 400: trouble"),
+    ):
+        student(stub.url).sample(requests())
+
+
 @pytest.mark.parametrize(("status", "hint"), [(401, "api_key"), (403, "api_key"), (404, "url")])
 def test_an_answer_that_concerns_all_requests_stops_the_run(status, hint):
     with (

@@ -29,7 +29,7 @@ from opd_align.manifest import RunMismatch, StoredObjective, describe
 from opd_align.objectives import OBJECTIVES, DrGRPO, GeneralisedJSD, ReverseKL, unified_update
 from opd_align.search import Settings
 from opd_align.shards import Batch, DamagedFileError, read_shard, write_shard
-from opd_align.shelf import DamagedFile
+from opd_align.shelf import DamagedFile, Recorded, Shelf
 from opd_align.store import RunBusy, RunDirectory, analyze_into
 from opd_align.types import Failure, Finish, OpdAlignError, Outcome, Question, Rollouts, SampleRequest
 
@@ -286,6 +286,48 @@ def test_unknown_and_failed_rollouts_stay_what_they_are(
         assert same_rows(made.nodes, expected.nodes)
         assert same_rows(made.questions, expected.questions)
         assert bool(student.asked) == bool(student.graded) == expect_work
+
+
+@pytest.mark.parametrize("where", ["memory://passing/run", None])
+@pytest.mark.parametrize("times", [1, 2, 99])
+def test_a_file_that_cannot_be_read_just_now_is_not_damaged(
+    where: str | None, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: Any
+) -> None:
+    monkeypatch.setattr(shards, "READ_AGAIN_S", (0.0, 0.0, 0.0))
+    shelf = Shelf(where or tmp_path)
+    shelf.folder.mkdir(parents=True, exist_ok=True)
+    shelf.write("b" * 32, Batch(Rollouts.of([[1, 2, 3]]), ["q"]))
+    reads, left = type(shelf.folder).read_bytes, [times]
+
+    def throttled(file: Any) -> bytes:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError(errno.EMFILE, "SlowDown")
+        return reads(file)
+
+    monkeypatch.setattr(type(shelf.folder), "read_bytes", throttled)
+    if times < 4:
+        assert shelf.read("b" * 32) is not None
+    else:
+        with pytest.raises(OpdAlignError, match=r"could not read .*SlowDown; nothing was changed"):
+            shelf.read("b" * 32)
+    assert [file.name for file in shelf.folder.iterdir()] == [f"{'b' * 32}.parquet"]
+    assert not recwarn.list
+
+
+def test_a_batch_of_which_nothing_came_is_not_kept(family: ExactFamily, tmp_path: Path) -> None:
+    class Refused(Counting):
+        def sample(self, requests: Sequence[SampleRequest]) -> Rollouts:
+            keys = np.concatenate(self.keys(requests)).tolist()
+            return replace(Rollouts.of([]), failures=tuple(Failure(key, "refused") for key in keys))
+
+    request = SampleRequest(family.questions[0], np.empty(0, np.uint32), 3)
+    (tmp_path / "rollouts").mkdir()
+    shelf, student = Shelf(tmp_path), Refused(family)
+    assert len(Recorded(shelf, student, student).sample([request]).failures) == 3
+    assert not list(shelf.folder.iterdir())
+    shelf.write(shards.batch_id(student.keys([request]), "sample"), Batch(student.sample([request]), ["x"] * 3))
+    assert len(Recorded(shelf, family, family).sample([request])) == 3  # one of old is not believed
 
 
 def test_a_failure_is_a_row_with_a_reason(tmp_path: Path) -> None:

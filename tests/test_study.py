@@ -354,3 +354,16 @@ def test_show_prompt_shows_what_student_and_teachers_read(folder, data, capsys):
     assert 'WRONG (do NOT imitate):\n"""\n{wrong response 1}\n"""' in mixed
     count = int(heads[0].split(" · ")[2].removesuffix(" tokens"))
     assert count == len(study(data, f"student={folder}").prompting(study(data).questions[0]))
+
+
+def test_another_runs_directory_is_refused_before_demonstrations_are_sampled(tmp_path, capsys, monkeypatch):
+    small = ["analyze", "--limit", "1", "--initial", "8", "--targeted", "8", "--out", str(tmp_path / "run")]
+    assert main([*small, "--teachers", "embedded:teacher"]) == 0
+    before = sorted(tmp_path.rglob("*"))
+    capsys.readouterr()
+    monkeypatch.setattr(opd_align.study, "demonstrate", lambda *_, **__: pytest.fail("demonstrations were sampled"))
+    for more in (["--teachers", "Self-1C"], ["--teachers", "embedded:teacher", "--initial", "9"], ["--limit", "0"]):
+        assert main([*small, *more]) == 2
+    assert main([*small, "--teachers", "Self-1C"]) == 2
+    assert "teachers.Self-1C: absent in the directory, null now" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before

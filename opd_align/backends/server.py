@@ -1,8 +1,9 @@
 """vLLM servers behind their OpenAI-compatible door as sampler: token ids in, token ids out, over HTTP.
 
 A run outlives its servers: the line tries passing trouble again, and elsewhere. A request that a server refuses for
-good (HTTP 400, 413, 422) becomes failures with its reason, and the others go on; a wrong key, address or model stops
-the run. Each answer lands in the slot of its own call, so nothing is counted twice however often a call was repeated.
+good (HTTP 400, 413, 422) becomes failures with its reason, and the others go on; where all are refused, and at a wrong
+key, address or model, the run stops. Each answer lands in the slot of its own call, so nothing is counted twice however
+often a call was repeated.
 
 vLLM gives the i-th of n samples the seed `seed + i`; we seed with (hash of the request's content) + number of the
 sample, so a request may be cut into calls of any size, or repeated, and asks for the same samples. Equal seeds give
@@ -160,6 +161,11 @@ class ServerStudent:
                         group.create_task(session.complete(call))
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None
+            if all(call.refusal is not None for call in order):
+                raise OpdAlignError(
+                    f"{order[0].refused_by} refused all {len(order)} requests of a batch; the first with "
+                    f"{order[0].refusal}. Is it a vLLM server, started for this model and these settings?"
+                )
 
     def _rollouts(self, call: _Call) -> Rollouts:
         prefix, keys = call.request.prefix, call.request.keys(call.fingerprint, call.prompt).tolist()
@@ -194,6 +200,10 @@ class ServerTeacher:
     prompt: Prompt
     top: int = 20
     line: Line = field(default_factory=Line)
+
+    def __post_init__(self) -> None:
+        if not addresses(self.url):
+            raise OpdAlignError(f"{self.model!r} has no server: give the address of one, or of several")
 
     @property
     def fingerprint(self) -> str:
@@ -252,6 +262,7 @@ class _Call:
     room: int
     samples: list[tuple[list[int], str]] = field(default_factory=list)
     refusal: str | None = None
+    refused_by: str = ""
 
     @property
     def read(self) -> list[int]:
@@ -301,6 +312,7 @@ class _Session:
         response = await self.line.call("POST", "/v1/completions", self._body(call))
         if response.status_code in REFUSED_FOR_GOOD:
             call.refusal = f"HTTP {response.status_code}: {message_of(response)}"
+            call.refused_by = str(response.request.url)
         elif response.status_code != 200:
             raise self._unusable(response)
         else:
