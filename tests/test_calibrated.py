@@ -70,10 +70,17 @@ def test_where_no_filter_surely_gains_the_gate_is_open(misled):
     assert gate.figures() == {"calibrated_open": 1.0}
 
 
-def test_one_question_cannot_calibrate(helped):
-    first = helped.nodes["question"][0]
-    alone = SimpleNamespace(nodes=helped.nodes.filter(np.asarray(helped.nodes["question"]) == first.as_py()))
-    assert CalibratedDivergence(evaluating(alone)).threshold == -math.inf
+def test_few_questions_leave_the_threshold_as_it_was(helped):
+    names = np.asarray(helped.nodes["question"])
+    few = SimpleNamespace(nodes=helped.nodes.filter(np.isin(names, np.unique(names)[:3])))
+    callback = evaluating(few)
+    gate = CalibratedDivergence(callback)
+    assert gate.threshold == -math.inf
+    callback.latest = helped
+    found = gate.threshold
+    assert math.isfinite(found)
+    callback.latest = few
+    assert gate.threshold == found
 
 
 def test_it_follows_the_callback(helped, misled):

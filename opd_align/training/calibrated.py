@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 QUANTILES = (0.25, 0.5, 0.75, 0.9)
 
+FEWEST = 4
+"""Questions that it takes to move the threshold: the spread of two may be small by chance."""
+
 
 class Evaluated(Protocol):
     """What is needed of the callback; its `latest` is the same on all processes."""
@@ -46,7 +49,8 @@ class CalibratedDivergence(Gate):
     The rule: among the quantiles, those count whose gain in signal (SR range × alignment of what is kept, over that of
     all tokens) is above zero with its whole 95 % interval across questions; of these, the one with the largest signal.
     If none counts, or nothing has been evaluated yet, the gate is open. The interval does not make up for the choice
-    among the quantiles, so few of them are tried.
+    among the quantiles, so few of them are tried; and an evaluation on fewer than four questions, such as the one at
+    the start of a training, leaves the threshold as it was.
 
     The evaluation may be of several teachers and objectives. The gate looks at what the trainer distils: its own
     teacher and its own objective, unless told others by name.
@@ -60,7 +64,7 @@ class CalibratedDivergence(Gate):
     quantiles: Sequence[float] = QUANTILES
     objective: str | None = field(default=None, kw_only=True)
     teacher: str | None = field(default=None, kw_only=True)
-    _known: dict[int, tuple[Analysis, float]] = field(default_factory=dict, init=False, repr=False)
+    _latest: tuple[Analysis | None, float] = field(default=(None, -math.inf), init=False, repr=False)
     _of: tuple[str, str] | None = field(default=None, init=False, repr=False)
     _said: bool = field(default=False, init=False, repr=False)
 
@@ -76,7 +80,7 @@ class CalibratedDivergence(Gate):
         distils = [each.name for each in callback.settings.objectives if each.signal != "reward"]
         self._of = _one_of("objective", self.objective, distils), _one_of("teacher", self.teacher, callback.teachers)
         self.callback = callback
-        self._known.clear()
+        self._latest = None, -math.inf
 
     @property
     def name(self) -> str:
@@ -95,11 +99,12 @@ class CalibratedDivergence(Gate):
         analysis = None if self.callback is None else self.callback.latest
         if analysis is None:
             return -math.inf
-        if id(analysis) not in self._known:
-            self._known.clear()
-            # The analysis is kept beside its threshold: another one could otherwise get its address.
-            self._known[id(analysis)] = analysis, self._chosen(analysis)
-        return self._known[id(analysis)][1]
+        seen, threshold = self._latest
+        if analysis is not seen:
+            if len(set(analysis.nodes["question"].to_pylist())) >= FEWEST:
+                threshold = self._chosen(analysis)
+            self._latest = analysis, threshold
+        return threshold
 
     def _chosen(self, analysis: Analysis) -> float:
         objective, teacher = self._of or (None, None)
