@@ -141,14 +141,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _spoken_warnings() -> Iterator[None]:
-    """What was left out or set aside is news for the user, not for the developer."""
-    from opd_align.shelf import DamagedFile
-
+    """What was left out or set aside, or waits, is news for the user, not for the developer."""
     with warnings.catch_warnings():
         usual = warnings.showwarning
 
         def show(message: Any, category: Any, *place: Any, **options: Any) -> None:
-            if category is DamagedFile or category.__name__ == "LeftOut":
+            if category.__module__.startswith("opd_align."):
                 print(f"opd-align: {message}", file=sys.stderr)
             else:
                 usual(message, category, *place, **options)
