@@ -131,9 +131,9 @@ class _Team:
         self.call_name = f"opd-align-{uuid4().hex[:8]}"
         self.watch = _Watch(ray)
         self.lives: dict[str, set[str]] = {}
-        # Beside the driver: with it alone it goes.
+        # Beside the driver, whose machine is the only one that it may go with.
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
-            ray.get_runtime_context().get_node_id(), soft=True
+            ray.get_runtime_context().get_node_id(), soft=False
         )
         self.mail = self._started(Mail, "mail", num_cpus=0, scheduling_strategy=here).remote()
         self.hired: list[_Hired] = []
