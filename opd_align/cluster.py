@@ -267,8 +267,8 @@ class _Watch:
             there, free = self.ray.cluster_resources(), self.ray.available_resources()
             rooms = " and ".join(f"{free.get(of, 0):g} of {there.get(of, 0):g} {of}s" for of in ("CPU", "GPU"))
             warnings.warn(
-                f"{one.name}{more} has been waiting {PATIENCE_S:g} s for a machine with 1 CPU and {one.gpus:g} GPUs "
-                f"to spare; free are {rooms}. The run goes on when there is one",
+                f"{one.name}{more} has been waiting {PATIENCE_S:g} s for a machine that has 1 CPU and {one.gpus:g} "
+                f"GPUs to spare; of all, {rooms} are free. The run goes on when there is one",
                 Waiting,
                 stacklevel=2,
             )
