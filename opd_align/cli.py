@@ -196,7 +196,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     many.add_argument("--gpus-per-worker", type=float, metavar="N", help="default: 1 where the cluster has GPUs")
     many.add_argument(
-        "--apart", metavar="LIST", default="", help="teachers with actors of their own, as NAME or NAME=GPUS"
+        "--apart",
+        metavar="LIST",
+        default="",
+        help="teachers with actors of their own, as NAME or NAME=GPUS (at most 1)",
     )
     world = analyze.add_argument_group("exact worlds (--student exact)")
     world.add_argument("--worlds", type=int, default=6, metavar="N", help="how many (default: %(default)s)")
