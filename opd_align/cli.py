@@ -141,14 +141,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _spoken_warnings() -> Iterator[None]:
-    """What was left out or set aside is news for the user, not for the developer."""
-    from opd_align.shelf import DamagedFile
-
+    """What was left out or set aside, or waits, is news for the user, not for the developer."""
     with warnings.catch_warnings():
         usual = warnings.showwarning
 
         def show(message: Any, category: Any, *place: Any, **options: Any) -> None:
-            if category is DamagedFile or category.__name__ == "LeftOut":
+            if category.__module__.startswith("opd_align."):
                 print(f"opd-align: {message}", file=sys.stderr)
             else:
                 usual(message, category, *place, **options)
@@ -195,7 +193,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     many.add_argument("--ray-address", metavar="ADDRESS", help="auto for a running cluster; default: none")
     many.add_argument("--gpus-per-worker", type=float, metavar="N", help="default: 1 where the cluster has GPUs")
-    many.add_argument("--apart", metavar="LIST", help="teachers with actors of their own, as NAME or NAME=GPUS")
+    many.add_argument(
+        "--apart", metavar="LIST", help="teachers with actors of their own, NAME or NAME=GPUS (at most 1)"
+    )
     world = analyze.add_argument_group("exact worlds (--student exact)")
     world.add_argument("--worlds", type=int, default=6, metavar="N", help="how many (default: %(default)s)")
     world.add_argument("--length", type=int, default=120, help="typical completion length (default: %(default)s)")

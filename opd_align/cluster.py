@@ -1,50 +1,64 @@
 """A study on a cluster: questions as work items on Ray's actors.
 
-A worker is an actor with a study of its own, made from the same plain configuration: sampler, scorers, grader. It
-writes its rollouts to the run's shelf. When it dies, Ray starts it again wherever there is room and repeats its call,
-which finds on the shelf what was made. The driver loads no model: it holds the run directory and joins the parts in
-the questions' order. So the result is that of one process, to the byte where hardware and threads are the same.
-
-A teacher too large to sit beside the student is an actor of its own. Its body reads there; its last hidden states come
-back (and once its output layer), never logits: scores are as exact as if it sat here.
+The driver loads no model. It hires actors, holds the run directory, counts who dies and says who waits, and joins the
+parts in the questions' order. When an actor dies, Ray starts it again wherever there is room and repeats its call,
+which finds on the shelf what was made. So the result is that of one process, to the byte where hardware and threads
+are the same. What actors do is the business of `actors`.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
 
-from opd_align.config import ModelConfig, StudyConfig
-from opd_align.engine import Analysis, Part, analyze_group, groups, joined
-from opd_align.manifest import describe
+from opd_align.actors import Begun, Body, Desk, Finished, Mail, Worker, load_ray, spoken
+from opd_align.config import ModelConfig
+from opd_align.engine import Analysis, Part, check, groups, joined
 from opd_align.place import Address, Remote, place
-from opd_align.search import DONE, Progress
-from opd_align.shelf import DamagedFile, Recorded, Shelf
+from opd_align.search import Progress
+from opd_align.shelf import DamagedFile
 from opd_align.store import RunDirectory, Spent
-from opd_align.study import Prepared, Study
-from opd_align.teachers import Demonstration, Prompting
-from opd_align.types import Floats, OpdAlignError, Question, Rollouts, Tokens
+from opd_align.study import Prepared, Role, Study
+from opd_align.types import OpdAlignError
 
-RETRIES = 8
-"""How often the same call may lose its actor before it is given up: a machine that goes is chance, nine are not."""
+DEATHS = 8
+"""How often the same work may lose its actor before it is given up: a machine that goes is chance, eight are not."""
+
+PATIENCE_S = 30.0
+"""How long an actor may wait for a place before the user hears of it."""
 
 LOCAL = "local"
 """The address that starts a Ray of one's own on this machine."""
+
+HERE = ("localhost", "127.0.0.1", "0.0.0.0", "::1")
+"""Hosts that are another one on every machine."""
+
+
+class Waiting(UserWarning):
+    """An actor has no place on the cluster yet."""
+
+
+class Unreachable(UserWarning):
+    """An address that other machines will not understand as this one does."""
 
 
 @dataclass(frozen=True)
 class Cluster:
     """What to ask of Ray.
 
-    `workers` questions are worked on at a time (`None`: as many as there is room for), each on `gpus` GPUs. `apart`
-    names teachers that get actors of their own, and the GPUs of each. `None` GPUs: one where the cluster has any.
+    `workers` groups of questions are worked on at a time (`None`: as many as there is room for), each on `gpus` GPUs.
+    `apart` names teachers that get actors of their own, and the GPU of each, or the share of it: a model sits on one
+    device. `None` GPUs: one where the cluster has any. A cluster at an address may grow: a number of workers is taken
+    on trust there.
     """
 
     address: str = LOCAL
@@ -55,16 +69,20 @@ class Cluster:
     def check(self, study: Study) -> None:
         """Refuses what cannot be, before anything is started."""
         asked = [each for each in (self.gpus, *self.apart.values()) if each is not None]
-        if (self.workers is not None and self.workers < 1) or min(asked, default=0) < 0:
+        if (self.workers is not None and self.workers < 1) or not all(0 <= each < math.inf for each in asked):
             raise OpdAlignError("at least one worker is needed, and GPUs cannot be negative")
+        if self.gpus is not None and self.gpus > 1 and self.gpus % 1:
+            raise OpdAlignError(f"a worker has a share of one GPU, or whole ones; not {self.gpus:g}")
         models = {role.name: role.model for role in study.roles}
-        for name in self.apart:
+        for name, gpus in self.apart.items():
             if name not in models:
                 raise OpdAlignError(f"there is no teacher {name!r} to set apart; there are: {', '.join(models)}")
             model = models[name]
             if model is None or model.backend == "server":
                 where = "is the student with a context" if model is None else "is behind a server"
                 raise OpdAlignError(f"teacher {name!r} {where}; only a model of its own can be set apart")
+            if gpus is not None and gpus > 1:
+                raise OpdAlignError(f"teacher {name!r} is loaded on one GPU; set it apart on 1 or less, not {gpus:g}")
 
 
 def analyze_on(
@@ -78,55 +96,83 @@ def analyze_on(
 ) -> Analysis:
     """Like `study.analyze`, with the work done by actors of a Ray cluster."""
     study.check()
+    check(study.roles, study.questions, study.config.settings())
     cluster.check(study)
-    ray = _ray()
+    place_of_run, reused = _everywhere(path), None if reuse is None else _everywhere(reuse)
+    if cluster.address != LOCAL:
+        _warn_of_hosts(study)
+    ray = load_ray()
     with _connected(ray, cluster.address):
-        reused = None if reuse is None else _everywhere(reuse)
-        team = _Team(ray, cluster, study, _everywhere(path), reused, (on_phase, on_progress))
+        team = _Team(ray, cluster, study, (place_of_run, reused), (on_phase, on_progress))
         try:
             return team.analysis()
         finally:
             team.dismiss()
 
 
+@dataclass(frozen=True)
+class _Hired:
+    """An actor, what it is called, and what it takes up beside a CPU."""
+
+    name: str
+    actor: Any
+    gpus: float
+
+
 class _Team:
     """The actors of one analysis, and what the driver does with them."""
 
     def __init__(
-        self, ray: Any, cluster: Cluster, study: Study, path: str, reuse: str | None, listeners: tuple[Any, Any]
+        self, ray: Any, cluster: Cluster, study: Study, places: tuple[str, str | None], listeners: tuple[Any, Any]
     ) -> None:
-        from ray.util.queue import Queue
-
-        self.ray, self.study, self.path, self.reuse = ray, study, path, reuse
+        self.ray, self.study, (self.path, self.reuse) = ray, study, places
         self.on_phase, self.on_progress = listeners
-        workers, gpus, apart_gpus = _room(ray, cluster, len(study.questions))
-        self.mail = Queue(actor_options={"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1})
-        self.bodies: dict[str, Any] = {}
-        apart = {}
-        for role in study.roles:
-            if role.name in cluster.apart:
-                model = repr(role.model)  # teachers that share a model share its actor
-                if model not in self.bodies:
-                    self.bodies[model] = self._actor(Body, apart_gpus[role.name], role.model)
-                apart[role.name] = self.bodies[model]
-        order = (study.config, path, reuse, apart, self.mail)
-        self.workers = [self._actor(Worker, gpus, *order) for _ in range(workers)]
+        self.room = _room(ray, cluster, study)
+        self.call_name = f"opd-align-{uuid4().hex[:8]}"
+        self.watch = _Watch(ray)
+        self.lives: dict[str, set[str]] = {}
+        # Beside the driver, whose machine is the only one that it may go with.
+        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            ray.get_runtime_context().get_node_id(), soft=False
+        )
+        self.mail = self._started(Mail, "mail", num_cpus=0, scheduling_strategy=here).remote()
+        self.hired: list[_Hired] = []
+        self.apart: dict[str, str] = {}
+        for at, body in enumerate(self.room.bodies):
+            self._hire(Body, f"teacher {body.names[0]!r}", f"body-{at}", body.gpus, body.model)
+            self.apart |= dict.fromkeys(body.names, f"{self.call_name}-body-{at}")
+        self.bodies = [each.name for each in self.hired]
 
-    def _actor(self, kind: type, gpus: float, *order: Any) -> Any:
+    def _started(self, kind: type, name: str, **options: Any) -> Any:
+        # Ray counts as a retry of a call also each time it knocks in vain at a machine that it does not know to be dead
+        # yet, ten or more for one death. So it may try for ever, and who really dies is counted here.
+        lasting = {"max_restarts": -1, "max_task_retries": -1}
+        return self.ray.remote(kind).options(name=f"{self.call_name}-{name}", **lasting, **options)
+
+    def _hire(self, kind: type, known_as: str, name: str, gpus: float, *order: Any) -> Any:
         # On another machine the same relative names mean the same files, given a shared disk.
-        options = {"num_cpus": 1, "num_gpus": gpus, "max_restarts": -1, "max_task_retries": RETRIES}
-        return self.ray.remote(kind).options(**options).remote(os.getcwd(), *order)
+        desk = Desk(known_as, os.getcwd(), f"{self.call_name}-mail")
+        actor = self._started(kind, name, num_cpus=1, num_gpus=gpus).remote(desk, *order)
+        self.hired.append(_Hired(known_as, actor, gpus))
+        return actor
+
+    def _worker(self, at: int) -> Any:
+        order = (self.study.config, self.path, self.reuse, self.apart)
+        return self._hire(Worker, f"worker {at + 1}", f"worker-{at}", self.room.gpus, *order)
 
     def analysis(self) -> Analysis:
         """One worker prepares, all analyse, the driver joins."""
         from ray.util import ActorPool
 
-        ready, manifest = self._prepared()
+        first = self._worker(0)
+        ready, manifest = self._prepared(first)
         ready.warn()
         with RunDirectory(self.path, manifest, reuse=self.reuse) as run:
             shown = self.ray.put(ready.demonstrations)
-            pool: Any = ActorPool(self.workers)
             units = groups(ready.questions, self.study.config.settings())
+            # Not before: without work they would keep the room that the first one needs if its machine goes.
+            others = [self._worker(at) for at in range(1, min(self.room.workers, len(units)))]
+            pool: Any = ActorPool([first, *others])
             for at in range(len(units)):
                 pool.submit(lambda worker, at: worker.analyze.remote(at, units[at], shown), at)
             parts: dict[int, Sequence[Part]] = {}
@@ -140,208 +186,100 @@ class _Team:
             run.finish(analysis, spent)
         return analysis
 
-    def _prepared(self) -> tuple[Prepared, dict[str, Any]]:
+    def _prepared(self, worker: Any) -> tuple[Prepared, dict[str, Any]]:
         # Demonstrations are sampled for many questions at a time, so that they are one worker's work.
-        asked = self.workers[0].prepare.remote()
+        asked = worker.prepare.remote()
         while not self.ray.wait([asked], timeout=1.0)[0]:
             self._listen()
-        with _spoken(self.ray):
+        with spoken(self.ray):
             ready: tuple[Prepared, dict[str, Any]] = self.ray.get(asked)
         self._listen()
         return ready
 
     def _finished(self, pool: Any) -> Finished | None:
-        """The next finished question, if there is one soon."""
+        """The next finished group, if there is one soon."""
         found: Finished | None = None
-        with suppress(_NotYet), _spoken(self.ray):
-            found = pool.get_next_unordered(timeout=1.0)
+        try:
+            with spoken(self.ray):
+                found = pool.get_next_unordered(timeout=1.0)
+        except TimeoutError as error:
+            if isinstance(error, self.ray.exceptions.RayTaskError):  # a worker's own
+                raise
         self._listen()
         for message in found.damage if found else ():
             warnings.warn(message, DamagedFile, stacklevel=2)
+        if found:  # which the teachers have survived
+            for name in self.bodies:
+                self.lives.pop(name, None)
         # A worker without work gives its room back: one that lost its machine may be waiting for it.
         while (idle := pool.pop_idle()) is not None:
             self.ray.kill(idle)
+            self.hired = [each for each in self.hired if each.actor is not idle]
         return found
 
     def _listen(self) -> None:
-        for message in self.mail.get_nowait_batch(self.mail.qsize()):
-            if isinstance(message, Progress):
+        for message in self.ray.get(self.mail.take.remote()):
+            if isinstance(message, Begun):
+                self._count(message)
+            elif isinstance(message, Progress):
                 if self.on_progress:
                     self.on_progress(message)
             elif self.on_phase:
                 self.on_phase(*message)
+        self.watch.look(self.hired)
+
+    def _count(self, begun: Begun) -> None:
+        lives = self.lives.setdefault(begun.work, set())
+        lives.add(begun.life)
+        if len(lives) > DEATHS:
+            raise OpdAlignError(
+                f"the work on {begun.work} lost its actor {len(lives) - 1} times, which is no chance any more; is "
+                "there enough memory? What is finished is kept: the same command goes on from there"
+            )
 
     def dismiss(self) -> None:
         """Lets all actors go, also those at work: what they have finished is on the shelf."""
-        for actor in (*self.workers, *self.bodies.values(), self.mail.actor):
+        for actor in (*(each.actor for each in self.hired), self.mail):
             self.ray.kill(actor)
 
 
-@dataclass(frozen=True)
-class Finished:
-    """What a worker has to tell about a group of questions: their parts, what that took, and files found damaged."""
+class _Watch:
+    """Says who has been waiting long for a place on the cluster, and for what."""
 
-    at: int
-    parts: Sequence[Part]
-    spent: Spent
-    damage: Sequence[str]
+    def __init__(self, ray: Any) -> None:
+        self.ray, self.looked = ray, 0.0
+        self.since: dict[str, float] = {}
+        self.told: set[str] = set()
 
+    def look(self, hired: Sequence[_Hired]) -> None:
+        """Looks every few seconds; each wait is told once."""
+        now = time.monotonic()
+        if now - self.looked < PATIENCE_S / 6:
+            return
+        self.looked = now
+        waiting = {each.name: each for each in hired if self._waits(each)}
+        self.since = {name: self.since.get(name, now) for name in waiting}
+        self.told &= waiting.keys()
+        late = [name for name, begin in self.since.items() if now - begin >= PATIENCE_S and name not in self.told]
+        if late:
+            self.told |= set(late)
+            one, more = waiting[late[0]], f" (and {len(late) - 1} more)" if late[1:] else ""
+            there, free = self.ray.cluster_resources(), self.ray.available_resources()
+            rooms = " and ".join(f"{free.get(of, 0):g} of {there.get(of, 0):g} {of}s" for of in ("CPU", "GPU"))
+            warnings.warn(
+                f"{one.name}{more} has been waiting {PATIENCE_S:g} s for a machine that has 1 CPU and {one.gpus:g} "
+                f"GPUs to spare; of all, {rooms} are free. The run goes on when there is one",
+                Waiting,
+                stacklevel=2,
+            )
 
-class Worker:
-    """An actor that works on one group of questions at a time."""
-
-    def __init__(
-        self, folder: str, config: StudyConfig, path: str, reuse: str | None, apart: Mapping[str, Any], mail: Any
-    ) -> None:
-        _enter(folder)
-        self.path, self.mail = place(path), mail
-        bodies = {name: _Body(actor) for name, actor in apart.items()}
-        self.study = Study(config, {name: body.teacher for name, body in bodies.items()})
-        self.shelf = Shelf(path, reuse=reuse)
-
-    def prepare(self) -> tuple[Prepared, dict[str, Any]]:
-        """What the analysis starts from, and the manifest of the run."""
-        study = self.study
-        ready = study.prepared(self.path, lambda *phase: self.mail.put(phase))
-        teachers = study.teachers(ready.demonstrations)
-        return ready, describe(study.student, teachers, ready.questions, study.grader, study.config.settings())
-
-    def analyze(
-        self, at: int, questions: Sequence[Question], demonstrations: Mapping[str, Sequence[Demonstration]]
-    ) -> Finished:
-        """One group of questions, as far as it is not on the shelf yet."""
-        begin, study = time.monotonic(), self.study
-        recorded = Recorded(self.shelf, study.student, study.grader)
-        with warnings.catch_warnings(record=True) as heard:
-            warnings.simplefilter("always", DamagedFile)
-            parts = analyze_group(
-                recorded, study.teachers(demonstrations), questions, recorded, settings=study.config.settings(),
-                on_progress=self.mail.put,
-            )  # fmt: skip
-        damage = [str(each.message) for each in heard if each.category is DamagedFile]
-        for question in questions:
-            self.mail.put(Progress(question.id, DONE, 1, 1))
-        return Finished(at, parts, Spent(recorded.tokens, time.monotonic() - begin), damage)
-
-
-class Body:
-    """An actor that is a teacher's model: it reads completions after prompts, and tells what scoring needs of that."""
-
-    def __init__(self, folder: str, model: ModelConfig) -> None:
-        from opd_align.backends.hf import HFTeacher
-        from opd_align.models import load_model
-
-        _enter(folder)
-        loaded = load_model(model.model, adapter=model.adapter, dtype=model.dtype, device=model.device)
-        self.model = loaded.model
-        teacher = HFTeacher(loaded.name, self.model, lambda question: ())
-        self.told = teacher.fingerprint, teacher.context_length
-
-    def about(self) -> tuple[str, int | None]:
-        """Fingerprint and context length."""
-        return self.told
-
-    def head(self, name: str) -> Any:
-        """The output layer, on the CPU; any few tokens will do to see that it is one."""
-        from copy import deepcopy
-
-        from opd_align.scoring import Side, output_layer
-
-        return deepcopy(output_layer(Side(name, self.model, range(4)))).cpu()
-
-    def hidden_states(self, name: str, prompt: Sequence[int], completion: Tokens) -> Any:
-        """The last hidden state before each token of the completion, on the CPU."""
-        import torch
-
-        from opd_align.scoring import Side, hidden_states
-
-        with torch.no_grad():
-            # A view would take the prompt's states along.
-            return hidden_states(Side(name, self.model, prompt), [completion]).cpu().clone()
-
-    def token_log_probs(self, name: str, prompt: Sequence[int], rollouts: Rollouts, temperature: float) -> Floats:
-        """Log-probability of every token of every rollout, flat."""
-        from opd_align.scoring import Sampling, Side, rollout_log_probs
-
-        return rollout_log_probs(Side(name, self.model, prompt), rollouts, Sampling(temperature))
-
-
-@dataclass(frozen=True)
-class _Body:
-    """A teacher's model in another process, as a worker knows it; its output layer is fetched once."""
-
-    actor: Any
-
-    def teacher(self, name: str, prompt: Prompting, temperature: float) -> AfarTeacher:
-        return AfarTeacher(name, prompt, temperature, self)
-
-    def ask(self, method: str, *arguments: Any) -> Any:
-        ray = _ray()
-        with _spoken(ray):
-            return ray.get(getattr(self.actor, method).remote(*arguments))
-
-    @cached_property
-    def about(self) -> tuple[str, int | None]:
-        told: tuple[str, int | None] = self.ask("about")
-        return told
-
-    @cached_property
-    def heads(self) -> dict[Any, Any]:
-        return {}
-
-
-@dataclass(frozen=True)
-class AfarTeacher:
-    """A teacher whose model is an actor of its own; what it reads is written here."""
-
-    name: str
-    prompt: Prompting
-    temperature: float
-    body: _Body
-
-    @property
-    def fingerprint(self) -> str:
-        return self.body.about[0]
-
-    @property
-    def context_length(self) -> int | None:
-        return self.body.about[1]
-
-    def head(self, device: Any) -> Any:
-        """The output layer on a device."""
-        if device not in self.body.heads:
-            self.body.heads[device] = self.body.ask("head", self.name).to(device)
-        return self.body.heads[device]
-
-    def hidden_states(self, question: Question, completion: Tokens) -> Any:
-        """The last hidden state before each token of a completion."""
-        return self.body.ask("hidden_states", self.name, list(self.prompt(question)), completion)
-
-    def token_log_probs(self, question: Question, rollouts: Rollouts) -> Floats:
-        """Log-probability of every token of every rollout, flat."""
-        return self.body.ask("token_log_probs", self.name, list(self.prompt(question)), rollouts, self.temperature)
-
-
-class _NotYet(Exception):
-    """No question has been finished lately."""
-
-
-@contextmanager
-def _spoken(ray: Any) -> Iterator[None]:
-    """What went wrong in an actor, as if it had happened here."""
-    try:
-        yield
-    except ray.exceptions.RayTaskError as error:  # comes first: it may pass for the error that it carries
-        if isinstance(error.cause, OpdAlignError):
-            raise error.cause from None
-        raise
-    except ray.exceptions.RayActorError as error:
-        raise OpdAlignError(
-            f"an actor died {RETRIES + 1} times at the same work, which is no chance any more ({_first_line(error)}); "
-            "is there enough memory? What is finished is kept: the same command goes on from there"
-        ) from error
-    except TimeoutError:
-        raise _NotYet from None
+    def _waits(self, hired: _Hired) -> bool:
+        # Ray's public state of actors needs its dashboard. Where this door is closed, nothing is said.
+        try:
+            state = self.ray._private.state.actors(hired.actor._actor_id.hex()).get("State")
+        except Exception:
+            return False
+        return state in ("DEPENDENCIES_UNREADY", "PENDING_CREATION", "RESTARTING")
 
 
 @contextmanager
@@ -369,43 +307,80 @@ def _connected(ray: Any, address: str) -> Iterator[None]:
         ray.shutdown()
 
 
-def _room(ray: Any, cluster: Cluster, questions: int) -> tuple[int, float, dict[str, float]]:
-    """How many workers there are, the GPUs of each, and those of each teacher apart."""
+@dataclass(frozen=True)
+class _Apart:
+    """A model set apart, the teachers that it is, and its GPUs."""
+
+    names: Sequence[str]
+    model: ModelConfig
+    gpus: float
+
+
+@dataclass(frozen=True)
+class _Room:
+    """The most workers, the GPUs of each, and the models set apart."""
+
+    workers: int
+    gpus: float
+    bodies: Sequence[_Apart]
+
+
+def _room(ray: Any, cluster: Cluster, study: Study) -> _Room:
+    """What the cluster has room for; what it can never have is refused."""
     there = ray.cluster_resources()
     usual = float(there.get("GPU", 0) > 0)
     gpus = usual if cluster.gpus is None else cluster.gpus
-    apart = {name: usual if asked is None else asked for name, asked in cluster.apart.items()}
-    if cluster.workers is not None:  # taken on trust: a cluster may grow
-        return min(cluster.workers, questions), gpus, apart
-    room = int(there.get("CPU", 0)) - len(apart)
+    bodies = _bodies(cluster, study, usual)
+    if cluster.workers is not None and cluster.address != LOCAL:
+        return _Room(cluster.workers, gpus, bodies)
+    room, left = int(there.get("CPU", 0)) - len(bodies), there.get("GPU", 0) - sum(body.gpus for body in bodies)
     if gpus:
-        room = min(room, int((there.get("GPU", 0) - sum(apart.values())) / gpus))
-    if room < 1:
+        room = min(room, int(left / gpus))
+    if room < 1 or left < 0:
+        beside = f" beside {len(bodies)} models apart on {sum(body.gpus for body in bodies):g} GPUs" if bodies else ""
+        hint = "" if cluster.address == LOCAL else ". If it will grow, say how many workers"
         raise OpdAlignError(
-            f"the cluster has {there.get('CPU', 0):g} CPUs and {there.get('GPU', 0):g} GPUs; with {len(apart)} teachers"
-            f" apart there is no room for a worker on 1 CPU and {gpus:g} GPUs. If it will grow, say how many workers"
+            f"the cluster has {there.get('CPU', 0):g} CPUs and {there.get('GPU', 0):g} GPUs: no room for a worker on "
+            f"1 CPU and {gpus:g} GPUs{beside}{hint}"
         )
-    return min(room, questions), gpus, apart
+    return _Room(room if cluster.workers is None else min(room, cluster.workers), gpus, bodies)
+
+
+def _bodies(cluster: Cluster, study: Study, usual: float) -> list[_Apart]:
+    """Teachers that share a model share its actor, on the most that is asked for one of them."""
+    sharing: dict[str, list[Role]] = {}
+    for role in study.roles:
+        if role.name in cluster.apart:
+            sharing.setdefault(repr(role.model), []).append(role)
+    made = []
+    for roles in sharing.values():
+        asked = [gpus for role in roles if (gpus := cluster.apart[role.name]) is not None]
+        model = roles[0].model
+        assert model is not None  # Cluster.check
+        made.append(_Apart([role.name for role in roles], model, max(asked, default=usual)))
+    return made
 
 
 def _everywhere(path: Address) -> str:
     """A place by a name that means the same on every machine that can reach it."""
     found = place(path)
+    if isinstance(found, Remote) and found.address.startswith("memory:"):
+        raise OpdAlignError(f"{found} is the memory of one process, and actors are many; give a disk or a store")
     return str(found if isinstance(found, Remote) else found.absolute())
 
 
-def _enter(folder: str) -> None:
-    with suppress(OSError):  # a machine without that folder has no use for relative names
-        os.chdir(folder)
+def _warn_of_hosts(study: Study) -> None:
+    config = study.config
+    models = [config.student, config.source, config.summariser, *(role.model for role in study.roles)]
+    urls = dict.fromkeys(url for model in models if model is not None for url in model.url)
+    for url in urls:
+        if urlsplit(url).hostname in HERE:
+            warnings.warn(
+                f"{url} is another server on every machine of the cluster; give an address that all of them can reach",
+                Unreachable,
+                stacklevel=3,
+            )
 
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _ray() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise OpdAlignError("a cluster needs Ray: pip install 'opd-align[ray]'") from error
-    return ray

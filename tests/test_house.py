@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
 }  # fmt: skip
 # Those that wire everything together.
-for room in ("config", "study", "cluster", "merge", "plan", "bars", "commands", "cli"):
+for room in ("config", "study", "actors", "cluster", "merge", "plan", "bars", "commands", "cli"):
     MAY_IMPORT[room] = set(MAY_IMPORT)
 
 PUBLIC = [

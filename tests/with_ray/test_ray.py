@@ -8,7 +8,9 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from opd_align.store import Spent
 # Ray and what it loads warn about themselves; our own code is held to `error` in the other suites.
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
 
+NOWHERE = ["--set", "teachers=[{name: T, model: {model: embedded:teacher, device: nowhere}}]"]
 RESULT = ("nodes.parquet", "children.parquet", "questions.parquet", "tokens.parquet", "summary.json", "manifest.json")
 
 
@@ -45,12 +48,12 @@ def kept(run: Path) -> dict[str, tuple[int, int]]:
     return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in found.items()}
 
 
-def workers(of: int) -> list[psutil.Process]:
-    """The processes of workers that are at work, among the descendants of a process."""
+def workers(of: int, at: str = "Worker.analyze") -> list[psutil.Process]:
+    """The processes of actors that are at some work, among the descendants of a process."""
     found = []
     for process in psutil.Process(of).children(recursive=True):
         try:
-            if process.cmdline()[:1] == ["ray::Worker.analyze"]:
+            if process.cmdline()[:1] == [f"ray::{at}"]:
                 found.append(process)
         except (psutil.Error, OSError):
             continue
@@ -76,6 +79,8 @@ def test_an_actor_killed_in_mid_run_changes_nothing(cluster: None, alone: Path, 
     until(lambda: len(shards(run)) >= 6, driver.is_alive)
     victim, survivor = until(lambda: (both := workers(os.getpid())) and len(both) == 2 and both, driver.is_alive)
     victim.kill()
+    [mail] = until(lambda: workers(os.getpid(), "Mail"), driver.is_alive)
+    mail.kill()  # news are lost, nothing else
     before = kept(run)
     assert len(before) < len(shards(alone)) - 2  # there was work left
     driver.join(timeout=120)
@@ -106,9 +111,89 @@ def test_a_driver_killed_in_mid_run_is_resumed(alone: Path, tmp_path: Path) -> N
     assert not (run / "nodes.parquet").exists()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr[-2000:]
+    assert "constructor arguments in the object store" not in done.stderr  # Ray's complaint of handles
     after = kept(run)
     assert {name: after[name] for name in before} == before
     assert_like_the_one_alone(run, alone)
+
+
+def test_work_that_kills_its_actors_is_given_up(cluster: None, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setattr("opd_align.cluster.DEATHS", 1)
+    codes: list[int] = []
+    driver = threading.Thread(
+        target=lambda: codes.append(main([*SMALL, "--engine", "ray", "--out", str(tmp_path / "run")]))
+    )
+    driver.start()
+    latest = time.monotonic() + 120
+    while driver.is_alive() and time.monotonic() < latest:
+        at_work = workers(os.getpid(), "Worker.prepare")
+        time.sleep(0.5)  # time enough to say that it has begun
+        for process in at_work:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+    driver.join(timeout=1)
+    assert codes == [2]
+    told = capsys.readouterr().err
+    assert "the work on the demonstrations lost its actor 1 times" in told
+    assert "the same command goes on from there" in told
+
+
+def test_who_waits_for_a_place_is_said(cluster: None, tmp_path: Path, monkeypatch: Any) -> None:
+    """Somebody else has taken all the room."""
+    import ray
+
+    from opd_align.actors import Mail
+    from opd_align.cluster import Waiting
+
+    monkeypatch.setattr("opd_align.cluster.PATIENCE_S", 1.0)
+    other = ray.remote(Mail).options(num_cpus=3).remote()
+    ray.get(other.take.remote())
+    at_last = threading.Timer(60.0, lambda: ray.kill(other))
+    at_last.start()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Waiting)
+        with pytest.raises(Waiting, match=r"worker 1 has been waiting 1 s .* has 1 CPU and 0 GPUs .* 0 of 3 CPUs"):
+            main([*SMALL, "--engine", "ray", "--out", str(tmp_path / "run")])
+    at_last.cancel()
+    ray.kill(other)
+
+
+def test_loading_a_model_is_no_work(tmp_path: Path, monkeypatch: Any) -> None:
+    """Otherwise a plan that is made from a small run would pay for it with every question."""
+    from opd_align import models, study
+    from opd_align.actors import Desk, Worker
+    from opd_align.config import read_config
+
+    def slow(*args: Any, **options: Any) -> Any:
+        time.sleep(1.0)
+        return models.load_model(*args, **options)
+
+    monkeypatch.setattr(study, "load_model", slow)
+    monkeypatch.setattr(Desk, "tell", lambda desk, message: None)
+    config = read_config(
+        "demo", ["questions.limit=1", "teachers=embedded:teacher", "budget.initial=8", "budget.targeted=0"]
+    )
+    (tmp_path / "run" / "rollouts").mkdir(parents=True)
+    worker = Worker(Desk("worker", str(tmp_path), "mail"), config, str(tmp_path / "run"), None, {})
+    begin = time.monotonic()
+    done = worker.analyze(0, worker.study.questions, {})
+    assert time.monotonic() - begin - done.spent.seconds >= 2.0  # student and teacher
+    assert done.spent.tokens > 0
+
+
+def test_teachers_that_share_a_model_share_its_room() -> None:
+    from types import SimpleNamespace
+
+    from opd_align.cluster import Cluster, _room
+    from opd_align.config import read_config
+    from opd_align.study import Study
+
+    own = "model: {model: embedded:teacher}"
+    study = Study(read_config("demo", [f"teachers=[{{{own}, name: plain}}, {{{own}, context: Self-1C, name: led}}]"]))
+    two_gpus = SimpleNamespace(cluster_resources=lambda: {"CPU": 8.0, "GPU": 2.0})
+    room = _room(two_gpus, Cluster(apart={"plain": 1.0, "led": None}), study)
+    assert [(body.names, body.gpus) for body in room.bodies] == [(["plain", "led"], 1.0)]
+    assert (room.workers, room.gpus) == (1, 1.0)
 
 
 def test_ctrl_c_says_how_to_go_on(cluster: None, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
@@ -145,7 +230,17 @@ def test_a_teacher_apart_scores_to_the_bit(cluster: None, alone: Path, tmp_path:
         (["--apart", "Self-1C"], "is the student with a context"),
         (["--apart", "teacher=many"], "NAME or NAME=GPUS"),
         (["--gpus-per-worker", "1"], "no room for a worker on 1 CPU and 1 GPUs"),
+        (["--gpus-per-worker", "1", "--workers", "1"], "no room for a worker on 1 CPU and 1 GPUs"),
+        (["--gpus-per-worker", "1.5"], "a share of one GPU, or whole ones; not 1.5"),
+        (["--apart", "teacher=1"], "beside 1 models apart on 1 GPUs"),
+        (["--apart", "teacher=2"], "teacher 'teacher' is loaded on one GPU"),
+        (["--out", "memory://run"], "the memory of one process"),
         (["--student", "exact"], "exact worlds need no cluster"),
+        (["--objectives", "reverse_kl,reverse_kl"], "'reverse_kl' appears more than once"),
+        (["--set", "teachers=[{name: reward, model: embedded:teacher}]"], "'reward' is reserved"),
+        (["--set", "teachers=[]"], "needs a teacher, and none was given"),
+        # Found by a teacher apart, in the words of a run without.
+        ([*NOWHERE, "--apart", "T"], "cannot put 'embedded:teacher' on the device 'nowhere'"),
         (["--set", "sampling.max_tokens=100000"], "do not fit the context"),  # found by a worker
     ],
 )
@@ -158,9 +253,11 @@ def test_what_cannot_be_is_said(cluster: None, tmp_path: Path, capsys: Any, opti
 
 def test_a_cluster_that_is_not_there_is_said(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "opd_align.cli", *SMALL, "--engine", "ray", "--ray-address", "127.0.0.1:1"]
+    command += ["--set", "source={model: embedded:teacher, backend: server, url: 'http://localhost:8000'}"]
     environment = os.environ | {"PYTHONPATH": str(Path(opd_align.__file__).parents[1])}
     done = subprocess.run(
         [*command, "--out", str(tmp_path / "run")], env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 2
     assert "cannot reach a Ray cluster at '127.0.0.1:1'" in done.stderr
+    assert "opd-align: http://localhost:8000 is another server on every machine" in done.stderr
