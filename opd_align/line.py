@@ -31,6 +31,8 @@ GREETING_S = 10.0
 LONGEST_WAIT = 4
 """How many time-outs a call may wait at a server that answers others: one that is busy is not gone, but a call that got
 lost on the way would wait for ever."""
+PASSED_OVER = 100
+"""How often a call may fail while others are answered: then the trouble is its own, and no patience will help."""
 COMPLAIN_EVERY_S = 30.0
 TRY_AGAIN = {408, 425, 429}
 
@@ -95,10 +97,14 @@ class _Server:
 
 @dataclass
 class _Call:
-    """What became of a call so far: tries, the first failure, and who refused it with which answer."""
+    """What became of a call so far: tries, first and last failure, how many of them came between answers to others, and
+    who refused it with which answer.
+    """
 
     tries: int = 0
     down_since: float = float("inf")
+    failed_at: float = float("inf")
+    passed_over: int = 0
     refusers: list[_Server] = field(default_factory=list)
     refusal: Any = None
 
@@ -164,8 +170,15 @@ class OpenLine:
     async def _waited(self, call: _Call, path: str, trouble: str) -> None:
         """After a failure: gives up, or pauses where no server is well."""
         now, pause = time.monotonic(), self._pause(call.tries)
-        call.down_since = min(call.down_since, now)
-        quiet_since = max(call.down_since, *(HEARD.get(each.base, 0.0) for each in self.servers))
+        heard_at = max(HEARD.get(each.base, 0.0) for each in self.servers)
+        call.passed_over += heard_at > call.failed_at
+        call.down_since, call.failed_at = min(call.down_since, now), now
+        quiet_since = max(call.down_since, heard_at)
+        if call.passed_over >= PASSED_OVER:
+            raise ServerGone(
+                f"{' and '.join(each.base + path for each in self.servers)} answered others, but failed {call.tries} "
+                f"times at one call. Last error: {trouble}"
+            )
         # A slow failure may outlast the patience by itself; it still gets its second try, and one at every server.
         enough = max(len(self.servers), 1 if self.line.patience_s == 0 else 2)
         if now + pause - quiet_since > self.line.patience_s and call.tries >= enough:

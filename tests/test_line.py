@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing, suppress
@@ -127,6 +128,21 @@ def test_a_refusal_is_believed_when_a_second_server_agrees_or_none_can_be_asked(
 
     assert asyncio.run(work()) == {200: 9, 400: 1}
     assert asyncio.run(work(AWAY)) == {200: 9, 400: 1}
+
+
+def test_a_call_that_alone_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_module, "PASSED_OVER", 5)
+
+    def picky(body: str) -> tuple[int, float]:
+        number = json.loads(body)["number"]
+        return (200, 0.05 * number) if number else (500, 0.0)
+
+    async def work() -> Counter[int]:
+        async with serving(picky) as url:
+            return await answers([url], 40, concurrency=40, patience_s=5.0)
+
+    with pytest.raises(ServerGone, match=r"answered others, but failed \d+ times at one call. Last error: HTTP 500"):
+        asyncio.run(work())
 
 
 def test_nobody_answering_ends_the_run() -> None:

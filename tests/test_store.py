@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +31,7 @@ from opd_align.objectives import OBJECTIVES, DrGRPO, GeneralisedJSD, ReverseKL, 
 from opd_align.search import Settings
 from opd_align.shards import Batch, DamagedFileError, read_shard, write_shard
 from opd_align.shelf import DamagedFile, Recorded, Shelf
-from opd_align.store import RunBusy, RunDirectory, analyze_into
+from opd_align.store import RunBusy, RunDirectory, Spent, analyze_into
 from opd_align.types import Failure, Finish, OpdAlignError, Outcome, Question, Rollouts, SampleRequest
 
 BUDGET = Budget(initial=60, targeted=240, n_min=30, correct_paths=1, incorrect_paths=1)
@@ -697,6 +698,12 @@ def test_where_nothing_can_be_locked_one_is_warned(
     monkeypatch.setattr("fcntl.flock", unsupported)
     with pytest.warns(UserWarning, match="cannot be locked"):
         again(run, family, teachers)
+
+
+def test_workers_that_share_a_student_share_its_time(family: ExactFamily, teachers: list[Any], tmp_path: Path) -> None:
+    begin = time.monotonic()
+    again(tmp_path / "run", family, teachers, workers=3)
+    assert 0 < Spent.of(tmp_path / "run").seconds <= time.monotonic() - begin
 
 
 def test_a_failure_in_one_worker_stops_the_others(family: ExactFamily, teachers: list[Any], tmp_path: Path) -> None:
