@@ -145,7 +145,7 @@ class _Team:
 
     def _started(self, kind: type, name: str, **options: Any) -> Any:
         # Ray counts as a retry of a call also each time it knocks in vain at a machine that it does not know to be dead
-        # yet, ten or more for one death. So it may try for ever, and who really dies is counted here.
+        # yet, six or seven for one death. So it may try for ever, and who really dies is counted here.
         lasting = {"max_restarts": -1, "max_task_retries": -1}
         return self.ray.remote(kind).options(name=f"{self.call_name}-{name}", **lasting, **options)
 
@@ -268,7 +268,8 @@ class _Watch:
             rooms = " and ".join(f"{free.get(of, 0):g} of {there.get(of, 0):g} {of}s" for of in ("CPU", "GPU"))
             warnings.warn(
                 f"{one.name}{more} has been waiting {PATIENCE_S:g} s for a machine that has 1 CPU and {one.gpus:g} "
-                f"GPUs to spare; of all, {rooms} are free. The run goes on when there is one",
+                f"GPUs to spare; of all, {rooms} are free. The run goes on when there is one; interrupted, the same "
+                "command with fewer --workers goes on too",
                 Waiting,
                 stacklevel=2,
             )
