@@ -20,6 +20,9 @@ from opd_align.place import place
 if TYPE_CHECKING:
     from opd_align.place import Place
 
+MODELS = ("torch", "transformers", "tokenizers", "safetensors", "accelerate")
+"""What a language model needs and the plain package does without."""
+
 ABOUT = """\
 At each token of a student's reasoning, does the teacher's distillation update point toward success?
 
@@ -126,6 +129,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = int(args.run(args))
         print(end="", flush=True)
         return code
+    except ModuleNotFoundError as error:
+        if error.name not in MODELS:
+            raise
+        print(f"opd-align: language models need {error.name}: pip install 'opd-align[hf,tasks]'", file=sys.stderr)
+        return 2
     except BrokenPipeError:  # whoever read along has seen enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
