@@ -161,7 +161,13 @@ def joined_manifest(manifests: Mapping[str, Mapping[str, Any]]) -> dict[str, Any
             raise RunMismatch(f"{first!r} and {name!r} are no parts of one run:\n{lines}")
         twice = whole["questions"].keys() & other["questions"].keys()
         if twice:
-            raise RunMismatch(f"question {min(twice)!r} of {name!r} is also in a run before it; each may come once")
+            both = min(twice)
+            if whole["questions"][both] != other["questions"][both]:
+                raise RunMismatch(
+                    f"question {both!r} of {name!r} is another one than in a run before it: rows without an id are "
+                    "numbered; give each row of your data an id of its own"
+                )
+            raise RunMismatch(f"question {both!r} of {name!r} is also in a run before it; each may come once")
         whole["questions"] |= other["questions"]
         for speaker, digest in other.get("prompts", {}).items():
             whole["prompts"][speaker] = _sum_of([whole["prompts"][speaker], digest])

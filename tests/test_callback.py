@@ -394,6 +394,17 @@ def test_a_small_evaluation_of_many_questions_writes_demonstrations_of_few(tmp_p
     assert callback.latest.questions["question"].to_pylist() == [question.id for question in held_out(2)]
 
 
+def test_what_is_put_off_or_empty_is_said_once(tmp_path, caplog):
+    trainer = make("distillation", tmp_path, max_steps=3)
+    callback = watch(trainer, verifier=lambda completions, **_: [-1.0] * len(completions), max_overhead=0.01)
+    trainer.train()
+    assert [line["step"] for line in _history(callback)] == [0]
+    assert "opd_align/governor/interval" not in _history(callback)[0]["metrics"]
+    assert caplog.text.count("the evaluation due at step 1 would take more than max_overhead=0.01") == 1
+    assert caplog.text.count("put off") == 1
+    assert caplog.text.count("no rollout is correct (of a reward function's values, 0.5 and more mean correct)") == 1
+
+
 def test_each_training_has_a_schedule_of_its_own(tmp_path):
     trainer = make("distillation", tmp_path, max_steps=1)
     callback = watch(trainer, questions=held_out(1), every_n_steps=5)
@@ -462,6 +473,10 @@ def _history(callback: AlignmentCallback) -> list[dict[str, Any]]:
         ({"questions": ["?"]}, "expected opd_align.Question"),
         ({"verifier": 3}, "verifier must be"),
         ({"verifier": torch.nn.Linear(1, 1)}, "verifier is a model"),
+        ({"verifier": lambda completions, solution, **_: []}, "'solution'.*It is given prompts, completions"),
+        ({"verifier": lambda prompts, completions: []}, r"end its parameters with \*\*columns"),
+        ({"budget": {"targeted": 100}}, "budget is a Budget"),
+        ({"objectives": ["reverse_kl"]}, "such as opd_align.ReverseKL"),
         ({"questions": [Question("long", "How many? " * 400, "3")]}, "no held-out question can be asked"),
     ],
 )

@@ -233,7 +233,8 @@ def test_what_can_be_no_verifier_is_refused():
         async def __call__(self, **_):
             return []
 
-    for given, complaint in [(later, "asynchronous"), (Later(), "asynchronous"), (torch.nn.Linear(1, 1), "a model")]:
+    refused = [(later, "asynchronous"), (Later(), "asynchronous"), (torch.nn.Linear(1, 1), "a model")]
+    for given, complaint in [*refused, (task("arithmetic"), r"give its judge: task\.verifier")]:
         with pytest.raises(OpdAlignError, match=complaint):
             Verifying(given)
         with pytest.raises(OpdAlignError, match=complaint):

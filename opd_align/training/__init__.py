@@ -31,3 +31,7 @@ def __getattr__(name: str) -> Any:
     if name not in _ROOM_OF:
         raise AttributeError(f"module 'opd_align.training' has no attribute {name!r}")
     return getattr(import_module(f"opd_align.training.{_ROOM_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

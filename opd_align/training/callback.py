@@ -31,7 +31,7 @@ from opd_align.store import RunDirectory
 from opd_align.training.borrow import dice_put_back
 from opd_align.training.evaluation import Evaluator, Faculty
 from opd_align.training.governor import Governor
-from opd_align.training.held_out import HeldOut
+from opd_align.training.held_out import CORRECT_FROM, HeldOut
 from opd_align.training.host import host_of
 from opd_align.training.processes import together
 from opd_align.types import OpdAlignError
@@ -90,6 +90,11 @@ class AlignmentCallback(TrainerCallback):
             # A trainer that follows rewards has no loss of its own to compare a teacher by.
             rewarded = taught and self.host.objective.signal == "reward"
             objectives = [self.host.objective, *([ReverseKL()] if rewarded else [])]
+        if not isinstance(budget, Budget):
+            raise OpdAlignError(f"budget is a Budget(initial=..., targeted=...), not {budget!r}")
+        named = [each for each in objectives if not hasattr(each, "signal")]
+        if named:
+            raise OpdAlignError(f"objectives are objects such as opd_align.ReverseKL(), not {named[0]!r}")
         self.settings = Settings(objectives, budget, abreast=ABREAST)
         self.folder = Path(trainer.args.output_dir) / FOLDER
         self.evaluator = Evaluator(self.host, HeldOut.of(questions, verifier), faculty, self.folder)
@@ -99,6 +104,7 @@ class AlignmentCallback(TrainerCallback):
         self.failures = 0
         self.latest: Analysis | None = None
         self._run: str | None = None
+        self._put_off = self._said = False
         self._since = time.perf_counter()
 
     @property
@@ -153,6 +159,14 @@ class AlignmentCallback(TrainerCallback):
         scale = governor.scale()
         if scale is None:
             self.governor, self._since = governor.waiting(step), began
+            if not self._put_off and state.is_world_process_zero:
+                self._put_off = True
+                logger.warning(
+                    "the evaluation due at step %d would take more than max_overhead=%g of the time; it is put off, as "
+                    "later ones will be without a word, until the training has gone on for long enough (about step "
+                    "%d). max_overhead=None sets no limit",
+                    step, governor.max_overhead, self.governor.due,
+                )  # fmt: skip
             return
         error: Exception | None = None
         run: str | None = None
@@ -172,7 +186,7 @@ class AlignmentCallback(TrainerCallback):
                 "seconds": seconds,
                 "overhead_share": self.governor.share,
                 "governor/scale": scale,
-                "governor/interval": self.governor.due - step,
+                **({} if governor.last is None else {"governor/interval": step - governor.last}),
                 "failures": self.failures,
             }.items()
         }
@@ -206,11 +220,14 @@ class AlignmentCallback(TrainerCallback):
             control.should_log = trainer.control.should_log = should_log
         if not state.is_world_process_zero:
             return
-        if error is not None:
+        if error is not None and self.on_error == "log":
             logger.warning(
                 "the evaluation at step %d failed, training goes on: %s: %s",
                 state.global_step, type(error).__name__, error, exc_info=error,
             )  # fmt: skip
+        elif error is None and not self._said and not any(key.startswith(f"{ROOT}/alignment/mean") for key in known):
+            self._said = True
+            logger.warning("the evaluation at step %d found nothing to compare: %s", state.global_step, self._nothing())
         self._append(
             HISTORY,
             {
@@ -230,6 +247,18 @@ class AlignmentCallback(TrainerCallback):
             if wandb.run is not None:
                 shown = {f"train/{key}": value for key, value in wandb_media(self.latest, wandb).items()}
                 wandb.log({**shown, "train/global_step": state.global_step})
+
+    def _nothing(self) -> str:
+        """Why there is no node, as far as can be seen from here."""
+        questions = self.latest.questions.to_pylist() if self.latest is not None else []
+        rates = [row["pass_rate"] for row in questions if row["pass_rate"] is not None and isfinite(row["pass_rate"])]
+        if not rates:
+            return "the verifier could judge none of the rollouts"
+        if max(rates) == 0:
+            return f"no rollout is correct (of a reward function's values, {CORRECT_FROM} and more mean correct)"
+        if min(rates) == 1:
+            return "every rollout is correct"
+        return "no token was visited often enough; a larger budget would help: budget=Budget(initial=..., targeted=...)"
 
     # -- what goes on around it ---------------------------------------------------------------------------------
 

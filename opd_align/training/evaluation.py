@@ -76,8 +76,8 @@ class Faculty:
                 models[name] = given
             else:
                 raise OpdAlignError(
-                    f"teachers: {given!r} is neither a context (such as 'Self-1C') nor a model with a name "
-                    "(teachers={'Qwen3-8B': model})"
+                    f"teachers: a {type(given).__name__} is neither a context (such as 'Self-1C') nor a model with a "
+                    "name (teachers={'Qwen3-8B': model, 'Self-1C': 'Self-1C'})"
                 )
         if host.context is not None and not contexts:
             contexts.append(context(host.context))

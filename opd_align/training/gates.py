@@ -354,6 +354,8 @@ def _check_unknown(unknown: str) -> None:
 
 
 def check_verifier(verifier: Any) -> None:
+    if hasattr(verifier, "verifier"):
+        raise OpdAlignError(f"the verifier is a {type(verifier).__name__}; give its judge: task.verifier")
     if not callable(verifier):
         raise OpdAlignError(f"a verifier is a function with TRL's reward signature, not {verifier!r}")
     if hasattr(verifier, "named_parameters"):

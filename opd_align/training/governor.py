@@ -25,7 +25,7 @@ class Governor:
 
     `full_s` is what an evaluation of full size is thought to cost: the newest one's time over its size, and not much
     less than was thought before. It errs on the careful side: part of the time does not shrink with the size. `since`
-    is the step at which its clock began.
+    is the step at which its clock began, `last` that of the latest evaluation.
     """
 
     every: int
@@ -37,6 +37,7 @@ class Governor:
     full_s: float | None = None
     made: int = 0
     since: int = 0
+    last: int | None = None
 
     @property
     def sizes(self) -> tuple[float, ...]:
@@ -74,7 +75,7 @@ class Governor:
         """An evaluation of some size was made at a step."""
         due = (step // self.every + 1) * self.every
         full_s = max(seconds / scale, MEMORY * (self.full_s or 0.0))
-        return replace(self, spent_s=self.spent_s + seconds, full_s=full_s, made=self.made + 1, due=due)
+        return replace(self, spent_s=self.spent_s + seconds, full_s=full_s, made=self.made + 1, due=due, last=step)
 
     def failed(self, step: int, scale: float, seconds: float) -> Governor:
         """One failed: its time is spent, but what a whole one costs may be more than that."""
@@ -95,7 +96,7 @@ class Governor:
 
     def resumed(self, state: dict[str, Any]) -> Governor:
         """What an earlier part of the training knew; its due step and its costs only if they are still the same."""
-        known = {name: state[name] for name in ("spent_s", "trained_s", "full_s", "made", "due", "since")}
+        known = {name: state[name] for name in ("spent_s", "trained_s", "full_s", "made", "due", "since", "last")}
         if state.get("every") != self.every:
             known.pop("due")
         if state.get("questions") != self.questions:

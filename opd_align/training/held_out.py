@@ -89,9 +89,7 @@ class RewardGrader:
         prompt = _asked(question)
         talk = not isinstance(prompt, str)
         completions = [[{"role": "assistant", "content": text}] for text in texts] if talk else texts
-        columns = {name: value for name, value in question.fields.items() if name not in WITHHELD}
-        if question.answer is not None:
-            columns.setdefault("answer", question.answer)
+        columns = _columns(question)
         rewards = self.reward(
             prompts=[prompt] * len(texts),
             completions=completions,
@@ -112,6 +110,29 @@ class RewardGrader:
         while tokens and tokens[-1] in self.end_tokens:
             tokens = tokens[:-1]
         return tokens
+
+
+def _columns(question: Question) -> dict[str, Any]:
+    """What a reward function is told of a question."""
+    columns = {name: value for name, value in question.fields.items() if name not in WITHHELD}
+    if question.answer is not None:
+        columns.setdefault("answer", question.answer)
+    return columns
+
+
+def _check_call(verifier: Callable[..., Any], question: Question) -> None:
+    """Refuses a reward function that could not be called on such a question."""
+    columns = _columns(question)
+    beside = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+    try:
+        inspect.signature(verifier).bind(**dict.fromkeys((*beside, *columns)))
+    except TypeError as error:
+        raise OpdAlignError(
+            f"the verifier cannot be called as TRL calls reward functions: {error}. It is given "
+            f"{', '.join((*beside, *columns))}; end its parameters with **columns to take what it does not use"
+        ) from None
+    except ValueError:  # compiled functions have no signature
+        pass
 
 
 def _asked(question: Question) -> Any:
@@ -174,6 +195,8 @@ class HeldOut:
             ]
             if unread:
                 raise OpdAlignError(f"held-out question {unread[0]!r} has no answer to judge a reply by")
+        if not isinstance(verifier, Task):
+            _check_call(verifier, made[0])
         names = [question.id for question in made]
         twice = [name for name in names if names.count(name) > 1]
         if twice:
