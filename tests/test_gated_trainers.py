@@ -323,17 +323,17 @@ def test_a_verifier_that_is_a_reward_too_is_asked_once_and_cannot_end_the_traini
     def hangs(completions, **columns):
         time.sleep(600)
 
-    def run(name, judge):
+    def run(name, judge, timeout_s=60.0):
         return grpo(
             GatedGRPOTrainer, tmp_path / name, teacher_model=models()["teacher_model"], reward_funcs=[judge],
-            gate=IncorrectOnly(judge, unknown="drop"), denominator="keep", verifier_timeout_s=0.5,
+            gate=IncorrectOnly(judge, unknown="drop"), denominator="keep", verifier_timeout_s=timeout_s,
             options={"max_steps": 1, "max_completion_length": 96},
         )  # fmt: skip
 
     assert run("counted", counted).column("rewards/counted/mean") == [1.0]
     assert calls == [0]
     for judge in (broken, hangs):
-        failed = run(judge.__name__, judge)
+        failed = run(judge.__name__, judge, 0.5)
         assert failed.column("gate/unknown") == [1.0]
         assert failed.column("gate/verifier_failures") == [1.0]
         assert failed.column("gate/sequences_kept") == [0.0]

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opd_align.training.calling import refuse_model
 from opd_align.types import OpdAlignError, Outcome
 
 MEASURES = ("kl", "js", "student_entropy", "teacher_entropy")
@@ -358,9 +359,6 @@ def check_verifier(verifier: Any) -> None:
         raise OpdAlignError(f"the verifier is a {type(verifier).__name__}; give its judge: task.verifier")
     if not callable(verifier):
         raise OpdAlignError(f"a verifier is a function with TRL's reward signature, not {verifier!r}")
-    if hasattr(verifier, "named_parameters"):
-        raise OpdAlignError(
-            f"the verifier is a model ({type(verifier).__name__}); give a function that asks it and says 1, 0 or None"
-        )
+    refuse_model(verifier)
     if iscoroutinefunction(verifier) or iscoroutinefunction(getattr(verifier, "__call__", None)):  # noqa: B004
         raise OpdAlignError("the verifier is asynchronous; give a plain function that waits for it")

@@ -21,15 +21,13 @@ from numpy.typing import NDArray
 from opd_align.chat import Chat
 from opd_align.tasks import Task
 from opd_align.teachers import Context, Demonstration, Prompting
+from opd_align.training.calling import BESIDE, call_of, refuse_model
 from opd_align.types import OpdAlignError, Outcome, Question, Rollouts
 
 CORRECT_FROM = 0.5
 """Rewards from here on mean a correct completion."""
 
 PROMPT = "prompt"
-
-WITHHELD = (PROMPT, "completion", "completion_ids")
-"""Columns that TRL keeps from reward functions: what the student said comes in their place."""
 
 
 @dataclass(frozen=True)
@@ -89,17 +87,10 @@ class RewardGrader:
         prompt = _asked(question)
         talk = not isinstance(prompt, str)
         completions = [[{"role": "assistant", "content": text}] for text in texts] if talk else texts
-        columns = _columns(question)
-        rewards = self.reward(
-            prompts=[prompt] * len(texts),
-            completions=completions,
-            completion_ids=tokens,
-            # What TRL hands over beside the columns; nothing that is logged may reach the trainer's logs.
-            trainer_state=self.state,
-            log_extra=_unheard,
-            log_metric=_unheard,
-            **{name: [value] * len(texts) for name, value in columns.items()},
-        )
+        columns = {name: [value] * len(texts) for name, value in _columns(question).items()}
+        # Nothing that is logged may reach the trainer's logs.
+        beside = {"completion_ids": tokens, "trainer_state": self.state, "log_extra": _unheard, "log_metric": _unheard}
+        rewards = self.reward(**call_of(self.reward, [prompt] * len(texts), completions, columns, beside))
         if inspect.isawaitable(rewards):
             rewards = _awaited(rewards)
         if len(rewards) != len(texts):
@@ -114,25 +105,7 @@ class RewardGrader:
 
 def _columns(question: Question) -> dict[str, Any]:
     """What a reward function is told of a question."""
-    columns = {name: value for name, value in question.fields.items() if name not in WITHHELD}
-    if question.answer is not None:
-        columns.setdefault("answer", question.answer)
-    return columns
-
-
-def _check_call(verifier: Callable[..., Any], question: Question) -> None:
-    """Refuses a reward function that could not be called on such a question."""
-    columns = _columns(question)
-    beside = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-    try:
-        inspect.signature(verifier).bind(**dict.fromkeys((*beside, *columns)))
-    except TypeError as error:
-        raise OpdAlignError(
-            f"the verifier cannot be called as TRL calls reward functions: {error}. It is given "
-            f"{', '.join((*beside, *columns))}; end its parameters with **columns to take what it does not use"
-        ) from None
-    except ValueError:  # compiled functions have no signature
-        pass
+    return {**({} if question.answer is None else {"answer": question.answer}), **question.fields}
 
 
 def _asked(question: Question) -> Any:
@@ -176,11 +149,7 @@ class HeldOut:
                 "verifier must be a task (opd_align.tasks.task('gsm8k')), one of its verifiers, or a reward function "
                 f"as TRL calls it, not {type(verifier).__name__}"
             )
-        if hasattr(verifier, "named_parameters"):
-            raise OpdAlignError(
-                f"verifier is a model ({type(verifier).__name__}); give a function that asks it, as TRL calls reward "
-                "functions: prompts and completions in, a number for each completion out"
-            )
+        refuse_model(verifier)
         made = tuple(_question(item, number) for number, item in enumerate(questions))
         if not made:
             raise OpdAlignError("there are no held-out questions to evaluate on")
@@ -196,7 +165,7 @@ class HeldOut:
             if unread:
                 raise OpdAlignError(f"held-out question {unread[0]!r} has no answer to judge a reply by")
         if not isinstance(verifier, Task):
-            _check_call(verifier, made[0])
+            call_of(verifier, [], [], _columns(made[0]), dict.fromkeys(BESIDE))
         names = [question.id for question in made]
         twice = [name for name in names if names.count(name) > 1]
         if twice:

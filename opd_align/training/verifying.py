@@ -14,7 +14,6 @@ again; being daemons, they do not hold up the interpreter's exit.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 import signal
@@ -23,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
+from opd_align.training.calling import BESIDE, call_of
 from opd_align.training.gates import Verifier, check_verifier
 from opd_align.types import OpdAlignError, Outcome
 
@@ -33,13 +33,6 @@ STUCK = 3
 
 AGAIN_S = 1.0
 """After how long an alarm that somebody swallowed rings again."""
-
-WITHHELD = ("prompt", "completion", "completion_ids")
-"""Columns that TRL keeps from reward functions: what was asked and said comes in their place."""
-
-
-BESIDE = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
-"""What TRL hands to reward functions beside the data's columns."""
 
 
 class _Late(BaseException):
@@ -70,7 +63,7 @@ class Verifying:
 
         `extras` are what TRL hands over beside the data's columns; the verifier gets those that it has a name for.
         """
-        given = self._given(prompts, completions, columns, extras)
+        given = call_of(self.verifier, prompts, completions, columns, extras)
         self._stuck = [thread for thread in self._stuck if thread.is_alive()]
         if len(self._stuck) >= STUCK:
             return self._unknown(len(completions), f"{STUCK} earlier calls still hang")
@@ -97,29 +90,6 @@ class Verifying:
 
         reward.__name__ = getattr(self.verifier, "__name__", type(self.verifier).__name__)
         return reward
-
-    def _given(
-        self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any], extras: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """What the verifier is called with; refuses one that could not be called with it in any batch."""
-        given = {name: values for name, values in columns.items() if name not in WITHHELD}
-        given |= {"prompts": prompts, "completions": completions}
-        try:
-            signature = inspect.signature(self.verifier)
-        except (TypeError, ValueError):  # compiled functions have none
-            return given
-        parameters = signature.parameters.values()
-        takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
-        named = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
-        given |= {name: value for name, value in extras.items() if takes_all or name in named}
-        try:
-            signature.bind(**given)
-        except TypeError as error:
-            raise OpdAlignError(
-                f"the verifier cannot be called as TRL calls reward functions: {error}. It is given "
-                f"{', '.join(given)}; end its parameters with **columns to take what it does not use"
-            ) from None
-        return given
 
     def _under_alarm(self, call: Callable[[], list[Outcome]]) -> list[Outcome]:
         def ring(*_: Any) -> None:
