@@ -86,7 +86,7 @@ $(S3_STAMP): pyproject.toml
 	@touch $@
 
 test-s3: $(S3_STAMP) ## run directories in an object store: a server that speaks S3, on this machine
-	.venv-s3/bin/python -m pytest tests/test_place.py $(ARGS)
+	.venv-s3/bin/python -m pytest tests/runs/test_filesystem.py $(ARGS)
 
 test-real: $(REAL_STAMP) ## SmolLM2-135M-Instruct answers real questions
 	$(BIN)/python -m pytest -m real $(ARGS)

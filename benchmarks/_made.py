@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pyarrow as pa
 
-from opd_align.alignment import EstimatedPath, Rules, child_table, node_table
-from opd_align.engine import Analysis, QuestionRecord, encoded
-from opd_align.estimate import PathEstimate
-from opd_align.objectives import Objective, ReverseKL
-from opd_align.search import Settings
-from opd_align.tree import PathCounts
+from opd_align.core.alignment import EstimatedPath, child_table, node_table
+from opd_align.core.engine import Analysis, QuestionRecord, dictionary_encoded
+from opd_align.core.estimate import PathEstimate
+from opd_align.core.objectives import Objective, ReverseKL
+from opd_align.core.tree import PathCounts
+from opd_align.settings import Rules, Settings
 from opd_align.types import PathScores, TeacherScores
 
 WORDS = (
@@ -85,7 +85,9 @@ def made_analysis(
         record = {"question": name(at), "text": asked, "answer": str(12 * (at + 3)), "pass_rate": 0.5, "note": ""}
         record |= {"correct_paths": (paths + 1) // 2, "incorrect_paths": paths // 2, "nodes": len(node_parts[-1])}
         records.append(dict.fromkeys(QuestionRecord.__dataclass_fields__, 200) | record)
-    children = encoded(pa.concat_tables(child_parts))
+    children = dictionary_encoded(pa.concat_tables(child_parts))
     texts = {token: word(token) for token in children["token"].unique().to_pylist()}
     settings = Settings(list(objectives), rules=rules)
-    return Analysis(encoded(pa.concat_tables(node_parts)), pa.Table.from_pylist(records), settings, children, texts)
+    return Analysis(
+        dictionary_encoded(pa.concat_tables(node_parts)), pa.Table.from_pylist(records), settings, children, texts
+    )

@@ -28,7 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from vllm import SamplingParams
 
 from opd_align.backends.vllm import VLLMStudent, vllm_engine
-from opd_align.scoring import Sampling
+from opd_align.settings import Sampling
 from opd_align.types import Question, SampleRequest, Tokens
 
 PATH = 512

@@ -22,12 +22,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from opd_align.alignment import EstimatedPath, Rules, node_table, significant
 from opd_align.backends.exact import ExactTeacher, ExactWorld
-from opd_align.engine import align
-from opd_align.enrich import Budget
-from opd_align.estimate import Method, PathEstimate, estimate, exact_estimate
-from opd_align.search import Evidence, Settings, gather
+from opd_align.core.alignment import EstimatedPath, node_table, significant
+from opd_align.core.collect import Evidence, collect
+from opd_align.core.engine import align
+from opd_align.core.estimate import PathEstimate, estimate, exact_estimate
+from opd_align.settings import Budget, Method, Rules, Settings
 from opd_align.types import Question
 
 FRACTIONS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
@@ -84,7 +84,7 @@ def settings(budget: Budget | None = None) -> Settings:
 
 
 def explore(world: ExactWorld, teachers: Sequence[ExactTeacher], budget: Budget) -> Evidence:
-    return gather(world, teachers, Question("world"), world, settings=settings(budget))
+    return collect(world, teachers, Question("world"), world, settings=settings(budget))
 
 
 def on_common_children(world: ExactWorld, *sides: tuple[Evidence, Method]) -> list[dict[str, np.ndarray]]:

@@ -25,10 +25,10 @@ from rich.progress import track
 from rich.table import Table
 
 from opd_align import metrics
-from opd_align.config import read_config
-from opd_align.engine import align, encoded
-from opd_align.search import gather
-from opd_align.study import Study
+from opd_align.core.collect import collect
+from opd_align.core.engine import align, dictionary_encoded
+from opd_align.study.build import Study
+from opd_align.study.config import read_config
 
 ESTIMATORS = ("pooled", "backup")
 
@@ -42,10 +42,10 @@ def measured(questions: int) -> dict[str, pa.Table]:
     teachers, settings, grader = study.teachers(demonstrations), study.config.settings(), study.grader
     tables: dict[str, list[pa.Table]] = {estimator: [] for estimator in ESTIMATORS}
     for question in track([each for each in study.questions if each.id not in left_out], "questions"):
-        evidence = gather(study.student, teachers, question, grader, settings=settings)
+        evidence = collect(study.student, teachers, question, grader, settings=settings)
         for estimator in ESTIMATORS:
             tables[estimator].append(align(evidence, replace(settings, estimator=estimator)))
-    return {estimator: encoded(pa.concat_tables(parts)) for estimator, parts in tables.items()}
+    return {estimator: dictionary_encoded(pa.concat_tables(parts)) for estimator, parts in tables.items()}
 
 
 def main() -> None:

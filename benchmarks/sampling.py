@@ -35,7 +35,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, StoppingCriteria, Stoppi
 from transformers.utils import logging
 
 from opd_align.backends.hf import HFStudent
-from opd_align.scoring import Sampling
+from opd_align.settings import Sampling
 from opd_align.types import Question, Rollouts, SampleRequest
 
 PATH = 512

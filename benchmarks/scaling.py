@@ -31,14 +31,13 @@ from rich.table import Table
 
 from opd_align.backends.exact import ExactFamily
 from opd_align.backends.hf import HFTeacher
-from opd_align.config import read_config
-from opd_align.engine import Analysis, analyze
-from opd_align.enrich import Budget
-from opd_align.models import load_model
-from opd_align.plan import calibrated, planned
-from opd_align.search import Settings
-from opd_align.store import Spent, analyze_into
-from opd_align.study import Study
+from opd_align.backends.loading import load_model
+from opd_align.core.engine import Analysis, analyze
+from opd_align.runs.run_directory import Usage, analyze_into
+from opd_align.settings import Budget, Settings
+from opd_align.study.build import Study
+from opd_align.study.config import read_config
+from opd_align.study.plan import calibrated, planned
 
 SMALL = Budget(initial=40, n_min=10, by_update=4, by_gap=4)
 TEACHERS = 8
@@ -156,7 +155,7 @@ def planner(few: int, many: int) -> dict[str, float]:
                 Path(folder) / name, student, [teacher], asked.questions, asked.grader, settings=settings
             )
             seconds[name] = time.process_time() - begin
-        spent = {name: Spent.of(Path(folder) / name) for name in seconds}
+        spent = {name: Usage.of(Path(folder) / name) for name in seconds}
         found: dict[str, float] = {}
         for name in ("same", "third"):
             run = Path(folder) / name

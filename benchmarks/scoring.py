@@ -26,7 +26,8 @@ from rich.console import Console
 from rich.table import Table
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from opd_align.scoring import Sampling, Side, score_path
+from opd_align.backends.scoring import PromptedModel, score_path
+from opd_align.settings import Sampling
 from opd_align.types import PathScores, Question, ScoreRequest
 
 VOCABULARY = 151_936
@@ -60,7 +61,7 @@ def path(length: int) -> Any:
 
 def streamed(student: Any, teacher: Any, length: int) -> PathScores:
     request = ScoreRequest(Question("q"), path(length), np.empty(0, np.int64), np.empty(0, np.uint32), FLOOR)
-    sides = [Side("student", student, PROMPTS[0]), Side("teacher", teacher, PROMPTS[1])]
+    sides = [PromptedModel("student", student, PROMPTS[0]), PromptedModel("teacher", teacher, PROMPTS[1])]
     return score_path(sides[0], sides[1:], request, Sampling())
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from opd_align.tree import GenerationTree
+from opd_align.core.tree import GenerationTree
 from opd_align.types import Outcome, Rollouts, Tokens, mix64
 
 VOCABULARY = 151_936

@@ -13,7 +13,7 @@ from transformers import HfArgumentParser
 from trl import DistillationConfig, DistillationTrainer
 
 from opd_align import AlignmentCallback
-from opd_align.models import load_model
+from opd_align.backends.loading import load_model
 from opd_align.tasks import task
 
 os.environ.setdefault("WANDB_MODE", "offline")

@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from opd_align import Budget, ExactFamily, ReverseKL, Settings, analyze, metrics
-from opd_align.objectives import Nodes, unified_update
+from opd_align.core.objectives import Nodes, unified_update
 from opd_align.report.tables import ranking_table
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from opd_align import ExactWorld, Question, Settings
-from opd_align.estimate import estimate
-from opd_align.search import gather
+from opd_align.core.collect import collect
+from opd_align.core.estimate import estimate
 
 WIDTH, HEIGHT, LEFT, TOP = 760, 300, 46, 34
 
@@ -21,7 +21,7 @@ WIDTH, HEIGHT, LEFT, TOP = 760, 300, 46, 34
 def main(target: Path) -> None:
     world = ExactWorld.random(3, length=120)
     teachers = [world.tilted_teacher(), world.adversarial_teacher()]
-    evidence = gather(world, teachers, Question("a world"), world, settings=Settings())
+    evidence = collect(world, teachers, Question("a world"), world, settings=Settings())
     index = evidence.correct.index(False)
     scores = evidence.paths[index]
     own = np.flatnonzero(scores.token_C == np.repeat(scores.completion_T, np.diff(scores.offsets)))

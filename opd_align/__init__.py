@@ -10,12 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from opd_align import metrics
-    from opd_align.alignment import Rules
     from opd_align.backends.exact import ExactFamily, ExactWorld
-    from opd_align.engine import Analysis, analyze
-    from opd_align.enrich import Budget
-    from opd_align.objectives import (
+    from opd_align.core import metrics
+    from opd_align.core.engine import Analysis, analyze
+    from opd_align.core.objectives import (
         GRPO,
         DrGRPO,
         ForwardKL,
@@ -26,9 +24,9 @@ if TYPE_CHECKING:
         ReverseKL,
         SingleSample,
     )
-    from opd_align.search import Settings
+    from opd_align.core.tree import GenerationTree
+    from opd_align.settings import Budget, Rules, Settings
     from opd_align.training.callback import AlignmentCallback
-    from opd_align.tree import GenerationTree
     from opd_align.types import OpdAlignError, Question, Rollouts, SampleRequest
 
 __version__ = "0.1.0"
@@ -60,38 +58,38 @@ __all__ = [
     "metrics",
 ]
 
-_ROOM_OF = {
+_MODULE_OF = {
     "AlignmentCallback": "training.callback",
-    "Analysis": "engine",
-    "Budget": "enrich",
-    "DrGRPO": "objectives",
+    "Analysis": "core.engine",
+    "Budget": "settings",
+    "DrGRPO": "core.objectives",
     "ExactFamily": "backends.exact",
     "ExactWorld": "backends.exact",
-    "ForwardKL": "objectives",
-    "GRPO": "objectives",
-    "GeneralisedJSD": "objectives",
-    "GenerationTree": "tree",
-    "Ideal": "objectives",
-    "MiniLLM": "objectives",
-    "Objective": "objectives",
+    "ForwardKL": "core.objectives",
+    "GRPO": "core.objectives",
+    "GeneralisedJSD": "core.objectives",
+    "GenerationTree": "core.tree",
+    "Ideal": "core.objectives",
+    "MiniLLM": "core.objectives",
+    "Objective": "core.objectives",
     "OpdAlignError": "types",
     "Question": "types",
-    "ReverseKL": "objectives",
+    "ReverseKL": "core.objectives",
     "Rollouts": "types",
-    "Rules": "alignment",
+    "Rules": "settings",
     "SampleRequest": "types",
-    "Settings": "search",
-    "SingleSample": "objectives",
-    "analyze": "engine",
+    "Settings": "settings",
+    "SingleSample": "core.objectives",
+    "analyze": "core.engine",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name == "metrics":
-        return import_module("opd_align.metrics")
-    if name not in _ROOM_OF:
+        return import_module("opd_align.core.metrics")
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'opd_align' has no attribute {name!r}")
-    value = getattr(import_module(f"opd_align.{_ROOM_OF[name]}"), name)
+    value = getattr(import_module(f"opd_align.{_MODULE_OF[name]}"), name)
     globals()[name] = value  # the next access finds it without coming here
     return value
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from opd_align.metrics import Estimate, interval
+from opd_align.core.metrics import Estimate, interval
 
 HERE = Path(__file__).parent
 SETTINGS = {
@@ -98,8 +98,8 @@ def train(arm: str, seed: int, file: Path) -> None:
     from transformers import TrainerCallback
     from trl import DistillationConfig
 
-    from opd_align.enrich import Budget
-    from opd_align.models import load_model
+    from opd_align.backends.loading import load_model
+    from opd_align.settings import Budget
     from opd_align.tasks import task
     from opd_align.training import AlignmentCallback, GatedDistillationTrainer
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from trl import ModelConfig, get_peft_config
 from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
 
-from opd_align.teachers import SELF, Demonstration, in_the_papers_form
+from opd_align.teachers.contexts import SELF, Demonstration, in_the_papers_form
 from opd_align.training import AlignmentCallback, SDPOGate
 from opd_align.training.recipe import Questions, announce, load_as_told, place, start, tokenizer, told
 from opd_align.types import Question

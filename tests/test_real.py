@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from contract import NOTHING
+from support.backend_contract import NOTHING
 
-from opd_align.config import read_config
-from opd_align.screen import load_screening
-from opd_align.store import RunDirectory
-from opd_align.study import Study
+from opd_align.runs.run_directory import RunDirectory
+from opd_align.study.build import Study
+from opd_align.study.config import read_config
+from opd_align.teachers.screening import load_screening
 from opd_align.types import Finish, SampleRequest
 
 pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("default")]

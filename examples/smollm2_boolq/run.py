@@ -12,7 +12,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from opd_align.cli import main
+from opd_align.cli.main import main
 
 HERE = Path(__file__).parent
 

@@ -25,7 +25,16 @@ from torch import Tensor
 from transformers import AttentionInterface, Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from opd_align.scoring import Afar, Sampling, Side, Told, check_evaluating, rollout_log_probs, score_path
+from opd_align.backends.scoring import (
+    PromptedModel,
+    RemoteTeacher,
+    TopKTeacher,
+    check_evaluating,
+    rollout_log_probs,
+    sampled_log_probs,
+    score_path,
+)
+from opd_align.settings import Sampling
 from opd_align.types import (
     Floats,
     Ints,
@@ -159,17 +168,17 @@ class HFStudent:
         sampling = self.sampling if teacher is None else Sampling(self.sampling.temperature)
         return rollout_log_probs(self._side(question, teacher), rollouts, sampling)
 
-    def _heard(self, request: ScoreRequest, teacher: Any) -> Side | Afar | Told:
+    def _heard(self, request: ScoreRequest, teacher: Any) -> PromptedModel | RemoteTeacher | TopKTeacher:
         if hasattr(teacher, "top_log_probs"):  # behind a server
-            return Told(teacher.name, teacher.top_log_probs(request.question, request.completion))
+            return TopKTeacher(teacher.name, teacher.top_log_probs(request.question, request.completion))
         if hasattr(teacher, "hidden_states"):  # in another process
             hidden = teacher.hidden_states(request.question, request.completion)
-            return Afar(teacher.name, teacher.head(self.model.device), hidden.to(self.model.device))
+            return RemoteTeacher(teacher.name, teacher.head(self.model.device), hidden.to(self.model.device))
         return self._side(request.question, teacher)
 
-    def _side(self, question: Question, teacher: HFTeacher | None) -> Side:
+    def _side(self, question: Question, teacher: HFTeacher | None) -> PromptedModel:
         speaker = teacher or self
-        return Side(speaker.name, speaker.model, list(speaker.prompt(question)))
+        return PromptedModel(speaker.name, speaker.model, list(speaker.prompt(question)))
 
     def _read(self, requests: Sequence[SampleRequest]) -> tuple[list[tuple[int, ...]], _Rows]:
         """What each request reads before it continues, and its rows."""
@@ -245,7 +254,7 @@ class HFStudent:
                     use_cache=True,
                     opd_align_shared=shared,
                 ).logits[:, -1]
-                input_B = _draw(self.sampling.log_probs(logits), _uniform(rows.key_R, position_B))
+                input_B = _draw(sampled_log_probs(self.sampling, logits), _uniform(rows.key_R, position_B))
                 token_B = input_B.cpu().numpy()
                 steps.append((rows.row_R[alive], token_B[alive].astype(np.uint32)))
                 alive &= ~np.isin(token_B, self.end_tokens) & (rows.room_R > len(steps))

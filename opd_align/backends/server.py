@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from opd_align.line import Line, OpenLine, addresses, httpx_library, message_of
+from opd_align.backends.http_pool import HttpPool, HttpSettings, error_message, import_httpx, server_urls
 from opd_align.types import (
     Failure,
     Finish,
@@ -40,7 +40,7 @@ from opd_align.types import (
 )
 
 if TYPE_CHECKING:  # a machine that only asks a server needs no torch, which `scoring` loads
-    from opd_align.scoring import Sampling
+    from opd_align.settings import Sampling
 
 Prompt = Callable[[Question], Sequence[int]]
 
@@ -66,11 +66,11 @@ class ServerStudent:
     end_tokens: tuple[int, ...]
     scorer: Scorer
     sampling: Sampling
-    line: Line = field(default_factory=Line)
+    line: HttpSettings = field(default_factory=HttpSettings)
 
     def __post_init__(self) -> None:
-        httpx_library()
-        if not addresses(self.url):
+        import_httpx()
+        if not server_urls(self.url):
             raise OpdAlignError(f"{self.model!r} has no server: give the address of one, or of several")
         if self.sampling.temperature < COLDEST:
             raise OpdAlignError(
@@ -151,7 +151,7 @@ class ServerStudent:
                     raise OpdAlignError(
                         f"question {call.request.question.id!r}: {len(call.prompt)} prompt tokens and up to "
                         f"{self.sampling.max_tokens} new ones do not fit the context of {self.model!r} "
-                        f"at {' and '.join(addresses(self.url))} ({limit})"
+                        f"at {' and '.join(server_urls(self.url))} ({limit})"
                     )
             # Ascending as bytes: a prefix stands right before its extensions, and is in the server's cache for them.
             order = sorted((call for call in calls if call.room), key=lambda call: np.array(call.read, ">u4").tobytes())
@@ -199,10 +199,10 @@ class ServerTeacher:
     model: str
     prompt: Prompt
     top: int = 20
-    line: Line = field(default_factory=Line)
+    line: HttpSettings = field(default_factory=HttpSettings)
 
     def __post_init__(self) -> None:
-        if not addresses(self.url):
+        if not server_urls(self.url):
             raise OpdAlignError(f"{self.model!r} has no server: give the address of one, or of several")
 
     @property
@@ -279,7 +279,7 @@ class _Session:
     """What a student or teacher says over an open line."""
 
     def __init__(self, student: Any) -> None:
-        self.student, self.line = student, OpenLine(student.url, student.line)
+        self.student, self.line = student, HttpPool(student.url, student.line)
 
     async def __aenter__(self) -> _Session:
         await self.line.__aenter__()
@@ -311,7 +311,7 @@ class _Session:
     async def complete(self, call: _Call) -> None:
         response = await self.line.call("POST", "/v1/completions", self._body(call))
         if response.status_code in REFUSED_FOR_GOOD:
-            call.refusal = f"HTTP {response.status_code}: {message_of(response)}"
+            call.refusal = f"HTTP {response.status_code}: {error_message(response)}"
             call.refused_by = str(response.request.url)
         elif response.status_code != 200:
             raise self._unusable(response)
@@ -383,7 +383,7 @@ class _Session:
             404: "; is the url right?",
         }
         return OpdAlignError(
-            f"{response.request.url} answered HTTP {response.status_code}: {message_of(response)}"
+            f"{response.request.url} answered HTTP {response.status_code}: {error_message(response)}"
             f"{hint.get(response.status_code, '')}"
         )
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from opd_align.scoring import Sampling
+from opd_align.settings import Sampling
 from opd_align.types import (
     Failure,
     Finish,

@@ -1,7 +1,7 @@
 """The two small models that ship with the package, and where they came from.
 
 A student that solves arithmetic problems about half of the time, and a better teacher with other habits: folders like
-those of any Qwen3, made by `python -m opd_align.embedded.train`.
+those of any Qwen3, made by `recipes/embedded_models/train.py`.
 """
 
 from __future__ import annotations

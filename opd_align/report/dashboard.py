@@ -1,7 +1,7 @@
 """The dashboard: one page that shows how a training with the callback goes, from its curves down to single tokens.
 
 Made from what lies on the disk and nothing else; numbers are those that the evaluations logged. As a file the page is
-complete in itself and stays as it is. Served (`opd_align.serve`) it is `live`: it asks its own server whether there is
+complete in itself and stays as it is. Served (`report.server`) it is `live`: it asks its own server whether there is
 news, and may open the tokens of every step. Names, errors and tokens come from outside and are shown as text only.
 """
 
@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from opd_align.engine import Analysis
+from opd_align.core.engine import Analysis
 from opd_align.report.history import PREFIX, Numbers, Training, read_training
 from opd_align.report.html import report_html
 from opd_align.report.page import in_script, made_by, page_html, part
-from opd_align.report.tokens import token_view
-from opd_align.report.trend import best_variant, trend
-from opd_align.report.verdicts import unbroken
-from opd_align.store import RunDirectory
+from opd_align.report.prose import unbroken
+from opd_align.report.token_view import token_view
+from opd_align.report.training_prose import best_variant, trend
+from opd_align.runs.run_directory import RunDirectory
 from opd_align.types import OpdAlignError
 
 ROOM = 2**22

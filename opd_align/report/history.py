@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from opd_align.report.trackers import ROOT
-from opd_align.store import SUMMARY
+from opd_align.runs.run_directory import SUMMARY
 from opd_align.types import OpdAlignError
 
 FOLDER, HISTORY, TRAINING = "opd_align", "history.jsonl", "training.jsonl"

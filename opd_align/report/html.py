@@ -13,15 +13,15 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from opd_align import metrics
-from opd_align.engine import Analysis
-from opd_align.place import Address, Place, place, why
-from opd_align.report.model import Cell, Table, shown
+from opd_align.core import metrics
+from opd_align.core.engine import Analysis
 from opd_align.report.page import in_script, made_by, page_html, part
+from opd_align.report.prose import side, unbroken, verdict
 from opd_align.report.slices import Slices
+from opd_align.report.table_format import Cell, Table, shown
 from opd_align.report.tables import objectives_of, tables
-from opd_align.report.tokens import TokenView, finite, token_view
-from opd_align.report.verdicts import side, unbroken, verdict
+from opd_align.report.token_view import TokenView, finite, token_view
+from opd_align.runs.filesystem import AnyPath, PathLike, as_path, error_reason
 from opd_align.types import OpdAlignError
 
 THRESHOLDS = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9)
@@ -31,13 +31,15 @@ ROOM = 57 * 2**19
 """Bytes that paths may take; with all else, a report stays below 30 MiB."""
 
 
-def write_report(analysis: Analysis, path: Address, *, title: str = "Alignment report") -> Place:
+def write_report(analysis: Analysis, path: PathLike, *, title: str = "Alignment report") -> AnyPath:
     """Writes the report to a file and returns its path; paths that would make it too large for a browser stay out."""
-    file = place(path)
+    file = as_path(path)
     try:
         file.write_text(report_html(analysis, title=title), encoding="utf-8")
     except OSError as error:
-        raise OpdAlignError(f"cannot write the report to {str(file)!r}: {why(error)}; choose another place") from error
+        raise OpdAlignError(
+            f"cannot write the report to {str(file)!r}: {error_reason(error)}; choose another place"
+        ) from error
     return file
 
 

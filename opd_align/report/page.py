@@ -31,7 +31,7 @@ def page_html(
 
 def part(name: str) -> str:
     """A file that lies beside this one."""
-    return (files("opd_align.report") / name).read_text(encoding="utf-8")
+    return (files("opd_align.report") / "static" / name).read_text(encoding="utf-8")
 
 
 def in_script(value: Any) -> str:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from opd_align.metrics import Estimate
-from opd_align.report.model import Cell, Column, Table, row
-from opd_align.screen import BASELINE, BINS, EXTREMELY_HARD, Screening, availability, variant_rows
-from opd_align.teachers import SELF, Demonstration
+from opd_align.core.metrics import Estimate
+from opd_align.report.table_format import Cell, Column, Table, row
+from opd_align.teachers.contexts import SELF, Demonstration
+from opd_align.teachers.screening import BASELINE, BINS, EXTREMELY_HARD, Screening, availability, variant_rows
 
 
 def screening_tables(screening: Screening, demonstrations: Mapping[str, Sequence[Demonstration]]) -> list[Table]:

@@ -11,7 +11,7 @@ from functools import cache
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from opd_align import metrics
+from opd_align.core import metrics
 from opd_align.types import REWARD
 
 

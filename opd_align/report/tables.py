@@ -12,11 +12,11 @@ import pyarrow as pa
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from opd_align import metrics
-from opd_align.engine import Analysis
-from opd_align.place import Address, Place, place, why
-from opd_align.report.model import Cell, Column, Table, file_name, row, to_csv, to_latex, to_markdown, to_rich
+from opd_align.core import metrics
+from opd_align.core.engine import Analysis
 from opd_align.report.slices import Slices
+from opd_align.report.table_format import Cell, Column, Table, file_name, row, to_csv, to_latex, to_markdown, to_rich
+from opd_align.runs.filesystem import AnyPath, PathLike, as_path, error_reason
 from opd_align.types import OpdAlignError
 
 MEASURES = ("kl", "js")
@@ -39,14 +39,14 @@ def rendered(parts: Iterable[Table]) -> RenderableType:
     return Group(*(piece for table in parts for piece in (to_rich(table), Text())))
 
 
-def write_tables(analysis: Analysis, folder: Address) -> list[Place]:
+def write_tables(analysis: Analysis, folder: PathLike) -> list[AnyPath]:
     """Writes `tables.md`, `tables.tex` and one CSV a table; returns the files."""
     return write(tables(analysis, every=True), folder)
 
 
-def write(parts: Sequence[Table], folder: Address) -> list[Place]:
+def write(parts: Sequence[Table], folder: PathLike) -> list[AnyPath]:
     """Writes the given tables; returns the files."""
-    target = place(folder)
+    target = as_path(folder)
     texts = {"tables.md": to_markdown(parts), "tables.tex": to_latex(parts)}
     texts |= {f"{file_name(table.name)}.csv": to_csv(table) for table in parts}
     try:
@@ -54,7 +54,9 @@ def write(parts: Sequence[Table], folder: Address) -> list[Place]:
         for name, text in texts.items():
             (target / name).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise OpdAlignError(f"cannot write tables to {str(target)!r}: {why(error)}; choose another folder") from error
+        raise OpdAlignError(
+            f"cannot write tables to {str(target)!r}: {error_reason(error)}; choose another folder"
+        ) from error
     return [target / name for name in texts]
 
 

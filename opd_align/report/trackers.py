@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from opd_align import metrics
-from opd_align.alignment import pairs_of
-from opd_align.engine import Analysis
+from opd_align.core import metrics
+from opd_align.core.alignment import pairs_of
+from opd_align.core.engine import Analysis
 from opd_align.report.slices import Slices
 from opd_align.types import REWARD
 

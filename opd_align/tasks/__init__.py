@@ -8,13 +8,9 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from opd_align.tasks.aime import AIME2024, AIME2025
-from opd_align.tasks.arithmetic import ARITHMETIC
-from opd_align.tasks.boolq import BOOLQ
+from opd_align.tasks.builtin import BUILTIN as TASKS
+from opd_align.tasks.custom import own_task
 from opd_align.tasks.grading import TextGrader
-from opd_align.tasks.gsm8k import GSM8K
-from opd_align.tasks.jsonl import own_task
-from opd_align.tasks.mmlu import MMLU
 from opd_align.tasks.task import Form, Message, Source, Task
 from opd_align.tasks.verify import Choice, Maths, Number, TrueFalse, Verdict, Verifier
 from opd_align.types import OpdAlignError
@@ -35,9 +31,6 @@ __all__ = [
     "own_task",
     "task",
 ]
-
-TASKS: dict[str, Task] = {built_in.name: built_in for built_in in (BOOLQ, MMLU, AIME2024, AIME2025, GSM8K, ARITHMETIC)}
-"""The built-in tasks by name."""
 
 
 def task(name: str) -> Task:

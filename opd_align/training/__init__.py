@@ -8,29 +8,29 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-_ROOM_OF = {
+_MODULE_OF = {
     "AlignmentCallback": "callback",
-    "CalibratedDivergence": "calibrated",
+    "CalibratedDivergence": "calibrated_gate",
     "DivergenceAbove": "gates",
     "Gate": "gates",
     "GateBatch": "gates",
-    "GatedDistillationTrainer": "trainers",
-    "GatedGKDTrainer": "trainers",
-    "GatedGRPOTrainer": "trainers",
+    "GatedDistillationTrainer": "trainers.gated",
+    "GatedGKDTrainer": "trainers.gated",
+    "GatedGRPOTrainer": "trainers.gated",
     "IncorrectOnly": "gates",
     "Open": "gates",
     "OwnGate": "gates",
-    "SDPOGate": "sdpo",
+    "SDPOGate": "trainers.sdpo",
     "SignAgrees": "gates",
 }
 
-__all__ = list(_ROOM_OF)
+__all__ = list(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ROOM_OF:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'opd_align.training' has no attribute {name!r}")
-    return getattr(import_module(f"opd_align.training.{_ROOM_OF[name]}"), name)
+    return getattr(import_module(f"opd_align.training.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:

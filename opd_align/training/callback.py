@@ -20,20 +20,18 @@ from typing import Any, Literal
 
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from opd_align.engine import Analysis
-from opd_align.enrich import Budget
-from opd_align.objectives import Objective, ReverseKL
+from opd_align.core.engine import Analysis
+from opd_align.core.objectives import Objective, ReverseKL
 from opd_align.report.history import FOLDER, HISTORY, TRAINING
 from opd_align.report.trackers import ROOT, scalars, wandb_media
-from opd_align.scoring import Sampling
-from opd_align.search import Settings
-from opd_align.store import RunDirectory
-from opd_align.training.borrow import dice_put_back
-from opd_align.training.evaluation import Evaluator, Faculty
-from opd_align.training.governor import Governor
+from opd_align.runs.run_directory import RunDirectory
+from opd_align.settings import Budget, Sampling, Settings
+from opd_align.training.adapters import adapt_trainer
+from opd_align.training.distributed import on_all_ranks
+from opd_align.training.evaluator import Evaluator, TeacherSet
 from opd_align.training.held_out import CORRECT_FROM, HeldOut
-from opd_align.training.host import host_of
-from opd_align.training.processes import together
+from opd_align.training.model_state import preserve_rng_state
+from opd_align.training.overhead import OverheadLimit
 from opd_align.types import OpdAlignError
 
 logger = logging.getLogger(__name__)
@@ -78,13 +76,13 @@ class AlignmentCallback(TrainerCallback):
             raise OpdAlignError(f"max_overhead is a share of the wall time, above 0 and at most 1, not {max_overhead}")
         if on_error not in ("log", "raise"):
             raise OpdAlignError(f"on_error is 'log' or 'raise', not {on_error!r}")
-        self.host = host_of(trainer, sampling)
+        self.host = adapt_trainer(trainer, sampling)
         if any(isinstance(each, AlignmentCallback) for each in trainer.callback_handler.callbacks):
             raise OpdAlignError(
                 "this trainer has an AlignmentCallback, and two would write the same keys and files; give all teachers "
                 "and questions to one, or before: trainer.remove_callback(AlignmentCallback)"
             )
-        faculty = Faculty.of(self.host, teachers)
+        faculty = TeacherSet.of(self.host, teachers)
         taught = faculty.contexts or faculty.models or self.host.teacher is not None or self.host.server is not None
         if objectives is None:
             # A trainer that follows rewards has no loss of its own to compare a teacher by.
@@ -99,7 +97,7 @@ class AlignmentCallback(TrainerCallback):
         self.folder = Path(trainer.args.output_dir) / FOLDER
         self.evaluator = Evaluator(self.host, HeldOut.of(questions, verifier), faculty, self.folder)
         self.evaluator.check(self.settings)
-        self.governor = Governor(every_n_steps, max_overhead, len(self.evaluator.held_out.questions))
+        self.governor = OverheadLimit(every_n_steps, max_overhead, len(self.evaluator.held_out.questions))
         self.on_error = on_error
         self.failures = 0
         self.latest: Analysis | None = None
@@ -117,7 +115,7 @@ class AlignmentCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        with dice_put_back():
+        with preserve_rng_state():
             self._resume(state)
             self._since = time.perf_counter()
             if self.governor.due <= state.global_step:
@@ -125,7 +123,7 @@ class AlignmentCallback(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.governor.due <= state.global_step:
-            with dice_put_back():
+            with preserve_rng_state():
                 self._evaluate(state, control)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -155,7 +153,7 @@ class AlignmentCallback(TrainerCallback):
         step, began = state.global_step, time.perf_counter()
         governor = self._counted()
         # One clock decides for all: processes that disagreed about an evaluation would wait for each other for ever.
-        governor = together(lambda: governor)[0]
+        governor = on_all_ranks(lambda: governor)[0]
         scale = governor.scale()
         if scale is None:
             self.governor, self._since = governor.waiting(step), began
@@ -177,7 +175,7 @@ class AlignmentCallback(TrainerCallback):
             numbers = scalars(self.latest)
         except Exception as failure:
             error = failure
-        seconds = together(lambda: time.perf_counter() - began)[0]
+        seconds = on_all_ranks(lambda: time.perf_counter() - began)[0]
         self.governor = (governor.evaluated if error is None else governor.failed)(step, scale, seconds)
         self.failures += error is not None
         numbers |= {
@@ -262,7 +260,7 @@ class AlignmentCallback(TrainerCallback):
 
     # -- what goes on around it ---------------------------------------------------------------------------------
 
-    def _counted(self) -> Governor:
+    def _counted(self) -> OverheadLimit:
         """The governor, told of the training since it last heard."""
         now = time.perf_counter()
         counted = self.governor.trained(now - self._since)
@@ -272,10 +270,10 @@ class AlignmentCallback(TrainerCallback):
     def _resume(self, state: TrainerState) -> None:
         """Every training has a schedule of its own; a resumed one goes on with that of its checkpoint."""
         step, every = state.global_step, self.governor.every
-        fresh = Governor(every, self.governor.max_overhead, self.governor.questions, since=step)
+        fresh = OverheadLimit(every, self.governor.max_overhead, self.governor.questions, since=step)
         file = self.folder.parent / f"checkpoint-{step}" / STATE
 
-        def known() -> tuple[Governor, int, str | None]:
+        def known() -> tuple[OverheadLimit, int, str | None]:
             if not step or not file.is_file():
                 return fresh, 0, None
             try:
@@ -285,8 +283,8 @@ class AlignmentCallback(TrainerCallback):
                 logger.warning("%s cannot be read, the schedule begins anew: %r", file, error)
                 return fresh, 0, None
 
-        self.governor, self.failures, self._run = together(known)[0]
-        self.latest = together(self._read_latest)[0]
+        self.governor, self.failures, self._run = on_all_ranks(known)[0]
+        self.latest = on_all_ranks(self._read_latest)[0]
         if step:
             self.evaluator.showing.recall()
         if self.governor.due < step:

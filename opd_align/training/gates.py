@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opd_align.training.calling import refuse_model
+from opd_align.training.reward_call import refuse_model
 from opd_align.types import OpdAlignError, Outcome
 
 MEASURES = ("kl", "js", "student_entropy", "teacher_entropy")

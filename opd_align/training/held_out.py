@@ -18,10 +18,10 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from opd_align.chat import Chat
+from opd_align.backends.chat import Chat
 from opd_align.tasks import Task
-from opd_align.teachers import Context, Demonstration, Prompting
-from opd_align.training.calling import BESIDE, call_of, refuse_model
+from opd_align.teachers.contexts import Context, ContextPrompt, Demonstration
+from opd_align.training.reward_call import BESIDE, call_of, refuse_model
 from opd_align.types import OpdAlignError, Outcome, Question, Rollouts
 
 CORRECT_FROM = 0.5
@@ -181,7 +181,7 @@ class HeldOut:
         """From a question to token ids, for the student or a teacher in a context; demonstrations may come later."""
         shown = {} if demonstrations is None else demonstrations
         if isinstance(self.verifier, Task):
-            return Prompting(chat, self.verifier, context, shown)
+            return ContextPrompt(chat, self.verifier, context, shown)
         return RowPrompting(chat, context, shown)
 
     def grader(self, chat: Chat, end_tokens: Sequence[int], state: Any = None) -> Any:

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import yaml
 from trl import TrlParser, get_quantization_config
 
-from opd_align.models import load_tokenizer, place_of
+from opd_align.backends.loading import load_tokenizer, place_of
 from opd_align.tasks import Task, task
 from opd_align.types import OpdAlignError, Question
 

@@ -10,10 +10,10 @@ import pytest
 from _made import made_analysis
 
 from opd_align import metrics
-from opd_align.engine import Analysis
-from opd_align.objectives import ForwardKL, ReverseKL
+from opd_align.core.engine import Analysis
+from opd_align.core.objectives import ForwardKL, ReverseKL
 from opd_align.report.html import write_report
-from opd_align.report.model import shown
+from opd_align.report.table_format import shown
 from opd_align.report.tables import estimate
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from courses import evaluated, line, made_training
+from support.made_trainings import evaluated, line, made_training
 
-from opd_align.serve import Board, Server
+from opd_align.report.server import DashboardServer, DashboardState
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 ERROR = "OutOfMemoryError: tried to allocate 2 GiB"
@@ -31,7 +31,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def file(made: Path) -> Path:
-    return Board(made, title="A training").write(made / "dashboard.html")
+    return DashboardState(made, title="A training").write(made / "dashboard.html")
 
 
 @pytest.fixture
@@ -40,8 +40,8 @@ def training(made: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def server(training: Path) -> Iterator[Server]:
-    with Server(Board(training, title="A training")) as running:
+def server(training: Path) -> Iterator[DashboardServer]:
+    with DashboardServer(DashboardState(training, title="A training")) as running:
         yield running
 
 
@@ -184,7 +184,7 @@ def test_foreign_text_stays_text(opened: Any, tmp_path: Path) -> None:
     _, numbers = evaluated(folder, 0, {HOSTILE: 8.0, "b": 4.0})
     (folder / "training.jsonl").write_text(json.dumps({"step": 1, HOSTILE: 1.0}) + "\n")
     (folder / "history.jsonl").write_text(line(0, numbers, trainer=HOSTILE) + line(10, error=HOSTILE, trainer=HOSTILE))
-    made = opened(Board(folder, title=HOSTILE).write(tmp_path / "page.html"))
+    made = opened(DashboardState(folder, title=HOSTILE).write(tmp_path / "page.html"))
     page = made.page
     page.select_option("#variant", label=HOSTILE)
     for key in ("j", "k", "n", "t", "]"):
@@ -205,7 +205,7 @@ def test_a_training_that_has_just_begun_has_a_page_too(opened: Any, chromium: An
     noise: list[str] = []
     page.on("console", lambda message: noise.append(message.text))
     page.on("pageerror", lambda error: noise.append(str(error)))
-    page.goto(Board(folder, title="gkd").write(tmp_path / "page.html").as_uri())
+    page.goto(DashboardState(folder, title="gkd").write(tmp_path / "page.html").as_uri())
     assert page.inner_text("#headline") == "No evaluation has been made yet."
     assert page.inner_text("#unread") == "There is no finished run directory yet."
     assert page.locator("#book").is_hidden()
@@ -218,7 +218,7 @@ def test_a_training_that_has_just_begun_has_a_page_too(opened: Any, chromium: An
 # -- served ---------------------------------------------------------------------------------------------------
 
 
-def test_a_served_page_follows_the_training(opened: Any, server: Server, training: Path) -> None:
+def test_a_served_page_follows_the_training(opened: Any, server: DashboardServer, training: Path) -> None:
     made = opened(server.url)
     page = made.page
     page.wait_for_selector("#pulse.live")
@@ -244,7 +244,7 @@ def test_a_served_page_follows_the_training(opened: Any, server: Server, trainin
     assert all(server.url in entry for entry in made.noise)
 
 
-def test_a_served_page_opens_every_step_and_its_report(opened: Any, server: Server) -> None:
+def test_a_served_page_opens_every_step_and_its_report(opened: Any, server: DashboardServer) -> None:
     page = opened(server.url).page
     page.wait_for_selector("#pulse.live")
     assert page.locator("#step option").all_inner_texts() == ["step 200", "step 100", "step 0"]
@@ -259,7 +259,7 @@ def test_a_served_page_opens_every_step_and_its_report(opened: Any, server: Serv
     assert report.title() == "step-000100"
 
 
-def test_the_command_of_a_report_is_copied(opened: Any, server: Server, training: Path) -> None:
+def test_the_command_of_a_report_is_copied(opened: Any, server: DashboardServer, training: Path) -> None:
     page = opened(server.url, permissions=["clipboard-read", "clipboard-write"]).page
     button = page.locator("#rows tr").first.get_by_role("button")
     button.click()
@@ -269,7 +269,7 @@ def test_the_command_of_a_report_is_copied(opened: Any, server: Server, training
 
 
 def test_a_server_that_ends_leaves_a_page_that_can_be_read(opened: Any, training: Path) -> None:
-    with Server(Board(training, title="A training")) as server:
+    with DashboardServer(DashboardState(training, title="A training")) as server:
         page = opened(server.url).page
         page.wait_for_selector("#pulse.live")
     page.wait_for_selector("#pulse.lost", timeout=15_000)

@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
-from training_runs import distillation, gkd, grpo, models, verifier
+from support.gated_runs import distillation, gkd, grpo, models, verifier
 
 from opd_align.training import (
     DivergenceAbove,

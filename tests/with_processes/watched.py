@@ -12,7 +12,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from trainings import ARITHMETIC, TINY, fresh, held_out, make
+from support.trainings import ARITHMETIC, TINY, fresh, held_out, make
 
 from opd_align import AlignmentCallback
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from opd_align.cli import main
+from opd_align.cli.main import main
 
 # The same number of threads everywhere: sums over other parts may end in another last digit.
 os.environ["OMP_NUM_THREADS"] = "1"

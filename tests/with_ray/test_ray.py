@@ -22,8 +22,8 @@ pytest.importorskip("ray")
 from conftest import SMALL
 
 import opd_align
-from opd_align.cli import main
-from opd_align.store import Spent
+from opd_align.cli.main import main
+from opd_align.runs.run_directory import Usage
 
 # Ray and what it loads warn about themselves; our own code is held to `error` in the other suites.
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
@@ -91,7 +91,7 @@ def test_an_actor_killed_in_mid_run_changes_nothing(cluster: None, alone: Path, 
     assert {name: after[name] for name in before} == before  # nothing that was finished was made again
     assert_like_the_one_alone(run, alone)
     # The dead worker's account is lost with it; whatever was told is less than all, and not nothing.
-    assert 0 < Spent.of(run).tokens < Spent.of(alone).tokens
+    assert 0 < Usage.of(run).tokens < Usage.of(alone).tokens
 
 
 def test_a_driver_killed_in_mid_run_is_resumed(alone: Path, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_driver_killed_in_mid_run_is_resumed(alone: Path, tmp_path: Path) -> N
 
 
 def test_work_that_kills_its_actors_is_given_up(cluster: None, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.setattr("opd_align.cluster.DEATHS", 1)
+    monkeypatch.setattr("opd_align.study.ray.DEATHS", 1)
     codes: list[int] = []
     driver = threading.Thread(
         target=lambda: codes.append(main([*SMALL, "--engine", "ray", "--out", str(tmp_path / "run")]))
@@ -142,17 +142,19 @@ def test_who_waits_for_a_place_is_said(cluster: None, tmp_path: Path, monkeypatc
     """Somebody else has taken all the room."""
     import ray
 
-    from opd_align.actors import Mail
-    from opd_align.cluster import Waiting
+    from opd_align.study.ray import PendingActorWarning
+    from opd_align.study.ray_actors import EventQueue
 
-    monkeypatch.setattr("opd_align.cluster.PATIENCE_S", 1.0)
-    other = ray.remote(Mail).options(num_cpus=3).remote()
+    monkeypatch.setattr("opd_align.study.ray.PATIENCE_S", 1.0)
+    other = ray.remote(EventQueue).options(num_cpus=3).remote()
     ray.get(other.take.remote())
     at_last = threading.Timer(60.0, lambda: ray.kill(other))
     at_last.start()
     with warnings.catch_warnings():
-        warnings.simplefilter("error", Waiting)
-        with pytest.raises(Waiting, match=r"worker 1 has been waiting 1 s .* has 1 CPU and 0 GPUs .* 0 of 3 CPUs"):
+        warnings.simplefilter("error", PendingActorWarning)
+        with pytest.raises(
+            PendingActorWarning, match=r"worker 1 has been waiting 1 s .* has 1 CPU and 0 GPUs .* 0 of 3 CPUs"
+        ):
             main([*SMALL, "--engine", "ray", "--out", str(tmp_path / "run")])
     at_last.cancel()
     ray.kill(other)
@@ -160,21 +162,22 @@ def test_who_waits_for_a_place_is_said(cluster: None, tmp_path: Path, monkeypatc
 
 def test_loading_a_model_is_no_work(tmp_path: Path, monkeypatch: Any) -> None:
     """Otherwise a plan that is made from a small run would pay for it with every question."""
-    from opd_align import models, study
-    from opd_align.actors import Desk, Worker
-    from opd_align.config import read_config
+    from opd_align.backends import loading
+    from opd_align.study import build
+    from opd_align.study.config import read_config
+    from opd_align.study.ray_actors import ActorContext, Worker
 
     def slow(*args: Any, **options: Any) -> Any:
         time.sleep(1.0)
-        return models.load_model(*args, **options)
+        return loading.load_model(*args, **options)
 
-    monkeypatch.setattr(study, "load_model", slow)
-    monkeypatch.setattr(Desk, "tell", lambda desk, message: None)
+    monkeypatch.setattr(build, "load_model", slow)
+    monkeypatch.setattr(ActorContext, "tell", lambda desk, message: None)
     config = read_config(
         "demo", ["questions.limit=1", "teachers=embedded:teacher", "budget.initial=8", "budget.targeted=0"]
     )
     (tmp_path / "run" / "rollouts").mkdir(parents=True)
-    worker = Worker(Desk("worker", str(tmp_path), "mail"), config, str(tmp_path / "run"), None, {})
+    worker = Worker(ActorContext("worker", str(tmp_path), "mail"), config, str(tmp_path / "run"), None, {})
     begin = time.monotonic()
     done = worker.analyze(0, worker.study.questions, {})
     assert time.monotonic() - begin - done.spent.seconds >= 2.0  # student and teacher
@@ -184,21 +187,21 @@ def test_loading_a_model_is_no_work(tmp_path: Path, monkeypatch: Any) -> None:
 def test_teachers_that_share_a_model_share_its_room() -> None:
     from types import SimpleNamespace
 
-    from opd_align.cluster import Cluster, _room
-    from opd_align.config import read_config
-    from opd_align.study import Study
+    from opd_align.study.build import Study
+    from opd_align.study.config import read_config
+    from opd_align.study.ray import RayCluster, _room
 
     own = "model: {model: embedded:teacher}"
     study = Study(read_config("demo", [f"teachers=[{{{own}, name: plain}}, {{{own}, context: Self-1C, name: led}}]"]))
     two_gpus = SimpleNamespace(cluster_resources=lambda: {"CPU": 8.0, "GPU": 2.0})
-    room = _room(two_gpus, Cluster(apart={"plain": 1.0, "led": None}), study)
+    room = _room(two_gpus, RayCluster(apart={"plain": 1.0, "led": None}), study)
     assert [(body.names, body.gpus) for body in room.bodies] == [(["plain", "led"], 1.0)]
     assert (room.workers, room.gpus) == (1, 1.0)
 
 
 def test_ctrl_c_says_how_to_go_on(cluster: None, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """The signal arrives in the driver's loop."""
-    from opd_align.cluster import _Team
+    from opd_align.study.ray import _Team
 
     heard = []
 
@@ -220,7 +223,7 @@ def test_a_teacher_apart_scores_to_the_bit(cluster: None, alone: Path, tmp_path:
     command = [*SMALL, "--engine", "ray", "--workers", "1", "--apart", "teacher", "--reuse", str(alone)]
     assert main([*command, "--out", str(run)]) == 0
     assert_like_the_one_alone(run, alone)
-    assert Spent.of(run).tokens == 0
+    assert Usage.of(run).tokens == 0
 
 
 @pytest.mark.parametrize(

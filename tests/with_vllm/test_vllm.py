@@ -15,16 +15,16 @@ import pytest
 pytest.importorskip("vllm")
 pytest.importorskip("httpx")
 
-from contract import check_batches_do_not_matter, check_frequencies, check_sampler, check_scorer
+from support.backend_contract import check_batches_do_not_matter, check_frequencies, check_sampler, check_scorer
 from tiny import CONTEXT, END, PROMPT, VOCABULARY, chi_square_p, exact_completions
 
 from opd_align.backends import server as server_module
 from opd_align.backends.hf import HFStudent, HFTeacher
+from opd_align.backends.http_pool import HttpSettings
 from opd_align.backends.server import ServerStudent, ServerTeacher
 from opd_align.backends.vllm import VLLMStudent
-from opd_align.line import Line
-from opd_align.scoring import Sampling
-from opd_align.store import RunDirectory
+from opd_align.runs.run_directory import RunDirectory
+from opd_align.settings import Sampling
 from opd_align.types import Finish, OpdAlignError, Question, Rollouts, SampleRequest, ScoreRequest
 
 # vLLM and what it loads warn about themselves; our own code is held to `error` in the other suites.
@@ -60,7 +60,7 @@ def make(request, model):
     def server(sampling, **line):
         scorer = HFStudent("tiny", model, prompt, END, sampling)
         url = request.getfixturevalue("running").url
-        return ServerStudent(url, "tiny", prompt, END, scorer, sampling, Line(**line))
+        return ServerStudent(url, "tiny", prompt, END, scorer, sampling, HttpSettings(**line))
 
     return {"engine": engine, "server": server}[request.param]
 
@@ -225,7 +225,7 @@ def test_a_token_that_the_engine_does_not_know_is_refused_before_it_dies_of_it(l
 def test_a_server_killed_in_mid_run_loses_nothing(running, model):
     sampling = Sampling(max_tokens=200)
     scorer = HFStudent("tiny", model, prompt, END, sampling)
-    line = Line(concurrency=6, samples_per_call=4, patience_s=240)
+    line = HttpSettings(concurrency=6, samples_per_call=4, patience_s=240)
     student = ServerStudent(running.url, "tiny", prompt, END, scorer, sampling, line)
     asked = [request((4 + number % 28, 5 + number // 28), 12) for number in range(100)]
     untroubled = student.sample(asked)

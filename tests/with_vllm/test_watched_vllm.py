@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("vllm")
 pytest.importorskip("trl")
 
+from support.trainings import ARITHMETIC, TINY, fresh, held_out, make, same_weights, trainer_rows
 from tiny import RealServer
-from trainings import ARITHMETIC, TINY, fresh, held_out, make, same_weights, trainer_rows
 
 from opd_align import AlignmentCallback
 from opd_align.backends.server import ServerStudent

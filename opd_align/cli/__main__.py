@@ -1,0 +1,7 @@
+"""`python -m opd_align.cli`: the same as the command `opd-align`."""
+
+import sys
+
+from opd_align.cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,1 @@
+"""Run directories: what is on disk, how it gets there, and how a run is executed."""

@@ -1,0 +1,72 @@
+"""A task from a user's own data: say which columns hold what, and what kind of answer to expect.
+
+SVAMP, for example, whose stories stand in a column of their own:
+
+    svamp = own_task("svamp", kind="number", passage="passage")
+    questions = svamp.load("svamp.jsonl")
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Literal
+
+from opd_align.tasks.builtin import BOOLQ, CHOICE_INSTRUCTION, NUMBER_INSTRUCTION
+from opd_align.tasks.task import Form, Source, Task
+from opd_align.tasks.verify import Choice, Maths, Number, TrueFalse, Verifier
+from opd_align.types import OpdAlignError
+
+Kind = Literal["choice", "true_false", "number", "maths"]
+
+_KINDS: dict[str, tuple[Verifier, str]] = {
+    "choice": (Choice(), CHOICE_INSTRUCTION),
+    "true_false": (
+        TrueFalse(),
+        "Answer the following true or false question. The last line of your response should be of the following "
+        "format: 'Answer: $ANSWER' (without quotes) where ANSWER is True or False. Think step by step before "
+        "answering.",
+    ),
+    "number": (Number(), NUMBER_INSTRUCTION),
+    "maths": (
+        Maths(),
+        "Solve the following math problem. The last line of your response should be of the following format: "
+        "'Answer: $ANSWER' (without quotes) where ANSWER is the final result, which may stand in \\boxed{}. Think step "
+        "by step before answering.",
+    ),
+}
+
+
+def own_task(
+    name: str,
+    *,
+    kind: Kind,
+    question: str = "question",
+    answer: str = "answer",
+    choices: str | None = None,
+    passage: str | None = None,
+    instruction: str | None = None,
+    hub: str | None = None,
+    config: str | None = None,
+    split: str = "test",
+) -> Task:
+    """A task whose columns are named as given; `instruction` replaces the kind's own (`{letters}`: the choices')."""
+    if kind not in _KINDS:
+        near = get_close_matches(kind, _KINDS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise OpdAlignError(f"task {name!r}: there is no kind {kind!r}, only {', '.join(_KINDS)}{hint}")
+    if choices is not None and kind != "choice":
+        raise OpdAlignError(f"task {name!r}: choices ({choices!r}) belong to the kind 'choice', not {kind!r}")
+    verifier, default = _KINDS[kind]
+    if passage is not None and kind == "true_false":
+        default = BOOLQ.ask.instruction if isinstance(BOOLQ.ask, Form) else default
+    fields: dict[str, str | tuple[str, ...]] = {"question": question, "answer": answer}
+    if kind == "choice":
+        fields["choices"] = choices or "choices"
+    if passage is not None:
+        fields["passage"] = passage
+    return Task(
+        name=name,
+        verifier=verifier,
+        ask=Form(default if instruction is None else instruction),
+        source=Source(hub=hub, config=config, split=split, fields=fields),
+    )

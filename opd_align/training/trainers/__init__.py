@@ -1,0 +1,1 @@
+"""TRL's trainers with a gate on the distillation loss."""

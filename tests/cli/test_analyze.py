@@ -1,0 +1,267 @@
+"""`opd-align analyze` on the models that ship: the whole way from words to a report, and the story of the first figure.
+
+One small run serves all tests here; it is made through the command line, as a new user would.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from opd_align.backends.loading import load_model, weight_bytes
+from opd_align.cli.main import main
+from opd_align.core.engine import Analysis
+from opd_align.runs.filesystem import as_path
+from opd_align.runs.run_directory import RunDirectory, Usage
+from opd_align.settings import Budget
+from opd_align.study.build import Study
+from opd_align.study.config import read_config, shipped
+from opd_align.study.plan import Measured, calibrated, measure, planned, targeted_rollouts
+from opd_align.types import Failure, OpdAlignError, Question, Rollouts
+
+# Two problems whose changes are easily misread ("brought back", "given away").
+SMALL = [
+    "--limit", "2", "--set", "questions.offset=2", "--initial", "100", "--targeted", "1500", "--n-sig", "10",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("analyze") / "run"
+    assert main(["analyze", *SMALL, "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def analysis(run: Path) -> Analysis:
+    return RunDirectory.load(run)
+
+
+def test_the_default_ends_in_tables_and_a_report(run, analysis):
+    assert set(analysis.nodes["teacher"].to_pylist()) == {"Self-1C", "Self-1C1W", "Teacher"}
+    assert analysis.questions.num_rows == 2
+    assert (run / "report.html").stat().st_size > 10_000
+    assert "Self-1C1W" in (run / "tables" / "tables.md").read_text(encoding="utf-8")
+    said = "".join(analysis.texts.values())
+    assert "Answer" in said
+
+
+def forks(analysis: Analysis) -> dict[frozenset[str], list[float]]:
+    """SR range of every fork, by the texts of its likely, well-known children."""
+    children: dict[tuple[Any, ...], list[tuple[str, float]]] = defaultdict(list)
+    for row in analysis.children.to_pylist():
+        if row["significant"] and row["p"] > 0.05:
+            node = (row["question"], row["path"], row["depth"])
+            children[node].append((analysis.texts[row["token"]].strip(), row["q"]))
+    found: dict[frozenset[str], list[float]] = defaultdict(list)
+    for family in children.values():
+        if len(family) > 1:
+            found[frozenset(text for text, _ in family)].append(np.ptp([q for _, q in family]))
+    return found
+
+
+def test_style_has_nothing_at_stake_and_the_operator_has(analysis):
+    ranges = forks(analysis)
+
+    def stakes(*alternatives: set[str]) -> list[float]:
+        return [
+            value for texts, values in ranges.items() if any(texts <= each for each in alternatives) for value in values
+        ]
+
+    style = stakes({"We", "There", "First"}, {"so", "therefore"}, {"Then", "Now", "After"})
+    operator = stakes({"×", "+", "-"})
+    assert len(style) > 5
+    assert len(operator) > 1
+    assert np.mean(style) < 0.1
+    assert np.mean(operator) > 0.25
+
+
+def test_the_plan_says_what_it_will_cost(tmp_path, capsys):
+    assert main(["analyze", *SMALL, "--dry-run", "--out", str(tmp_path / "run")]) == 0
+    shown = capsys.readouterr().out
+    assert "3,000 at most" in shown
+    assert "tokens/s (measured)" in shown
+    assert "GPU hours" in shown
+    assert "5.3 MiB (student 2.7 MiB + teacher 2.7 MiB)" in shown
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_plan_is_the_budget_s_arithmetic():
+    budget = read_config("boolq_qwen3_0.6b").budget
+    # Windows of 50, 100 and 200 tokens cover 300; four paths, 20 + 20 tokens a window, 100 rollouts each.
+    assert targeted_rollouts(budget, 300) == 4 * 3 * 40 * 100
+    plan = planned(budget, 2, 8, Measured(length=300, tokens_per_second=1000))
+    assert plan.initial == 400
+    assert plan.tokens == 2 * 300 * (200 + 48000 // 2)
+    assert plan.seconds == pytest.approx(plan.tokens / 1000)
+    assert plan.scored_tokens == 2 * 4 * 300 * 9
+
+
+def test_a_limit_beyond_the_papers_plan_is_never_reached_and_minillm_scores_every_rollout():
+    budget = read_config("boolq_qwen3_0.6b").budget
+    assert targeted_rollouts(replace(budget, targeted=10**6), 300) == 48_000
+    assert targeted_rollouts(replace(budget, targeted=100), 300) == 100
+    assert targeted_rollouts(replace(budget, targeted=10**6, allocation="adaptive"), 300) == 10**6
+    plan = planned(budget, 2, 8, Measured(length=300, tokens_per_second=1000), futures=True)
+    assert plan.scored_tokens == 2 * (4 + 200 + 48_000) * 300 * 9
+
+
+def test_a_question_is_worked_on_in_one_place():
+    plan = planned(Budget(), 10, 2, Measured(length=100, tokens_per_second=1000))
+    rounds = {gpus: plan.seconds_on(gpus) / plan.seconds for gpus in (1, 4, 10, 64)}
+    assert rounds == pytest.approx({1: 1.0, 4: 0.3, 10: 0.1, 64: 0.1})
+
+
+def test_a_student_that_fails_has_no_plan():
+    class Failing:
+        def sample(self, requests):
+            return replace(Rollouts.of([]), failures=(Failure(1, "out of memory"),))
+
+    with pytest.raises(OpdAlignError, match="no plan: out of memory"):
+        measure(SimpleNamespace(student=Failing(), questions=[Question("q")]))
+
+
+def test_what_was_not_timed_is_not_believed(run, tmp_path):
+    """A session that was killed leaves rollouts, but not the time they took."""
+    resumed = Path(shutil.copytree(run, tmp_path / "resumed"))
+    spent = json.loads((run / "spent.json").read_text())
+    (resumed / "spent.json").write_text(json.dumps({"tokens": spent["tokens"] // 10, "seconds": spent["seconds"]}))
+    with pytest.raises(OpdAlignError, match=rf"was resumed, .* of its {spent['tokens']:,} tokens .* say --tokens-per"):
+        calibrated(resumed)
+    assert calibrated(resumed, 100.0).length == calibrated(run).length
+
+
+def test_a_run_of_another_student_or_task_is_no_calibration(run, tmp_path, capsys):
+    command = ["analyze", *SMALL, "--dry-run", "--calibrate-from", str(run), "--out", str(tmp_path / "plan")]
+    assert main([*command, "--student", "embedded:teacher"]) == 2
+    assert "another student (student there, teacher here)" in capsys.readouterr().err
+    data = tmp_path / "own.jsonl"
+    data.write_text(json.dumps({"question": "1 + 1?", "answer": "2"}) + "\n")
+    assert main([*command, "--task", "gsm8k", "--data", str(data), "--set", "questions.offset=0"]) == 2
+    assert "another grader" in capsys.readouterr().err
+    assert main([*command, "--teachers", "Self-1C"]) == 0
+    assert "calibrated with other teachers (Self-1C" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_small_run_predicts_a_larger_one(run, tmp_path, capsys):
+    """Two questions tell of four, and of other budgets; no model is loaded for it."""
+    measured = calibrated(run)
+    shards = [pq.read_table(file) for file in (run / "rollouts").glob("*.parquet")]
+    rows = [row for table in shards for row in table.to_pylist()]
+    natural = [len(row["tokens"]) for row in rows if row["launch"] == 0]
+    forced = [len(row["tokens"]) - row["launch"] for row in rows if 0 < row["launch"] < len(row["tokens"])]
+    assert (len(natural), len(forced)) == (200, 3000)
+    assert measured.length == pytest.approx(np.mean(natural))
+    assert measured.targeted_length == pytest.approx(np.mean(forced))
+    assert measured.needed == 1.0  # the limit of 1,500 was used up
+    spent = Usage.of(as_path(run))
+    assert spent.tokens == sum(natural) + sum(forced)
+    assert measured.tokens_per_second == pytest.approx(spent.tokens / spent.seconds)
+    assert calibrated(run, 50.0).tokens_per_second == 50.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("opd_align.study.build.load_model", lambda *_, **__: pytest.fail("a model was loaded"))
+        options = ["--gpus", "4", "--tokens-per-second", "100", "--dollars-per-gpu-hour", "2.5"]
+        command = ["analyze", *SMALL, "--limit", "4", "--dry-run", "--calibrate-from", str(run), *options]
+        assert main([*command, "--out", str(tmp_path / "plan")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    tokens = 2 * spent.tokens
+    assert f"{tokens:,} at" in shown
+    assert f"about {tokens / 400 / 60:,.1f} minutes at 100 tokens/s (as said) on each of 4 GPUs" in shown
+    assert f"{tokens / 360000:,.1f} GPU hours, ${tokens / 360000 * 2.5:,.2f} at $2.50 an hour" in shown
+
+
+def test_a_calibration_with_another_budget_is_pointed_out(run, tmp_path, capsys):
+    command = ["analyze", *SMALL, "--dry-run", "--calibrate-from", str(run), "--out", str(tmp_path / "plan")]
+    for more, said in (([], False), (["--targeted", "4500"], True)):
+        assert main([*command, *more]) == 0
+        assert ("calibrated with another budget" in " ".join(capsys.readouterr().out.split())) == said
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--dry-run", "--gpus", "0"], "a plan needs a GPU"),
+        (["--dry-run", "--tokens-per-second", "-1"], "a speed above 0"),
+        (["--dry-run", "--tokens-per-second", "0"], "a speed above 0"),
+        (["--dry-run", "--tokens-per-second", "inf"], "a speed above 0"),
+        (["--dry-run", "--calibrate-from", "no/such/run"], "does not exist"),
+        (["--dollars-per-gpu-hour", "0"], "--dollars-per-gpu-hour belongs to a plan; say --dry-run"),
+        (["--gpus", "8"], "--gpus belongs to a plan; say --dry-run"),
+        (["--apart", "Teacher"], "--apart belongs to a cluster; say --engine ray"),
+        (["--ray-address", "auto"], "--ray-address belongs to a cluster; say --engine ray"),
+        (["--gpus-per-worker", "1"], "--gpus-per-worker belongs to a cluster; say --engine ray"),
+        (["--student", "exact", "--dry-run"], "leave out --dry-run"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(options, message, tmp_path, capsys):
+    assert main(["analyze", *SMALL, *options, "--out", str(tmp_path / "run")]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_every_shipped_configuration_is_whole():
+    configurations = shipped()
+    assert {"demo", "boolq_qwen3_0.6b", "mmlu_qwen3_0.6b", "aime2025_qwen3_0.6b"} <= set(configurations)
+    for name, file in configurations.items():
+        config = read_config(file)
+        config.settings()
+        study = Study(config)
+        assert len(study.roles) == (3 if name == "demo" else 8), name
+        assert study.task.name in name or name == "demo"
+    assert read_config("aime2025_qwen3_1.7b").rules.n_sig == 40
+
+
+def test_the_weights_are_weighed_without_loading_them():
+    loaded = load_model("embedded:student").model
+    assert weight_bytes("embedded:student", device="cpu") == 4 * sum(weight.numel() for weight in loaded.parameters())
+    assert weight_bytes("embedded:student", dtype="bfloat16") == 2 * sum(each.numel() for each in loaded.parameters())
+
+
+def test_pooled_counting_is_too_low_on_incorrect_paths_and_more_so_than_on_correct_ones(run, analysis, tmp_path):
+    """Forced rollouts all sit on the path, so counted above their forced token they pull values toward its outcome."""
+    assert (
+        main(["analyze", *SMALL, "--estimator", "pooled", "--reuse", str(run), "--out", str(tmp_path / "pooled")]) == 0
+    )
+    pooled = RunDirectory.load(tmp_path / "pooled")
+    q = {
+        name: {
+            (row["question"], row["path"], row["depth"], row["path_correct"]): row["q"]
+            for row in found.children.to_pylist()
+            if row["own"] and row["visits"] > 0
+        }
+        for name, found in (("pooled", pooled), ("backup", analysis))
+    }
+    shared = q["pooled"].keys() & q["backup"].keys()
+    gap = {
+        correct: np.nanmean([q["pooled"][node] - q["backup"][node] for node in shared if node[3] == correct])
+        for correct in (True, False)
+    }
+    assert gap[False] < -0.01
+    assert gap[True] > gap[False] + 0.01
+
+
+def test_without_a_place_the_run_goes_below_runs(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = [
+        "--limit",
+        "1",
+        "--initial",
+        "8",
+        "--targeted",
+        "8",
+        "--allocation",
+        "adaptive",
+        "--teachers",
+        "embedded:teacher",
+    ]
+    assert main(["analyze", *small]) == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    assert (run / "summary.json").is_file()

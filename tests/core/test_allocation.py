@@ -1,0 +1,337 @@
+"""Plans: who gets how many rollouts, on hand-made paths and as laws; nothing is rolled out here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from opd_align.backends.exact import ExactWorld
+from opd_align.core import allocation
+from opd_align.core.allocation import Target, plan_adaptive, plan_paper, windows
+from opd_align.core.collect import collect
+from opd_align.core.estimate import CERTAIN, PathEstimate, estimate, exact_estimate
+from opd_align.core.tree import GenerationTree
+from opd_align.settings import Budget, Settings
+from opd_align.types import OpdAlignError, PathScores, Question, Rollouts, TeacherScores
+
+END = 0
+ENDS = np.array([END], np.uint32)
+Kept = Mapping[int, tuple[float, float]]  # token -> probability of student and teacher
+
+
+def scored(completion: Sequence[int], nodes: Sequence[Kept], **more: Sequence[Mapping[int, float]]) -> PathScores:
+    """A path with teacher T, and further teachers by name."""
+    kept = [(token, *node[token]) for node in nodes for token in sorted(node)]
+    token_C, p_C, t_C = (np.array(column) for column in zip(*kept, strict=True))
+    others = {name: np.array([node[k] for node in t for k in sorted(node)]) for name, t in more.items()}
+    blank_T = np.zeros(len(completion))
+    with np.errstate(divide="ignore"):
+        return PathScores(
+            np.array(completion, np.uint32),
+            np.cumsum([0] + [len(node) for node in nodes]),
+            token_C.astype(np.uint32),
+            np.log(p_C),
+            blank_T,
+            {name: TeacherScores(np.log(t), *[blank_T] * 5) for name, t in ({"T": t_C} | others).items()},
+        )
+
+
+def forks(length: int, *, seed: int = 0, tokens: int = 3) -> PathScores:
+    """A path that always takes 1, with every other token likely at every position."""
+    rng = np.random.default_rng(seed)
+    nodes = []
+    for _ in range(length):
+        p, t = rng.dirichlet(np.full(tokens, 20.0), 2)
+        nodes.append({k + 1: (p[k], t[k]) for k in range(tokens)})
+    return scored([1] * length, nodes)
+
+
+def tree_of(*completions: Sequence[int]) -> GenerationTree:
+    return GenerationTree.build(Rollouts.of(completions, outcome=[0] * len(completions)))
+
+
+def planned(targets: Sequence[Target]) -> dict[tuple[int, ...], int]:
+    found = {tuple(target.prefix.tolist()): target.n for target in targets}
+    assert len(found) == len(targets), "a prefix was planned twice"
+    return found
+
+
+# -- budget ---------------------------------------------------------------------------------------------------
+
+
+def test_the_defaults_are_the_papers() -> None:
+    budget = Budget()
+    assert (budget.initial, budget.correct_paths, budget.incorrect_paths, budget.tau) == (200, 2, 2, 0.02)
+    assert (budget.n_min, budget.by_update, budget.by_gap, budget.first_window) == (100, 20, 20, 50)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"allocation": "papre"}, r"unknown allocation 'papre'; choose 'paper' or 'adaptive'"),
+        ({"initial": 0}, r"initial must be at least 1, not 0"),
+        ({"n_min": -3}, r"n_min must be at least 1, not -3"),
+        ({"first_window": 0}, r"first_window must be at least 1"),
+        ({"rounds": 0}, r"rounds must be at least 1"),
+        ({"correct_paths": 0, "incorrect_paths": 0}, r"at least one path"),
+        ({"correct_paths": -1, "incorrect_paths": 3}, r"at least one path"),
+        ({"tau": 0.0}, r"tau must lie between 0 and 1, not 0.0"),
+        ({"tau": 1.0}, r"tau must lie between 0 and 1, not 1.0"),
+        ({"targeted": -1}, r"targeted and seconds cannot be negative"),
+        ({"seconds": -0.5}, r"targeted and seconds cannot be negative"),
+        ({"by_update": -1}, r"by_update and by_gap cannot be negative"),
+        ({"by_gap": -2}, r"by_update and by_gap cannot be negative"),
+    ],
+)
+def test_a_budget_that_makes_no_sense_is_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(OpdAlignError, match=message):
+        Budget(**wrong)
+
+
+def test_nothing_at_all_is_a_budget_for_enrichment() -> None:
+    assert Budget(targeted=0, seconds=0, by_update=0, by_gap=0).targeted == 0
+
+
+# -- windows --------------------------------------------------------------------------------------------------
+
+
+def test_windows_double() -> None:
+    assert windows(700, 50).tolist() == [0, 50, 150, 350, 750]
+    assert windows(30_000, 50)[-1] >= 30_000
+    assert len(windows(30_000, 50)) == 11
+
+
+@given(length=st.integers(0, 100_000), first=st.integers(1, 500))
+@settings(deadline=None)
+def test_windows_cover_the_path_and_no_more(length: int, first: int) -> None:
+    edges = windows(length, first)
+    width = np.diff(edges)
+    assert edges[0] == 0
+    assert width.tolist() == [first * 2**i for i in range(len(width))]
+    assert edges[-1] >= length
+    assert length == 0 or edges[-2] < length
+
+
+# -- the paper's plan -----------------------------------------------------------------------------------------
+
+
+def test_so_many_by_push_and_so_many_by_gap_in_every_window() -> None:
+    # By |GKD update| token 2 comes first, then 4; by |t - p| it is the other way round.
+    p, t = [0.6, 0.2, 0.15, 0.05], [0.5, 0.05, 0.15, 0.3]
+    path = scored([1], [{k + 1: (p[k], t[k]) for k in range(4)}])
+    f = np.log(t) - np.log(p)
+    push = np.abs(np.array(p) * (f - np.dot(p, f)))
+    gap = np.abs(np.array(t) - np.array(p))
+    for k, r in ((0, 0), (1, 0), (0, 1), (2, 1), (1, 2), (4, 4)):
+        found = planned(plan_paper(tree_of([1]), [path], Budget(n_min=10, by_update=k, by_gap=r), ENDS))
+        best = {*np.argsort(-push)[:k].tolist(), *np.argsort(-gap)[:r].tolist()}
+        assert set(found) == {(child + 1,) for child in best}
+    assert (np.argmax(push), np.argmax(gap)) == (1, 3)
+
+
+def test_each_window_has_its_own_quota() -> None:
+    path = forks(40)
+    budget = Budget(n_min=10, by_update=3, by_gap=0, first_window=5)
+    depths = [len(prefix) - 1 for prefix in planned(plan_paper(tree_of([1] * 40), [path], budget, ENDS))]
+    # Windows 0-5, 5-15, 15-35, 35-75.
+    assert np.histogram(depths, [0, 5, 15, 35, 75])[0].tolist() == [3, 3, 3, 3]
+
+
+def test_the_larger_of_several_teachers_push_counts() -> None:
+    calm = {1: (0.5, 0.5), 2: (0.5, 0.5)}
+    path = scored([1, 1], [calm, calm], loud=[{1: 0.5, 2: 0.5}, {1: 0.1, 2: 0.9}])
+    for budget in (Budget(n_min=10, by_update=2, by_gap=0), Budget(n_min=10, by_update=0, by_gap=2)):
+        assert set(planned(plan_paper(tree_of([1, 1]), [path], budget, ENDS))) == {(1, 1), (1, 2)}
+
+
+def test_only_tokens_that_matter_to_someone_are_planned() -> None:
+    path = scored([1], [{1: (0.9, 0.9), 2: (0.03, 0.001), 3: (0.001, 0.03), 4: (0.019, 0.019)}])
+    assert set(planned(plan_paper(tree_of([1]), [path], Budget(tau=0.02), ENDS))) == {(1,), (2,), (3,)}
+    assert set(planned(plan_paper(tree_of([1]), [path], Budget(tau=0.01), ENDS))) == {(1,), (2,), (3,), (4,)}
+    assert set(planned(plan_paper(tree_of([1]), [path], Budget(tau=0.5), ENDS))) == {(1,)}
+
+
+def test_visits_are_topped_up_to_n_min() -> None:
+    path = scored([1, 1], [{1: (0.4, 0.6), 2: (0.3, 0.2), 3: (0.3, 0.2)}, {1: (0.5, 0.6), 4: (0.5, 0.4)}])
+    tree = tree_of([1, 1], [1, 4], [1, 4], *[[2, 9]] * 6)
+    # Pooled, as in the paper: 1 was visited by all that passed it; 2 has enough.
+    assert planned(plan_paper(tree, [path], Budget(n_min=5), ENDS)) == {(1,): 2, (3,): 5, (1, 1): 4, (1, 4): 3}
+
+
+def test_ends_are_never_rolled_out() -> None:
+    path = scored([1, END], [{END: (0.3, 0.6), 1: (0.7, 0.4)}, {END: (0.5, 0.9), 7: (0.3, 0.05), 8: (0.2, 0.05)}])
+    tree = tree_of([1, END])
+    assert set(planned(plan_paper(tree, [path], Budget(), ENDS))) == {(1,), (1, 7), (1, 8)}
+    assert set(planned(plan_paper(tree, [path], Budget(), np.array([END, 7], np.uint32)))) == {(1,), (1, 8)}
+
+
+def test_what_paths_share_is_planned_once() -> None:
+    root = {1: (0.5, 0.6), 2: (0.5, 0.4)}
+    fork = {1: (0.3, 0.5), 2: (0.3, 0.3), 3: (0.4, 0.2)}
+    one, two = scored([1, 1, 1], [root, fork, fork]), scored([1, 2, 1], [root, fork, fork])
+    found = planned(plan_paper(tree_of([1, 1, 1], [1, 2, 1]), [one, two], Budget(n_min=10), ENDS))
+    shared, own = {(1,): 8, (2,): 10, (1, 1): 9, (1, 2): 9, (1, 3): 10}, {(1, 1, 1): 9, (1, 2, 1): 9}
+    rest = {(1, branch, token): 10 for branch in (1, 2) for token in (2, 3)}
+    assert found == shared | own | rest
+
+
+@given(limit=st.integers(0, 700), paths=st.integers(1, 3))
+@settings(deadline=None)
+def test_a_limit_is_hard_and_cuts_the_deepest_windows_first(limit: int, paths: int) -> None:
+    given_paths = [forks(40, seed=seed) for seed in range(paths)]
+    # Different first tokens keep them apart.
+    given_paths = [
+        replace(p, completion_T=np.append(np.uint32(i + 1), p.completion_T[1:])) for i, p in enumerate(given_paths)
+    ]
+    tree = tree_of(*[path.completion_T.tolist() for path in given_paths])
+    budget = Budget(n_min=10, by_update=3, by_gap=1, first_window=5)
+    whole = plan_paper(tree, given_paths, budget, ENDS)
+    cut = plan_paper(tree, given_paths, replace(budget, targeted=limit), ENDS)
+    total = sum(target.n for target in whole)
+    assert sum(target.n for target in cut) == min(limit, total)
+    edges = windows(40, 5)
+    for plan in (whole, cut):
+        window = [int(np.searchsorted(edges, len(target.prefix) - 1, "right")) for target in plan]
+        assert window == sorted(window)
+    for kept, asked in zip(cut[:-1], whole, strict=False):
+        assert (kept.prefix.tobytes(), kept.n) == (asked.prefix.tobytes(), asked.n)
+    assert len(planned(cut)) == len(cut)
+
+
+def test_zero_probabilities_can_be_planned() -> None:
+    path = scored([1], [{1: (1.0, 0.5), 2: (0.0, 0.5), 3: (0.0, 0.0)}])
+    assert set(planned(plan_paper(tree_of([1]), [path], Budget(), ENDS))) == {(1,), (2,)}
+
+
+# -- the adaptive plan ----------------------------------------------------------------------------------------
+
+
+def guessed(path: PathScores, own_var: Sequence[float] | float, q: float = 0.5) -> PathEstimate:
+    """An estimate with these variances, loads like those of unsampled exits."""
+    found = exact_estimate(path, np.full(len(path.token_C), q))
+    own_var_C = np.broadcast_to(np.asarray(own_var, float), len(path.token_C)).copy()
+    on_path_C = path.token_C == np.repeat(path.completion_T, np.diff(path.offsets))
+    own_var_C[on_path_C] = 0.0
+    return replace(
+        found,
+        own_var_C=own_var_C,
+        load_C=on_path_C.astype(float),
+        effective_C=q * (1 - q) / np.maximum(own_var_C, 1e-9),
+    )
+
+
+@given(spend=st.integers(0, 5000), seed=st.integers(0, 100))
+@settings(deadline=None)
+def test_an_adaptive_round_spends_what_it_may(spend: int, seed: int) -> None:
+    path = forks(20, seed=seed)
+    own_var_C = np.random.default_rng(seed).uniform(1e-4, 0.05, len(path.token_C))
+    targets = plan_adaptive([path], [guessed(path, own_var_C)], Budget(), ENDS, spend=spend)
+    assert sum(planned(targets).values()) == spend
+    assert all(target.n > 0 for target in targets)
+
+
+def test_nothing_is_spent_on_the_path_on_ends_or_on_what_is_certain() -> None:
+    nodes = [{END: (0.2, 0.2), 1: (0.3, 0.3), 2: (0.25, 0.25), 3: (0.25, 0.25)}] * 3
+    path = scored([1, 1, 1], nodes)
+    guess = guessed(path, 0.01)
+    effective_C = guess.effective_C.copy()
+    effective_C[path.token_C == 3] = CERTAIN
+    guess = replace(guess, effective_C=effective_C)
+    found = planned(plan_adaptive([path], [guess], Budget(), ENDS, spend=300))
+    assert set(found) == {(2,), (1, 2), (1, 1, 2)}
+
+
+def test_settled_children_leave_nothing_to_spend() -> None:
+    path = forks(5)
+    assert plan_adaptive([path], [exact_estimate(path, np.full(15, 0.5))], Budget(), ENDS, spend=100) == []
+    assert plan_adaptive([path], [guessed(path, 0.0)], Budget(), ENDS, spend=100) == []
+    assert plan_adaptive([], [], Budget(), ENDS, spend=100) == []
+    assert plan_adaptive([path], [guessed(path, 0.01)], Budget(), ENDS, spend=0) == []
+
+
+def test_unlikely_tokens_are_left_alone() -> None:
+    path = scored([1], [{1: (0.9, 0.9), 2: (0.05, 0.001), 3: (0.001, 0.05), 4: (0.01, 0.01)}])
+    assert set(planned(plan_adaptive([path], [guessed(path, 0.01)], Budget(tau=0.02), ENDS, spend=50))) == {(2,), (3,)}
+
+
+def test_the_uncertain_get_more_than_the_well_known() -> None:
+    path = scored([1], [{1: (0.4, 0.4), 2: (0.2, 0.2), 3: (0.2, 0.2), 4: (0.2, 0.2)}])
+    found = planned(plan_adaptive([path], [guessed(path, [0, 0.05, 0.005, 0.0001])], Budget(), ENDS, spend=100))
+    assert found[2,] > found[3,] > found.get((4,), 0)
+    assert (4,) not in found
+    # What they end up with is level: all the same known as the last one that got something.
+    after = {token: var / (1 + found[token,] * var / 0.25) for token, var in ((2, 0.05), (3, 0.005))}
+    assert after[2] == pytest.approx(after[3], rel=0.05)
+    assert after[3] > 0.0001
+
+
+def test_a_token_that_many_nodes_hang_on_gets_more() -> None:
+    path = forks(30, tokens=2)
+    path = replace(path, log_p_C=np.log(np.tile([0.9, 0.1], 30)))
+    found = planned(plan_adaptive([path], [guessed(path, 0.01)], Budget(), ENDS, spend=3000))
+    by_depth = [found[(1,) * depth + (2,)] for depth in range(30)]
+    assert by_depth[0] < by_depth[1] < by_depth[29]
+
+
+def test_what_paths_share_gets_its_rollouts_once_and_a_scored_path_none() -> None:
+    root = {1: (0.5, 0.5), 2: (0.3, 0.3), 3: (0.2, 0.2)}
+    one, two, three = (scored(completion, [root] * 3) for completion in ([1, 1, 1], [1, 2, 1], [3, 1, 1]))
+    paths = [one, two, three]
+    guesses = [guessed(path, 0.01) for path in paths]
+    # At the node where two paths part, each takes the other for an exit with an error of its own.
+    guesses = [replace(guess, own_var_C=np.full(9, 0.01)) for guess in guesses]
+    for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
+        targets = plan_adaptive([paths[i] for i in order], [guesses[i] for i in order], Budget(), ENDS, spend=5000)
+        found = planned(targets)
+        below = {(a, b, c) for a, b in ((1, 1), (1, 2), (3, 1)) for c in (2, 3)}
+        assert set(found) == {(2,), (1, 3), (3, 2), (3, 3), *below}
+        assert sum(found.values()) == 5000
+
+
+@given(
+    children=st.lists(st.tuples(st.floats(1e-5, 0.5), st.floats(0.1, 1e4)), min_size=1, max_size=40),
+    spend=st.integers(0, 100_000),
+)
+@settings(deadline=None)
+def test_water_fill_spends_all_and_levels(children, spend: int) -> None:
+    claim_E, held_E = (np.array([child[i] for child in children]) for i in range(2))
+    n_E = allocation._water_fill(claim_E, held_E, spend)
+    assert n_E.sum() == spend
+    assert (n_E >= 0).all()
+    # One rollout taken from any that has some would put it above, or level with, all the others.
+    after_E = claim_E * np.sqrt(held_E / (held_E + n_E))
+    without_E = claim_E * np.sqrt(held_E / (held_E + np.maximum(n_E - 1, 0)))
+    with_one_more_E = claim_E * np.sqrt(held_E / (held_E + n_E + 1))
+    if (n_E > 0).any():
+        assert without_E[n_E > 0].min() >= with_one_more_E.max() * (1 - 1e-6)
+    assert after_E.max() <= claim_E.max()
+
+
+def test_an_adaptive_plan_on_a_real_tree() -> None:
+    world = ExactWorld.random(5, length=30)
+    evidence = collect(
+        world, [world.tilted_teacher()], Question("q"), world, settings=Settings(budget=Budget(initial=50, targeted=0))
+    )
+    estimates = estimate(evidence.tree, evidence.paths)
+    targets = plan_adaptive(evidence.paths, estimates, Budget(), ENDS, spend=777)
+    found = planned(targets)
+    assert sum(found.values()) == 777
+    on_path = {tuple(p.completion_T[:depth].tolist()) for p in evidence.paths for depth in range(1, len(p) + 1)}
+    assert len(on_path) > 50
+    assert not on_path & set(found)
+    assert all(prefix[:-1] in on_path | {()} for prefix in found)
+    assert all(END not in prefix for prefix in found)
+    # Another round from the same estimates is the same round.
+    assert planned(plan_adaptive(evidence.paths, estimates, Budget(), ENDS, spend=777)) == found
+
+
+def test_what_is_settled_gets_nothing_and_the_budget_is_not_burnt() -> None:
+    claim_E, held_E = np.array([0.009, 0.2]), np.array([100.0, 10.0])
+    n_E = allocation._water_fill(claim_E, held_E, 10**6, settled=0.01)
+    assert n_E.tolist() == [0, 3990]  # 10 · ((0.2 / 0.01)² − 1)

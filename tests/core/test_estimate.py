@@ -1,0 +1,570 @@
+"""Success probabilities: laws on trees small enough to count by hand, then errors on worlds whose truth is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from opd_align.backends.exact import ExactWorld
+from opd_align.core.collect import Evidence, collect
+from opd_align.core.estimate import CERTAIN, PathEstimate, estimate, exact_estimate, laid_out
+from opd_align.core.tree import GenerationTree
+from opd_align.settings import Budget, Settings
+from opd_align.types import OpdAlignError, PathScores, Question, Rollouts
+
+END, DEEPEST = 0, 5
+Row = tuple[Sequence[int], int, int]  # completion, launch, outcome
+Kept = Mapping[tuple[int, ...], Mapping[int, float]]  # node -> kept child -> probability
+
+
+def tree_of(rows: Sequence[Row]) -> GenerationTree:
+    completions, launch, outcome = ([row[column] for row in rows] for column in range(3))
+    return GenerationTree.build(Rollouts.of(completions, launch=launch, outcome=outcome))
+
+
+def scored(completion: Sequence[int], kept: Kept) -> PathScores:
+    """A path's scores from a table of node probabilities; no teacher."""
+    nodes = [sorted(kept[tuple(completion[:depth])].items()) for depth in range(len(completion))]
+    with np.errstate(divide="ignore"):
+        log_p_C = np.log([p for node in nodes for _, p in node])
+    return PathScores(
+        np.array(completion, np.uint32),
+        np.cumsum([0] + [len(node) for node in nodes]),
+        np.array([token for node in nodes for token, _ in node], np.uint32),
+        log_p_C,
+        np.zeros(len(completion)),
+        {},
+    )
+
+
+def by_child(scores: PathScores, column_C: np.ndarray) -> dict[tuple[int, int], float]:
+    depth_C = np.repeat(np.arange(len(scores)), np.diff(scores.offsets))
+    return dict(zip(zip(depth_C.tolist(), scores.token_C.tolist(), strict=True), column_C.tolist(), strict=True))
+
+
+def assert_same(one: Sequence[PathEstimate], other: Sequence[PathEstimate], tolerance: float = 0.0) -> None:
+    assert len(one) == len(other) > 0
+    for a, b in zip(one, other, strict=True):
+        for column in fields(PathEstimate):
+            x, y = getattr(a, column.name), getattr(b, column.name)
+            assert np.allclose(x, y, rtol=0, atol=tolerance, equal_nan=True), column.name
+
+
+# A fork at the root, half and half; after 1 nine in ten go on to win, one leaves for 2 and loses; all of 2 lose.
+FORKED: Kept = {(): {1: 0.5, 2: 0.5}, (1,): {1: 0.9, 2: 0.1}, (1, 1): {END: 1.0}}
+NATURAL: list[Row] = [*[((1, 1, END), 0, 1)] * 9, ((1, 2, END), 0, 0), *[((2, 3, END), 0, 0)] * 10]
+
+
+# -- what forced rollouts may say ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["direct", "backup"])
+def test_forced_rollouts_say_nothing_about_their_ancestors(method) -> None:
+    path = scored((1, 1, END), FORKED)
+    forced: list[Row] = [((1, 2, END), 2, 0)] * 100
+    before = estimate(tree_of(NATURAL), [path], method=method, shrink=False)[0]
+    after = estimate(tree_of([*NATURAL, *forced]), [path], method=method, shrink=False)[0]
+    assert by_child(path, before.q_C) == pytest.approx({(0, 1): 0.9, (0, 2): 0, (1, 1): 1, (1, 2): 0, (2, END): 1})
+    assert np.allclose(after.q_C, before.q_C, atol=1e-12)
+    assert np.allclose(after.value_T, before.value_T, atol=1e-12)
+
+
+def test_pooled_counting_believes_them_everywhere_and_is_biased() -> None:
+    path = scored((1, 1, END), FORKED)
+    forced: list[Row] = [((1, 2, END), 2, 0)] * 100
+    pooled = estimate(tree_of([*NATURAL, *forced]), [path], method="pooled")[0]
+    assert by_child(path, pooled.q_C)[0, 1] == pytest.approx(9 / 110)  # the truth is 0.9
+    assert by_child(path, pooled.visits_C)[0, 1] == 110
+
+
+def test_direct_counts_a_rollout_from_its_launch_on() -> None:
+    path = scored((1, 1, END), FORKED)
+    forced: list[Row] = [((1, 2, END), 2, 0)] * 7 + [((1, 1, END), 1, 1)] * 5
+    found = estimate(tree_of([*NATURAL, *forced]), [path], method="direct")[0]
+    # Forced up to (1, 2): a sample after that child, not of the choice of 1. Forced up to (1): a sample after 1.
+    expected = {(0, 1): 15, (0, 2): 10, (1, 1): 14, (1, 2): 8, (2, END): 14}
+    assert by_child(path, found.visits_C) == expected
+    assert by_child(path, found.q_C)[0, 1] == pytest.approx(14 / 15)
+    assert np.array_equal(found.effective_C, found.visits_C)
+
+
+def test_a_rollout_forced_past_its_exit_says_nothing_here() -> None:
+    path = scored((1, 1, END), FORKED)
+    past: list[Row] = [((2, 3, 3, END), 3, 1)] * 50
+    for method in ("direct", "backup"):
+        before = estimate(tree_of(NATURAL), [path], method=method)
+        assert_same(before, estimate(tree_of([*NATURAL, *past]), [path], method=method))
+    pooled = estimate(tree_of([*NATURAL, *past]), [path], method="pooled")[0]
+    assert by_child(path, pooled.q_C)[0, 2] == pytest.approx(50 / 60)
+
+
+def test_an_exit_that_is_a_scored_path_takes_that_paths_value() -> None:
+    kept = {**FORKED, (2,): {3: 1.0}, (2, 3): {3: 0.25, END: 0.75}, (2, 3, 3): {END: 1.0}}
+    one, two = scored((1, 1, END), kept), scored((2, 3, END), kept)
+    past: list[Row] = [((2, 3, 3, END), 3, 1)] * 48
+    rows = [*NATURAL, *past]
+    found = estimate(tree_of(rows), [one, two], shrink=False)
+    # Counting after 2 gives 0 of 10; its path knows of a branch of probability 1/4 that wins 48 of 48.
+    for scores, result in zip((one, two), found, strict=True):
+        assert by_child(scores, result.q_C)[0, 2] == pytest.approx(0.25)
+        assert result.value_T[0] == pytest.approx(0.5 * 0.9 + 0.5 * 0.25)
+
+
+def test_the_unkept_rest_is_valued_by_those_who_chose_it_themselves() -> None:
+    kept = {(): {1: 0.5, 2: 0.1}, (1,): {END: 1.0}}
+    path = scored((1, END), kept)
+    rows: list[Row] = [((1, END), 0, 1), ((2, 4, END), 0, 0)]
+    rest: list[Row] = [((7, 4, END), 0, 1), *[((8, 4, END), 0, 0)] * 3]
+    forced: list[Row] = [((7, 4, END), 1, 1)] * 20  # chosen for the rest, not drawn from it
+    for extra in ([], forced):
+        found = estimate(tree_of([*rows, *rest, *extra]), [path], shrink=False)[0]
+        assert found.value_T[0] == pytest.approx(0.5 * 1 + 0.1 * 0 + 0.4 * 0.25)
+        assert found.tail_mass_T[0] == pytest.approx(0, abs=1e-12)
+
+
+def test_tail_mass_is_the_probability_of_children_without_evidence() -> None:
+    kept = {(): {1: 0.5, 2: 0.1, 3: 0.15}, (1,): {2: 0.2, END: 0.8}}
+    path = scored((1, END), kept)
+    rows: list[Row] = [((1, END), 0, 1), ((1, END), 0, 1), ((2, 4, END), 0, 0)]
+    found = estimate(tree_of(rows), [path], shrink=False)[0]
+    assert found.tail_mass_T == pytest.approx([0.15 + 0.25, 0.2])
+    # The tail is not renormalised away: its uncertainty stays in the value above.
+    assert found.path_var_T[0] > 0
+    for method in ("direct", "pooled"):
+        counted = estimate(tree_of(rows), [path], method=method)[0]
+        assert counted.tail_mass_T == pytest.approx([0.4, 0.2])
+        assert np.isnan(by_child(path, counted.q_C)[0, 3])
+    full = estimate(tree_of([*rows, ((3, 4, END), 1, 0), ((9, 4, END), 0, 0)]), [path], shrink=False)[0]
+    assert full.tail_mass_T == pytest.approx([0, 0.2], abs=1e-12)
+
+
+@pytest.mark.parametrize("shrink", [True, False])
+@pytest.mark.parametrize("outcome", [0, 1])
+def test_certain_ends_are_known_exactly(shrink: bool, outcome: int) -> None:
+    kept = {(): {END: 0.2, 1: 0.5, 2: 0.3}, (1,): {END: 0.5, 3: 0.5}}
+    path = scored((1, END), kept)
+    # Ending right away was graded once, without a rollout: forced up to its end.
+    rows: list[Row] = [((END,), 1, outcome), ((1, END), 0, 1 - outcome), ((2, 5, END), 0, 1), ((2, 6, END), 0, 0)]
+    found = estimate(tree_of([*rows, ((1, 3, 3, END), 0, 0)]), [path], shrink=shrink)[0]
+    q, effective = by_child(path, found.q_C), by_child(path, found.effective_C)
+    assert q[0, END] == outcome
+    assert q[1, END] == 1 - outcome
+    assert effective[0, END] == effective[1, END] == CERTAIN
+    assert by_child(path, found.se_C)[0, END] == by_child(path, found.se_C)[1, END] == 0
+    for child in ((0, 1), (0, 2), (1, 3)):
+        assert 0 < effective[child] < 100
+
+
+def test_a_grader_of_two_minds_makes_nothing_certain() -> None:
+    kept = {(): {2: 0.5, 1: 0.5}, (1,): {END: 1.0}}
+    path = scored((1, END), kept)
+    rows: list[Row] = [((1, END), 0, 1), ((2,), 0, 1), ((2,), 0, 0)]
+    found = estimate(tree_of(rows), [path], shrink=False)[0]
+    assert by_child(path, found.q_C)[0, 2] == 0.5
+    assert by_child(path, found.effective_C)[0, 2] < 10
+
+
+# -- the slow twin --------------------------------------------------------------------------------------------
+
+
+def tiny(seed: int) -> tuple[list[Row], list[PathScores]]:
+    """Rollouts over four tokens, natural and forced, and up to three scored paths that share and part.
+
+    Every child with probability was taken by a natural rollout, so nothing is left to opinion; some of them are
+    not kept.
+    """
+    rng = np.random.default_rng(seed)
+
+    def finished(prefix: list[int]) -> tuple[int, ...]:
+        while len(prefix) < DEEPEST and (not prefix or prefix[-1] != END):
+            prefix = [*prefix, int(rng.choice(4, p=[0.15, 0.4, 0.25, 0.2]))]
+        return tuple(prefix)
+
+    natural = [finished([]) for _ in range(25)]
+    rows: list[Row] = [(completion, 0) for completion in natural]  # type: ignore[misc]
+    for _ in range(25):
+        base = natural[rng.integers(len(natural))]
+        launch = int(rng.integers(1, len(base) + 1))
+        rows.append((finished([*base[: launch - 1], int(rng.integers(4))]), launch))  # type: ignore[arg-type]
+    outcome = {row[0]: int(rng.integers(2)) for row in rows}
+    rows = [(row[0], row[1], outcome[row[0]]) for row in rows]  # type: ignore[index]
+
+    # Neighbours in the order of the alphabet share the most.
+    ordered, first = sorted(set(natural)), rng.integers(3)
+    paths = [ordered[i] for i in rng.permutation(np.arange(first, first + rng.integers(1, 4)))]
+    kept: dict[tuple[int, ...], dict[int, float]] = {}
+    for node in {path[:depth] for path in paths for depth in range(len(path))}:
+        seen = sorted({c[len(node)] for c in natural if c[: len(node)] == node and len(c) > len(node)})
+        share = dict(zip(seen, rng.dirichlet(np.ones(len(seen))).tolist(), strict=True))
+        used = {path[len(node)] for path in paths if path[: len(node)] == node}
+        kept[node] = {k: share.get(k, 0.0) for k in range(4) if k in used or rng.random() < 0.7}
+    return rows, [scored(path, kept) for path in paths]
+
+
+def slow_backup(rows: Sequence[Row], paths: Sequence[PathScores]) -> dict[tuple[int, ...], tuple[float, float]]:
+    """Mean and variance of the value after every kept child, straight from the formula."""
+    completions = [tuple(path.completion_T.tolist()) for path in paths]
+    kept = {}
+    for path, completion in zip(paths, completions, strict=True):
+        for (depth, token), p in by_child(path, np.exp(path.log_p_C)).items():
+            kept.setdefault(completion[:depth], {})[token] = p
+    found: dict[tuple[int, ...], tuple[float, float]] = {}
+
+    def counted(outcomes: list[int]) -> tuple[float, float]:
+        n, w = len(outcomes), sum(outcomes)
+        middle = (w + 0.5) / (n + 1)
+        return w / n, middle * (1 - middle) / (n + 2)
+
+    def value(node: tuple[int, ...]) -> tuple[float, float]:
+        if node in completions:
+            return float(next(outcome for c, _, outcome in rows if c == node)), 0.0
+        mean = var = 0.0
+        rest = [o for c, launch, o in rows if c[: len(node)] == node and launch <= len(node) < len(c)
+                and c[len(node)] not in kept[node]]  # fmt: skip
+        for token, p in kept[node].items():
+            child = (*node, token)
+            after = [(c, o) for c, launch, o in rows if c[: len(child)] == child and launch <= len(child)]
+            if any(c[: len(child)] == child for c in completions):
+                found[child] = value(child)
+            elif any(c == child for c, _ in after):
+                found[child] = float(after[0][1]), 0.0
+            elif after:
+                found[child] = counted([o for _, o in after])
+            else:
+                assert p == 0
+                continue
+            mean, var = mean + p * found[child][0], var + p**2 * found[child][1]
+        left = 1 - sum(kept[node].values())
+        if left > 1e-12:
+            mean, var = mean + left * counted(rest)[0], var + left**2 * counted(rest)[1]
+        return mean, var
+
+    found[()] = value(())
+    return found
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(deadline=None)
+def test_backup_is_the_formula(seed: int) -> None:
+    rows, paths = tiny(seed)
+    slow = slow_backup(rows, paths)
+    for path, fast in zip(paths, estimate(tree_of(rows), paths, shrink=False), strict=True):
+        completion = tuple(path.completion_T.tolist())
+        assert fast.value_T == pytest.approx([slow[completion[:depth]][0] for depth in range(len(path))], abs=1e-12)
+        assert fast.tail_mass_T == pytest.approx(np.zeros(len(path)), abs=1e-12)
+        columns = (fast.q_C, fast.se_C, fast.effective_C)
+        for (depth, token), (q, se, effective) in by_child(path, np.stack(columns, axis=-1)).items():
+            child = (*completion[:depth], token)
+            if child not in slow:
+                continue  # no probability and no evidence
+            mean, var = slow[child]
+            assert q == pytest.approx(mean, abs=1e-12)
+            assert se**2 == pytest.approx(var, abs=1e-12)
+            assert effective == pytest.approx(min(max(mean * (1 - mean), 0.001) / max(var, 1e-12), CERTAIN), rel=1e-6)
+
+
+def test_the_tiny_trees_contain_what_the_twin_is_there_for() -> None:
+    shared = branched_twice = rest = past_exit = zero = 0
+    for seed in range(100):
+        rows, paths = tiny(seed)
+        completions = [tuple(path.completion_T.tolist()) for path in paths]
+        common = [sum(a == b for a, b in zip(*pair, strict=False)) for pair in pairwise(completions)]
+        shared += any(common)
+        branched_twice += len(paths) == 3 and len({c[:2] for c in completions}) == 1
+        mass = [np.bincount(np.repeat(np.arange(len(p)), np.diff(p.offsets)), np.exp(p.log_p_C)) for p in paths]
+        rest += any((m < 0.999).any() for m in mass)
+        exits = [tree_of(rows).exits(path.completion_T).depth_R for path in paths]
+        past_exit += bool((tree_of(rows).launch_R > np.max(exits, axis=0) + 1).any())
+        zero += any(np.isneginf(path.log_p_C).any() for path in paths)
+    assert min(shared, rest, past_exit, zero) > 20
+    assert branched_twice > 5
+
+
+@given(seed=st.integers(0, 2**32 - 1), shrink=st.booleans(), method=st.sampled_from(["backup", "direct", "pooled"]))
+@settings(deadline=None, max_examples=60)
+def test_the_order_of_arrival_is_irrelevant(seed: int, shrink: bool, method) -> None:
+    rows, paths = tiny(seed)
+    batch = tree_of(rows).rollouts()
+    order = np.random.default_rng(seed).permutation(len(batch))
+    parts = [batch.take(piece) for piece in np.array_split(order, 3)]
+    one = estimate(GenerationTree.build(batch), paths, method=method, shrink=shrink)
+    assert_same(one, estimate(GenerationTree.build(*parts), paths, method=method, shrink=shrink))
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=60)
+def test_the_order_of_the_paths_is_irrelevant(seed: int) -> None:
+    rows, paths = tiny(seed)
+    one, other = (estimate(tree_of(rows), given, shrink=False) for given in (paths, paths[::-1]))
+    for path, a, b in zip(paths, one, other[::-1], strict=True):
+        informed_C = (a.visits_C > 0) | (np.exp(path.log_p_C) > 0)
+        assert np.allclose(a.value_T, b.value_T, atol=1e-12)
+        assert np.allclose(a.q_C[informed_C], b.q_C[informed_C], atol=1e-12)
+        assert np.allclose(a.se_C[informed_C], b.se_C[informed_C], atol=1e-9)
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=60)
+def test_paths_that_share_a_node_agree_on_it(seed: int) -> None:
+    rows, paths = tiny(seed)
+    told: dict[tuple[int, ...], tuple[float, float]] = {}
+    for path, found in zip(paths, estimate(tree_of(rows), paths), strict=True):
+        completion = tuple(path.completion_T.tolist())
+        assert ((found.q_C >= 0) & (found.q_C <= 1)).all()
+        for (depth, token), (q, se) in by_child(path, np.stack([found.q_C, found.se_C], axis=-1)).items():
+            if token != completion[depth] or depth == 0:
+                assert told.setdefault((*completion[:depth], token), (q, se)) == pytest.approx((q, se), abs=1e-9)
+
+
+# -- shrinkage ------------------------------------------------------------------------------------------------
+
+
+def test_shrinking_pulls_few_samples_to_their_siblings_and_leaves_many_alone() -> None:
+    kept = {(): {1: 0.4, 2: 0.3, 3: 0.3}, (1,): {4: 0.5, END: 0.5}}
+    path = scored((1, END), kept)
+    shares = {}
+    for few in (2, 2000):
+        rows: list[Row] = [((1, END), 0, 1), *[((1, 4, 4, END), 2, i % 2) for i in range(1000)]]
+        rows += [((2, 4, END), 1, i % 2) for i in range(1000)] + [((3, 4, END), 1, 0)] * few
+        found = estimate(tree_of(rows), [path])[0]
+        shares[few] = by_child(path, found.q_C)[0, 3]
+    assert shares[2] > 0.15
+    assert shares[2000] < 0.01
+
+
+def test_an_exit_without_samples_is_not_certain() -> None:
+    kept = {(): {1: 0.5, 2: 0.5}, (1,): {END: 1.0}}
+    path = scored((1, END), kept)
+    for shrink in (True, False):
+        found = estimate(tree_of([((1, END), 0, 1)] * 50), [path], shrink=shrink)[0]
+        assert by_child(path, found.effective_C)[0, 2] < 20
+        assert by_child(path, found.visits_C)[0, 2] == 0
+        assert found.tail_mass_T[0] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("won", [0, 1])
+def test_all_won_and_all_lost_are_finite(won: int) -> None:
+    path = scored((1, 1, END), FORKED)
+    for shrink in (True, False):
+        found = estimate(tree_of([(c, launch, won) for c, launch, _ in NATURAL]), [path], shrink=shrink)[0]
+        for column in (found.q_C, found.se_C, found.effective_C, found.value_T, *found.interval_C()):
+            assert np.isfinite(column).all()
+        assert np.abs(found.q_C - won).max() < 0.05
+
+
+# -- refusals -------------------------------------------------------------------------------------------------
+
+
+def test_a_path_that_is_not_in_the_tree_is_refused() -> None:
+    kept = {**FORKED, (1, 1): {2: 1.0}, (1, 1, 2): {END: 1.0}}
+    with pytest.raises(OpdAlignError, match="not among the rollouts"):
+        estimate(tree_of(NATURAL), [scored((1, 1, 2, END), kept)])
+
+
+def test_a_prefix_of_a_rollout_is_not_that_rollout() -> None:
+    with pytest.raises(OpdAlignError, match="not among the rollouts"):
+        estimate(tree_of(NATURAL), [scored((1, 1), FORKED)])
+
+
+def test_an_unknown_method_is_refused_with_the_choices() -> None:
+    with pytest.raises(OpdAlignError, match=r"'beckup'.*backup, direct, pooled"):
+        estimate(tree_of(NATURAL), [scored((1, 1, END), FORKED)], method="beckup")  # type: ignore[arg-type]
+
+
+def test_the_same_path_twice_is_refused() -> None:
+    path = scored((1, 1, END), FORKED)
+    with pytest.raises(ValueError, match="give each completion once"):
+        estimate(tree_of(NATURAL), [path, path])
+
+
+def test_shared_nodes_must_have_the_same_children() -> None:
+    one = scored((1, 1, END), FORKED)
+    two = scored((2, 3, END), {(): {1: 0.5, 2: 0.3, 3: 0.2}, (2,): {3: 1.0}, (2, 3): {END: 1.0}})
+    with pytest.raises(ValueError, match="same children"):
+        estimate(tree_of(NATURAL), [one, two])
+
+
+def test_no_paths_no_estimates() -> None:
+    for method in ("backup", "direct", "pooled"):
+        assert estimate(tree_of(NATURAL), [], method=method) == []
+        assert estimate(GenerationTree.build(), [], method=method) == []
+
+
+# -- layout ---------------------------------------------------------------------------------------------------
+
+
+def test_counts_are_laid_out_like_the_scores() -> None:
+    kept = {(): {1: 0.5, 5: 0.25, 6: 0.25}, (1,): {1: 0.9, 2: 0.1}, (1, 1): {END: 0.9, 4: 0.1}}
+    path, tree = scored((1, 1, END), kept), tree_of(NATURAL)
+    counts = laid_out(tree.counts_along(path.completion_T), path)
+    expected = {(0, 1): 10, (0, 5): 0, (0, 6): 0, (1, 1): 9, (1, 2): 1, (2, END): 9, (2, 4): 0}
+    assert by_child(path, counts.visits_C) == expected
+    assert by_child(path, counts.terminal_C)[2, END]
+    assert np.array_equal(counts.token_C, path.token_C)
+
+
+def test_whoever_knows_the_truth_has_no_uncertainty() -> None:
+    path = scored((1, 1, END), FORKED)
+    truth = exact_estimate(path, np.array([0.9, 0.2, 1.0, 0.0, 1.0]))
+    assert truth.value_T == pytest.approx([0.55, 0.9, 1.0])
+    assert truth.path_q_T == pytest.approx([0.9, 1.0, 1.0])
+    assert (truth.effective_C == CERTAIN).all()
+    draws = truth.draws(np.array([[0, 1]]), np.array([0]), n=5, rng=np.random.default_rng(0))
+    assert np.array_equal(draws, np.broadcast_to([0.9, 0.2], (5, 1, 2)))
+
+
+# -- posterior ------------------------------------------------------------------------------------------------
+
+
+def posterior_of(q: Sequence[float], own_var: Sequence[float], load: Sequence[float], path_var: float) -> PathEstimate:
+    """One node whose first child is the one on the path."""
+    q_C, own_var_C, load_C = (np.array(column, float) for column in (q, own_var, load))
+    return PathEstimate(
+        q_C, own_var_C, load_C, np.array([path_var]), q_C[:1], np.ones(len(q_C), int), np.ones(len(q_C)),
+        q_C[:1], np.zeros(1), np.array([0, len(q_C)]),
+    )  # fmt: skip
+
+
+def test_draws_have_the_mean_and_the_spread_that_is_claimed() -> None:
+    found = posterior_of([0.4, 0.6, 0.5], [0.0, 0.004, 0.001], [1.0, 0.5, 0.0], 0.003)
+    draws = found.draws(np.array([[0, 1, 2]]), np.array([0]), n=40_000, rng=np.random.default_rng(0))[:, 0]
+    assert draws.shape == (40_000, 3)
+    assert draws.mean(0) == pytest.approx(found.q_C, abs=0.002)
+    assert draws.std(0) == pytest.approx(found.se_C, rel=0.03)
+    assert found.se_C**2 == pytest.approx([0.003, 0.004 + 0.25 * 0.003, 0.001])
+    assert np.corrcoef(draws[:, 0], draws[:, 2])[0, 1] == pytest.approx(0, abs=0.02)
+
+
+def test_what_siblings_share_cancels_in_their_difference() -> None:
+    found = posterior_of([0.4, 0.5], [0.0, 1e-5], [1.0, 0.95], 0.01)
+    draws = found.draws(np.array([[0, 1]]), np.array([0]), n=20_000, rng=np.random.default_rng(1))[:, 0]
+    assert draws.std(0).min() > 0.09
+    difference = draws[:, 1] - draws[:, 0]
+    assert difference.std() == pytest.approx((1e-5 + 0.05**2 * 0.01) ** 0.5, rel=0.05)
+    # The same spread each on their own would leave the sign open.
+    alone = posterior_of([0.4, 0.5], found.se_C**2, [0.0, 0.0], 0.0)
+    draws = alone.draws(np.array([[0, 1]]), np.array([0]), n=20_000, rng=np.random.default_rng(1))[:, 0]
+    assert (draws[:, 1] > draws[:, 0]).mean() < 0.8
+    assert (difference > 0).mean() > 0.999
+
+
+def test_draws_are_probabilities_even_at_the_edge() -> None:
+    found = posterior_of([0.002, 0.999, 0.5], [0.0, 0.01, 0.2], [1.0, 0.8, 0.5], 0.01)
+    draws = found.draws(np.array([[0, 1, 2]]), np.array([0]), n=2000, rng=np.random.default_rng(2))
+    assert ((draws >= 0) & (draws <= 1)).all()
+
+
+def test_an_interval_holds_its_share_of_the_draws() -> None:
+    found = posterior_of([0.3, 0.7, 1.0], [0.0, 0.01, 0.0], [1.0, 0.0, 0.0], 0.005)
+    low_C, high_C = found.interval_C(0.8)
+    draws = found.draws(np.array([[0, 1, 2]]), np.array([0]), n=20_000, rng=np.random.default_rng(3))[:, 0]
+    assert ((draws > low_C) & (draws < high_C)).mean(0)[:2] == pytest.approx([0.8, 0.8], abs=0.015)
+    assert (draws < low_C).mean(0)[:2] == pytest.approx([0.1, 0.1], abs=0.015)
+    wide_low, wide_high = found.interval_C(0.95)
+    assert ((wide_low < low_C) & (wide_high > high_C))[:2].all()
+    assert high_C[2] - low_C[2] < 1e-3
+
+
+# -- worlds whose truth is known ------------------------------------------------------------------------------
+
+SEEDS = range(8)
+
+
+@pytest.fixture(scope="module")
+def explored() -> list[tuple[ExactWorld, Evidence]]:
+    """Enriched trees as the engine makes them, by the paper's plan with fewer rollouts each."""
+    found = []
+    for seed in SEEDS:
+        world = ExactWorld.random(seed, length=50, stakes=2.0)
+        teachers = [world.tilted_teacher(strength=4.0, noise=1.0, seed=seed)]
+        settings = Settings(budget=Budget(initial=100, n_min=50))
+        found.append((world, collect(world, teachers, Question(f"w{seed}"), world, settings=settings)))
+    assert all(len(evidence.paths) == 4 for _, evidence in found)
+    return found
+
+
+def errors(world: ExactWorld, evidence: Evidence, method, least: int = 20) -> Iterator[tuple[np.ndarray, PathEstimate]]:
+    for scores, found in zip(evidence.paths, estimate(evidence.tree, evidence.paths, method=method), strict=True):
+        known_C = (found.effective_C >= least) & (found.visits_C > 0)
+        yield np.where(known_C, found.q_C - world.exact_q_along(scores), np.nan), found
+
+
+def test_backup_beats_direct_and_direct_beats_pooled(explored) -> None:
+    mean = {}
+    for method in ("pooled", "direct", "backup"):
+        rows = [np.abs(miss_C) for world, evidence in explored for miss_C, _ in errors(world, evidence, method)]
+        mean[method] = np.nanmean(np.concatenate(rows))
+    assert mean["backup"] < 0.75 * mean["direct"]
+    assert mean["direct"] < 0.6 * mean["pooled"]
+
+
+def test_direct_is_unbiased_and_pooled_is_not(explored) -> None:
+    z: dict[str, np.ndarray] = {}
+    for method in ("direct", "pooled"):
+        parts = []
+        for world, evidence in explored:
+            for scores, (miss_C, found) in zip(evidence.paths, errors(world, evidence, method, 30), strict=True):
+                exact_C = world.exact_q_along(scores)
+                # Ends are certain, and a normal deviate needs some wins and some losses.
+                fair_C = np.isfinite(miss_C) & (found.visits_C * exact_C * (1 - exact_C) > 3)
+                parts.append((miss_C / np.sqrt(exact_C * (1 - exact_C) / np.maximum(found.visits_C, 1)))[fair_C])
+        z[method] = np.concatenate(parts)
+        assert len(z[method]) > 500
+    assert abs(z["direct"].mean()) < 0.2
+    assert 0.85 < z["direct"].std() < 1.15
+    assert z["pooled"].std() > 2
+
+
+def test_pooled_flatters_correct_paths_and_damns_incorrect_ones(explored) -> None:
+    bias: dict[bool, list[float]] = {True: [], False: []}
+    for world, evidence in explored:
+        for scores, right, (miss_C, _) in zip(
+            evidence.paths, evidence.correct, errors(world, evidence, "pooled"), strict=True
+        ):
+            on_path_C = scores.token_C == np.repeat(scores.completion_T, np.diff(scores.offsets))
+            bias[right].append(float(np.nanmean(miss_C[on_path_C])))
+    assert np.mean(bias[True]) > np.mean(bias[False]) + 0.03
+
+
+def test_ninety_percent_intervals_cover_about_ninety_percent(explored) -> None:
+    inside = []
+    for world, evidence in explored:
+        for scores, (miss_C, found) in zip(evidence.paths, errors(world, evidence, "backup"), strict=True):
+            low_C, high_C = found.interval_C(0.9)
+            exact_C = world.exact_q_along(scores)
+            open_C = np.isfinite(miss_C) & (found.se_C > 1e-6)
+            inside.append(((low_C <= exact_C) & (exact_C <= high_C))[open_C])
+    assert 0.8 < np.concatenate(inside).mean() < 0.97
+
+
+def test_more_rollouts_less_error() -> None:
+    mean = []
+    for n_min, initial in ((5, 20), (40, 160), (320, 1280)):
+        rows = []
+        for seed in range(3):
+            world = ExactWorld.random(seed, length=40, stakes=2.0)
+            teachers = [world.tilted_teacher(strength=4.0, noise=1.0, seed=seed)]
+            plan = Settings(budget=Budget(initial=initial, n_min=n_min))
+            evidence = collect(world, teachers, Question("grows"), world, settings=plan)
+            for scores, (miss_C, _) in zip(evidence.paths, errors(world, evidence, "backup", least=0), strict=True):
+                rows.append(np.abs(miss_C[scores.log_p_C > np.log(0.02)]))
+        mean.append(np.nanmean(np.concatenate(rows)))
+    assert mean[1] < 0.7 * mean[0]
+    assert mean[2] < 0.7 * mean[1]
+
+
+def test_ends_along_a_path_are_right_for_sure(explored) -> None:
+    ends = 0
+    for world, evidence in explored:
+        for scores, found in zip(evidence.paths, estimate(evidence.tree, evidence.paths), strict=True):
+            end_C = (scores.token_C == END) & (np.exp(scores.log_p_C) > 0.02)
+            assert np.array_equal(found.q_C[end_C], world.exact_q_along(scores)[end_C])
+            assert (found.effective_C[end_C] == CERTAIN).all()
+            ends += int(end_C.sum())
+    assert ends > 50

@@ -1,0 +1,159 @@
+"""Runs of several machines, joined: byte by byte what one run on all questions makes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opd_align.backends.exact import ExactFamily
+from opd_align.cli.main import main
+from opd_align.core.objectives import DrGRPO, ReverseKL
+from opd_align.runs.filesystem import as_path
+from opd_align.runs.manifest import RunMismatch
+from opd_align.runs.merge import merge
+from opd_align.runs.rollout_store import DamagedFileWarning
+from opd_align.runs.run_directory import Usage, analyze_into
+from opd_align.settings import Budget, Settings
+from opd_align.types import OpdAlignError
+
+SETTINGS = Settings([ReverseKL(), DrGRPO()], Budget(initial=40, targeted=160), batch=40)
+
+
+class Prompted(ExactFamily):
+    """Worlds that are asked something: what is read is part of a run."""
+
+    name = "prompted"
+
+    def prompt(self, question: Any) -> list[int]:
+        return [7, len(question.id), ord(question.id[-1])]
+
+
+@pytest.fixture(scope="module")
+def family() -> ExactFamily:
+    return Prompted(ExactFamily.random(5, 5, length=16).worlds)
+
+
+@pytest.fixture(scope="module")
+def teachers(family: ExactFamily) -> list[Any]:
+    return [
+        family.teacher("tilted", lambda world: world.tilted_teacher(seed=0)),
+        family.teacher("style", lambda world: world.style_teacher(seed=0)),
+    ]
+
+
+@pytest.fixture(scope="module")
+def runs(family: ExactFamily, teachers: list[Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The whole, and the same questions in three parts."""
+    folder, asked = tmp_path_factory.mktemp("merge"), family.questions
+    parts = {"whole": asked, "a": asked[:2], "b": asked[2:3], "c": asked[3:]}
+    for name, questions in parts.items():
+        analyze_into(folder / name, family, teachers, questions, family, settings=SETTINGS)
+    return {name: folder / name for name in parts}
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    told = ("lock", "spent.json")  # who worked on it, and how long
+    return {
+        str(file.relative_to(run)): file.read_bytes()
+        for file in run.rglob("*")
+        if file.is_file() and file.name not in told
+    }
+
+
+def test_the_parts_make_the_whole(runs: dict[str, Path], tmp_path: Path) -> None:
+    merge([runs["a"], runs["b"], runs["c"]], tmp_path / "run")
+    assert contents(tmp_path / "run") == contents(runs["whole"])
+    assert len(contents(tmp_path / "run")) > 15
+    assert Usage.of(tmp_path / "run").tokens == Usage.of(runs["whole"]).tokens
+    merge([runs["a"], runs["b"], runs["c"]], tmp_path / "run")  # once more changes nothing
+    assert contents(tmp_path / "run") == contents(runs["whole"])
+    assert Usage.of(tmp_path / "run").tokens == Usage.of(runs["whole"]).tokens
+
+
+def test_parts_of_parts_too(runs: dict[str, Path], tmp_path: Path) -> None:
+    merge([runs["a"], runs["b"]], tmp_path / "ab")
+    merge([tmp_path / "ab", runs["c"]], "memory://merged/abc")
+    for name in ("nodes.parquet", "manifest.json"):
+        assert (as_path("memory://merged/abc") / name).read_bytes() == (runs["whole"] / name).read_bytes()
+
+
+def test_a_merged_run_is_continued_without_a_rollout(
+    family: ExactFamily, teachers: list[Any], runs: dict[str, Path], tmp_path: Path, monkeypatch: Any
+) -> None:
+    merge([runs["a"], runs["b"], runs["c"]], tmp_path / "run")
+    monkeypatch.setattr(ExactFamily, "sample", lambda *_: pytest.fail("sampled again"))
+    analyze_into(tmp_path / "run", family, teachers, family.questions, family, settings=SETTINGS)
+    assert contents(tmp_path / "run") == contents(runs["whole"])
+
+
+def test_what_is_no_part_is_refused_with_the_difference(
+    family: ExactFamily, teachers: list[Any], runs: dict[str, Path], tmp_path: Path
+) -> None:
+    asked = family.questions[2:]
+    others = {
+        "batch": (teachers, replace(SETTINGS, batch=41), r"settings.batch: 40 in .*a, 41 in .*batch"),
+        "teacher": (teachers[:1], SETTINGS, r"teachers.style: .* in .*a, absent in .*teacher"),
+        "order": (teachers[::-1], SETTINGS, r"teachers: in another order in .*order"),
+    }
+    for name, (given, settings, message) in others.items():
+        analyze_into(tmp_path / name, family, given, asked, family, settings=settings)
+        with pytest.raises(RunMismatch, match=rf"(?s)are no parts of one run.*{message}"):
+            merge([runs["a"], tmp_path / name], tmp_path / "out")
+    with pytest.raises(RunMismatch, match=r"question 'world-5' of .*whole' is also in a run before it"):
+        merge([runs["a"], runs["whole"]], tmp_path / "out")
+    with pytest.raises(OpdAlignError, match="the same run is given twice"):
+        merge([runs["a"], runs["a"]], tmp_path / "out")
+    with pytest.raises(OpdAlignError, match="two runs or more"):
+        merge([runs["a"]], tmp_path / "out")
+    with pytest.raises(OpdAlignError, match="does not exist"):
+        merge([runs["a"], tmp_path / "nowhere"], tmp_path / "out")
+    with pytest.raises(RunMismatch, match="holds another run"):
+        merge([runs["a"], runs["b"]], runs["c"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_shard_is_named(runs: dict[str, Path], tmp_path: Path) -> None:
+    spoiled = Path(shutil.copytree(runs["b"], tmp_path / "b"))
+    shard = min((spoiled / "rollouts").glob("*.parquet"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.warns(DamagedFileWarning, match=rf"{shard.name} is damaged .* its batch is not in"):
+        merge([runs["a"], spoiled, runs["c"]], tmp_path / "run")
+    made, whole = contents(tmp_path / "run"), contents(runs["whole"])
+    assert whole.keys() - made.keys() == {f"rollouts/{shard.name}"}
+    assert all(whole[name] == content for name, content in made.items())
+    assert shard.exists()  # the part is read, not mended
+
+
+def test_a_part_without_rollouts_is_refused_before_anything_is_made(runs: dict[str, Path], tmp_path: Path) -> None:
+    bare = Path(shutil.copytree(runs["b"], tmp_path / "b", ignore=shutil.ignore_patterns("rollouts")))
+    with pytest.raises(OpdAlignError, match=r"b' has no rollouts"):
+        merge([runs["a"], bare], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_machines_with_other_versions_are_all_named(runs: dict[str, Path], tmp_path: Path) -> None:
+    other = Path(shutil.copytree(runs["b"], tmp_path / "b"))
+    manifest = json.loads((other / "manifest.json").read_text())
+    (other / "manifest.json").write_text(json.dumps(manifest | {"made_with": [{"numpy": "0.1"}]}))
+    merge([runs["a"], other], tmp_path / "run")
+    made_with = json.loads((tmp_path / "run" / "manifest.json").read_text())["made_with"]
+    assert [each.get("numpy") for each in made_with][1:] == ["0.1"]
+
+
+def test_the_embedded_models_by_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Parts of a list of questions, demonstrations included."""
+    small = ["analyze", "--teachers", "Self-1C", "--initial", "16", "--targeted", "40", "--n-sig", "3"]
+    assert main([*small, "--limit", "1", "--out", str(tmp_path / "a")]) == 0
+    assert main([*small, "--limit", "1", "--set", "questions.offset=1", "--out", str(tmp_path / "b")]) == 0
+    assert main(["merge", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "ab")]) == 0
+    assert f"run directory  {tmp_path / 'ab'}" in capsys.readouterr().out
+    assert main([*small, "--limit", "2", "--out", str(tmp_path / "whole")]) == 0
+    for name in ("nodes.parquet", "children.parquet", "questions.parquet", "tokens.parquet", "manifest.json"):
+        assert (tmp_path / "ab" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    shown = json.loads((tmp_path / "ab" / "demonstrations" / "manifest.json").read_text())
+    assert len(shown["questions"]) == 2

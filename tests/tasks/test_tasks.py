@@ -1,0 +1,424 @@
+"""Tasks: from rows of a file or of the Hub to questions, from questions to messages, from tokens to outcomes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from opd_align.tasks import TASKS, Choice, Form, Number, Source, Task, TextGrader, TrueFalse, Verdict, own_task, task
+from opd_align.types import OpdAlignError, Outcome, Question, Rollouts
+
+DATA = Path(os.environ.get("OPD_ALIGN_DATA", Path(__file__).parents[3] / "shared" / "data"))
+
+MMLU_ROW = {"question": "What is 2+2?\n", "choices": ["3", "4", "5", "6"], "answer": 1, "subject": "arithmetic"}
+BOOLQ_ROW = {"question": "is the sky blue", "answer": True, "passage": "By day the sky is blue."}
+GSM8K_ROW = {"question": "Two and two?", "answer": "2+2=<<2+2=4>>4\n#### 4"}
+AIME_ROW = {"problem": "Find $xy$.", "answer": "025", "solution": "long"}
+ROWS = {"mmlu": MMLU_ROW, "boolq": BOOLQ_ROW, "gsm8k": GSM8K_ROW, "aime2024": AIME_ROW, "aime2025": AIME_ROW}
+
+
+def written(path: Path, rows: list[object]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def one(name: str, tmp_path: Path) -> Question:
+    (question,) = TASKS[name].load(written(tmp_path / f"{name}.jsonl", [ROWS[name]]))
+    return question
+
+
+# What is asked
+
+MESSAGES = {
+    "mmlu": (
+        "Answer the following multiple choice question. The last line of your response should be of the following "
+        "format: 'Answer: $LETTER' (without quotes) where LETTER is one of ABCD. Think step by step before answering.\n"
+        "\n"
+        "What is 2+2?\n"
+        "\n"
+        "A) 3\n"
+        "B) 4\n"
+        "C) 5\n"
+        "D) 6"
+    ),
+    "boolq": (
+        "Answer the following true or false question about the passage. The last line of your response should be of "
+        "the following format: 'Answer: $ANSWER' (without quotes) where ANSWER is True or False. Think step by step "
+        "before answering.\n"
+        "\n"
+        "Passage: By day the sky is blue.\n"
+        "\n"
+        "Question: is the sky blue"
+    ),
+    "gsm8k": (
+        "Solve the following math problem. The last line of your response should be of the following format: "
+        "'Answer: $NUMBER' (without quotes) where NUMBER is the final result, without units. Think step by step "
+        "before answering.\n"
+        "\n"
+        "Two and two?"
+    ),
+    "aime2024": (
+        "Solve the following math problem, whose answer is an integer from 0 to 999. The last line of your response "
+        "should be of the following format: 'Answer: $ANSWER' (without quotes) where ANSWER is that integer, which may "
+        "stand in \\boxed{}. Think step by step before answering.\n"
+        "\n"
+        "Find $xy$."
+    ),
+}
+MESSAGES["aime2025"] = MESSAGES["aime2024"]
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_the_words_put_to_the_model_are_pinned(name, tmp_path):
+    assert task(name).messages(one(name, tmp_path)) == [
+        {"role": "system", "content": "You are a helpful assistant."},
+        {"role": "user", "content": MESSAGES[name]},
+    ]
+
+
+def test_every_built_in_task_is_pinned_and_called_by_its_name():
+    assert MESSAGES.keys() <= TASKS.keys()
+    assert all(name == built_in.name for name, built_in in TASKS.items())
+
+
+def test_a_model_without_system_message_gets_none():
+    bare = Task("bare", Number(), Form("Solve."), system=None)
+    assert bare.messages(Question("q", "1+1?")) == [{"role": "user", "content": "Solve.\n\n1+1?"}]
+
+
+def test_the_instruction_names_as_many_letters_as_there_are_choices():
+    question = Question("q", "Pick.", fields={"choices": ("x", "y", "z")})
+    assert "one of ABC." in task("mmlu").ask(question)
+    assert task("mmlu").ask(question).endswith("A) x\nB) y\nC) z")
+
+
+# What is loaded
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "fields"),
+    [
+        ("mmlu", "B", {"choices": ("3", "4", "5", "6"), "subject": "arithmetic"}),
+        ("boolq", "True", {"passage": "By day the sky is blue."}),
+        ("gsm8k", "4", {}),
+        ("aime2024", "25", {}),
+        ("aime2025", "25", {}),
+    ],
+)
+def test_a_row_as_on_the_hub_becomes_a_question(name, answer, fields, tmp_path):
+    question = one(name, tmp_path)
+    assert question.answer == answer
+    assert question.fields == fields
+    assert question.text == (ROWS[name].get("problem") or ROWS[name]["question"]).strip()
+    assert question.id == f"{name}-{TASKS[name].source.split}-0"
+    assert TASKS[name].verifier.judge(f"Answer: {answer}", question.answer, fields.get("choices")) is Verdict.CORRECT
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "answer"),
+    [
+        ("boolq", BOOLQ_ROW | {"answer": "False"}, "False"),
+        ("boolq", BOOLQ_ROW | {"answer": 0}, "False"),
+        ("mmlu", MMLU_ROW | {"answer": "b"}, "B"),
+        ("aime2025", {"question": "Find.", "answer": 70}, "70"),
+        ("gsm8k", GSM8K_ROW | {"answer": "1,234"}, "1234"),
+        ("gsm8k", GSM8K_ROW | {"answer": 51.0}, "51"),
+        ("gsm8k", {"question": "Two?"}, None),
+        ("gsm8k", {"question": "Two?", "answer": None}, None),
+        ("gsm8k", {"question": "Two?", "answer": " "}, None),
+        ("gsm8k", {"question": "Two?", "answer": "a few"}, "a few"),
+    ],
+)
+def test_answers_come_in_many_forms_and_leave_in_one(name, row, answer, tmp_path):
+    (question,) = TASKS[name].load(written(tmp_path / "rows.jsonl", [row]))
+    assert question.answer == answer
+
+
+@pytest.mark.parametrize("answer", [None, "a few"])
+def test_a_question_without_readable_answer_leaves_every_reply_unknown(answer, tmp_path):
+    (question,) = task("gsm8k").load(written(tmp_path / "rows.jsonl", [{"question": "Two?", "answer": answer}]))
+    assert task("gsm8k").verifier.judge("Answer: 2", question.answer) is Verdict.UNKNOWN
+
+
+def test_all_formats_give_the_same_questions(tmp_path):
+    rows = [MMLU_ROW, MMLU_ROW | {"question": "Again, with a comma?", "answer": 3}]
+    files = [written(tmp_path / "rows.jsonl", rows), tmp_path / "rows.json", tmp_path / "rows.parquet"]
+    files[1].write_text(json.dumps(rows), encoding="utf-8")
+    pq.write_table(pa.Table.from_pylist(rows), files[2])
+    first, *others = [task("mmlu").load(file) for file in files]
+    assert [question.answer for question in first] == ["B", "D"]
+    assert all(other == first for other in others)
+
+
+def test_a_csv_file_holds_its_choices_as_json(tmp_path):
+    file = tmp_path / "rows.csv"
+    file.write_text('id,question,choices,answer\nq1,"Which, then?","[""x"", ""y""]",1\n,Another?,"[""x"", ""y""]",A\n')
+    first, second = own_task("csv", kind="choice").load(file)
+    assert first == Question("q1", "Which, then?", "B", {"choices": ("x", "y")})
+    assert (second.id, second.answer) == ("csv-test-1", "A")
+
+
+def test_a_file_written_by_excel_starts_with_a_mark_that_is_not_part_of_it(tmp_path):
+    file = tmp_path / "rows.csv"
+    file.write_text("question,answer\nTwo?,2\n", encoding="utf-8-sig")
+    assert task("gsm8k").load(file)[0].answer == "2"
+
+
+def test_offset_and_limit_count_rows_and_ids_keep_their_numbers(tmp_path):
+    file = written(tmp_path / "rows.jsonl", [{"question": f"q{n}", "answer": n} for n in range(10)])
+    questions = task("gsm8k").load(file, offset=3, limit=2)
+    assert [question.text for question in questions] == ["q3", "q4"]
+    assert [question.id for question in questions] == ["gsm8k-test-3", "gsm8k-test-4"]
+    assert [question.id for question in task("gsm8k").load(file, split="dev", limit=1)] == ["gsm8k-dev-0"]
+    assert task("gsm8k").load(file, offset=99) == []
+
+
+def test_a_broken_line_that_nobody_asked_for_does_no_harm(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"question": "q", "answer": 1}\n{broken\n')
+    assert len(task("gsm8k").load(file, limit=1)) == 1
+
+
+Q = '{"question": "q", "answer": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "content", "message"),
+    [
+        ("gsm8k", "r.jsonl", Q + "\n{broken\n", "line 3: not JSON"),
+        ("gsm8k", "r.jsonl", Q + "[1]\n", "line 2: expected an object with named fields, found list"),
+        ("gsm8k", "r.jsonl", '{"text": "q", "answer": 1}\n', "line 1: no question .*'question'.* has answer, text"),
+        ("gsm8k", "r.jsonl", '{"question": 5}\n', "the question must be text, not int"),
+        ("gsm8k", "r.jsonl", '{"question": " "}\n', "the question is empty"),
+        ("gsm8k", "r.jsonl", '{"question": "q", "answer": [1]}\n', r"line 1: the answer is \[1\]"),
+        ("gsm8k", "r.jsonl", '{"id": 1, "question": "q"}\n' * 2, "line 2: id '1' was already taken by .*line 1"),
+        ("boolq", "r.jsonl", Q, "no passage"),
+        ("mmlu", "r.jsonl", Q, "no choices"),
+        ("mmlu", "r.jsonl", json.dumps(MMLU_ROW | {"answer": 4}), "the answer is 4; .* index from 0 to 3"),
+        ("mmlu", "r.jsonl", json.dumps(MMLU_ROW | {"answer": True}), "the answer is True"),
+        ("mmlu", "r.jsonl", json.dumps(MMLU_ROW | {"choices": "abcd"}), "choices must be a list, not str"),
+        ("mmlu", "r.jsonl", json.dumps(MMLU_ROW | {"choices": ["x"]}), "1 choices; expected from 2 to 26"),
+        ("aime2024", "r.jsonl", '{"q": 1}\n', "looked for 'problem' or 'question'"),
+        ("gsm8k", "r.json", '{"question": "q"}', "expected a list of objects, found dict"),
+        ("gsm8k", "r.json", Q + Q, r"not JSON.*\.jsonl"),
+        ("gsm8k", "r.csv", "question,answer\nq\n", "line 2: expected 2 cells"),
+        ("gsm8k", "r.parquet", "no such thing", "not Parquet"),
+        ("gsm8k", "r.txt", "q", "cannot read .txt; use .jsonl"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_with_its_place(name, file, content, message, tmp_path):
+    (tmp_path / file).write_text(content)
+    with pytest.raises(OpdAlignError, match=message):
+        task(name).load(tmp_path / file)
+
+
+def test_a_file_that_is_not_there_and_rows_that_cannot_be_counted_are_refused(tmp_path):
+    with pytest.raises(OpdAlignError, match="no such file"):
+        task("gsm8k").load(tmp_path / "none.jsonl")
+    with pytest.raises(OpdAlignError, match="cannot be negative"):
+        task("gsm8k").load(tmp_path / "none.jsonl", offset=-1)
+
+
+FILES = {
+    "boolq": ("boolq_dev_first300.jsonl", 300),
+    "mmlu": ("mmlu_test_first5_per_subject.jsonl", 285),
+    "aime2024": ("aime2024.jsonl", 30),
+    "aime2025": ("aime2025.jsonl", 30),
+    "gsm8k": ("gsm8k_test_first200.jsonl", 200),
+    "svamp": ("svamp_first200.jsonl", 200),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_real_questions_load_and_their_own_answers_are_correct(name):
+    file, count = DATA / FILES[name][0], FILES[name][1]
+    if not file.is_file():
+        pytest.skip(f"{file} is not there (set OPD_ALIGN_DATA to the folder that holds it)")
+    this = own_task("svamp", kind="number", passage="passage") if name == "svamp" else task(name)
+    questions = this.load(file)
+    assert len(questions) == count
+    for question in questions:
+        choices = question.fields.get("choices")
+        assert question.answer is not None
+        assert this.verifier.canonical(question.answer, choices) == question.answer
+        assert (
+            this.verifier.judge(f"Let me see.\n\nAnswer: {question.answer}", question.answer, choices)
+            is Verdict.CORRECT
+        )
+        assert question.text in this.ask(question)
+        if choices is not None:
+            wording = choices["ABCD".index(question.answer)]
+            assert this.verifier.judge(f"Answer: {wording}", question.answer, choices) is Verdict.CORRECT
+
+
+# The Hub, which does not exist here: a folder that `datasets` loads in its place, and its failures
+
+
+def test_a_folder_that_datasets_can_load_goes_through_the_same_mapping(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "data").mkdir()
+    file = written(tmp_path / "data" / "test.jsonl", [MMLU_ROW, MMLU_ROW | {"answer": 0}])
+    local = Task("mmlu", Choice(), task("mmlu").ask, Source(str(file.parent), None, "test", task("mmlu").source.fields))
+    assert local.load() == task("mmlu").load(file)
+    assert [question.id for question in local.load(offset=1)] == ["mmlu-test-1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "hub", "config", "split"),
+    [
+        ("boolq", "google/boolq", None, "validation"),
+        ("mmlu", "cais/mmlu", "all", "test"),
+        ("gsm8k", "openai/gsm8k", "main", "test"),
+        ("aime2024", "HuggingFaceH4/aime_2024", None, "train"),
+        ("aime2025", "MathArena/aime_2025", None, "train"),
+    ],
+)
+def test_without_a_file_the_hub_is_asked_for_the_right_thing(name, hub, config, split, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    asked = []
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *names, **options: asked.append((names, options)) or [ROWS[name]]
+    )
+    (question,) = task(name).load(limit=5)
+    task(name).load(split="other")
+    assert question.id == f"{name}-{split}-0"
+    assert asked == [((hub, config), {"split": split}), ((hub, config), {"split": "other"})]
+
+
+def test_a_hub_out_of_reach_is_answered_with_a_way_out(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+
+    def unreachable(*names, **options):
+        raise ConnectionError("Couldn't reach the Hub\nand a long trace")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(
+        OpdAlignError, match=r"cais/mmlu .*split test.*Couldn't reach the Hub\. .*load\('questions.jsonl'\)"
+    ):
+        task("mmlu").load()
+
+
+def test_without_datasets_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(OpdAlignError, match=r"opd-align\[tasks\]"):
+        task("mmlu").load()
+
+
+def test_a_task_that_lives_in_files_says_so():
+    with pytest.raises(OpdAlignError, match="'mine' has no data set on the Hub; give load"):
+        own_task("mine", kind="number").load()
+
+
+# Finding and making tasks
+
+
+@pytest.mark.parametrize(
+    ("typo", "meant"), [("bolq", "boolq"), ("MMLU", "mmlu"), ("aime_2025", "aime2025"), ("gsm8", "gsm8k")]
+)
+def test_a_typo_is_answered_with_the_nearest_name(typo, meant):
+    with pytest.raises(OpdAlignError, match=f"no task '{typo}'.* did you mean '{meant}'"):
+        task(typo)
+
+
+def test_a_name_like_no_other_is_answered_with_all_of_them():
+    with pytest.raises(OpdAlignError, match=r"only boolq, mmlu.*own_task"):
+        task("crossword")
+
+
+def test_a_users_own_columns_are_mapped(tmp_path):
+    row = {"q": "Is it?", "gold": "no", "story": "It is not."}
+    mine = own_task(
+        "mine", kind="true_false", question="q", answer="gold", passage="story", instruction="True or False?"
+    )
+    (question,) = mine.load(written(tmp_path / "rows.jsonl", [row]))
+    assert question == Question("mine-test-0", "Is it?", "False", {"passage": "It is not."})
+    assert mine.ask(question) == "True or False?\n\nPassage: It is not.\n\nQuestion: Is it?"
+
+
+@pytest.mark.parametrize("kind", ["choice", "true_false", "number", "maths"])
+def test_every_kind_asks_for_an_answer_on_the_last_line(kind, tmp_path):
+    row = {"question": "q", "answer": "1", "choices": ["x", "y"]}
+    mine = own_task("mine", kind=kind)
+    (question,) = mine.load(written(tmp_path / "rows.jsonl", [row]))
+    assert "The last line of your response should be of the following format: 'Answer: $" in mine.ask(question)
+    assert mine.verifier.judge(f"Answer: {question.answer}", question.answer, ["x", "y"]) is Verdict.CORRECT
+
+
+def test_a_kind_that_does_not_exist_and_choices_without_use_are_refused():
+    with pytest.raises(OpdAlignError, match=r"no kind 'math', .*did you mean 'maths'"):
+        own_task("mine", kind="math")
+    with pytest.raises(OpdAlignError, match="belong to the kind 'choice'"):
+        own_task("mine", kind="number", choices="options")
+
+
+# Grading tokens
+
+WORDS = ["Answer:", "True", "False", "or", "<eos>"]
+END = 4
+
+
+class Decoder:
+    """Ids to words, counting how often it is asked."""
+
+    calls = 0
+
+    def __call__(self, tokens):
+        self.calls += 1
+        assert END not in tokens
+        return " ".join(WORDS[token] for token in tokens)
+
+
+def test_tokens_are_decoded_judged_and_mapped_to_outcomes():
+    grader = TextGrader(task("boolq"), Decoder(), {END})
+    rollouts = Rollouts.of([[0, 1, END], [0, 2, END], [0, 1, 3, 2], [0, 1, END], [END], []])
+    question = Question("q", "is it", "True")
+    assert grader.verdicts(question, rollouts) == [
+        Verdict.CORRECT,
+        Verdict.INCORRECT,
+        Verdict.UNPARSEABLE,
+        Verdict.CORRECT,
+        Verdict.UNPARSEABLE,
+        Verdict.UNPARSEABLE,
+    ]
+    outcomes = grader.grade(question, rollouts)
+    assert outcomes.dtype == np.int8
+    assert outcomes.tolist() == [1, 0, 0, 1, 0, 0]
+
+
+def test_a_question_without_answer_leaves_every_outcome_unknown():
+    grader = TextGrader(task("boolq"), Decoder(), {END})
+    outcomes = grader.grade(Question("q"), Rollouts.of([[0, 1, END], [3]]))
+    assert outcomes.tolist() == [Outcome.UNKNOWN, Outcome.UNKNOWN]
+    assert grader.grade(Question("q"), Rollouts.of([])).shape == (0,)
+
+
+def test_the_same_completion_is_decoded_once():
+    decoder = Decoder()
+    TextGrader(task("boolq"), decoder, {END}).grade(
+        Question("q", "", "True"), Rollouts.of([[0, 1, END]] * 32 + [[0, 2]])
+    )
+    assert decoder.calls == 2
+
+
+def test_a_grader_knows_the_choices_and_its_rules_by_name():
+    grader = TextGrader(task("mmlu"), lambda tokens: "Answer: Paris", ())
+    question = Question("q", "Capital of France?", "B", {"choices": ("London", "Paris")})
+    assert grader.grade(question, Rollouts.of([[1]])).tolist() == [Outcome.CORRECT]
+    assert grader.fingerprint == "mmlu:choice/1"
+    assert TextGrader(own_task("x", kind="true_false"), str).fingerprint == f"x:{TrueFalse().fingerprint}"
+
+
+def test_tasks_load_nothing_heavy():
+    heavy = {"torch", "datasets", "math_verify", "sympy", "pyarrow"}
+    code = f"import sys, opd_align.tasks; print(sorted({heavy} & set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout.strip() == "[]"

@@ -1,0 +1,277 @@
+"""Verifiers: the table of real-looking texts, the laws they keep on any text, and TRL's reward signature."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import verdicts
+
+from opd_align.tasks import Choice, Maths, Number, TrueFalse, Verdict
+from opd_align.tasks.extract import last_box, without_thought
+from opd_align.tasks.numbers import number_of, written
+from opd_align.types import OpdAlignError
+
+CALLED = {"C": Verdict.CORRECT, "I": Verdict.INCORRECT, "P": Verdict.UNPARSEABLE, "U": Verdict.UNKNOWN}
+KINDS = [Choice(), TrueFalse(), Number(), Maths()]
+BY_NAME = pytest.mark.parametrize("verifier", KINDS, ids=lambda verifier: verifier.__name__)
+GOLDS = {"choice": "B", "true_false": "True", "number": "18", "maths": "204"}
+
+TABLE = [
+    *((Choice(), *row, verdicts.CAPITALS) for row in verdicts.CHOICE),
+    *((Choice(), *row) for row in verdicts.CHOICE_OF),
+    *((TrueFalse(), *row, None) for row in verdicts.TRUE_FALSE),
+    *((Number(), *row, None) for row in verdicts.NUMBER),
+    *((Maths(), *row, None) for row in verdicts.MATHS),
+]
+
+
+@pytest.mark.parametrize(("verifier", "text", "gold", "verdict", "choices"), TABLE)
+def test_a_text_is_judged_as_a_reader_would(verifier, text, gold, verdict, choices):
+    assert verifier.judge(text, gold, choices) is CALLED[verdict]
+
+
+def test_the_table_is_large_and_holds_every_verdict_of_every_kind():
+    for kind in KINDS:
+        rows = [verdict for verifier, _, _, verdict, _ in TABLE if verifier == kind]
+        assert len(rows) >= 60
+        assert set(rows) == set(CALLED)
+
+
+# Laws
+
+# Repeated, these send naive patterns back to the start of the text at every step.
+LONG = ["Answer: ", "the answer to ", "\\boxed{", "<think>", "(A) ", "1,000 ", "**answer**\n", "\\text{", " ", "9"]
+
+# Random characters hardly ever hit a pattern; these pieces do.
+PIECES = [
+    *("Answer:", " the answer is ", "\\boxed{", "}", "{", "<think>", "</think>", "B", "(A)", "A", "True", "no", " or "),
+    *("18", "1,234", "-", "/", "=", "\\frac{1}{2}", "^", "$", "**", "\n", "####", ".", " ", "\\text{", "Paris", "²"),
+    *("<answer>", "is correct", "$LETTER", "<|im_end|>", "\\sqrt{2}", "x", "not"),
+]
+any_text = st.one_of(st.text(max_size=200), st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
+any_gold = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), st.lists(st.integers(), max_size=2)
+)
+choice_lists = st.one_of(st.none(), st.lists(st.sampled_from(["Paris", "18", "A", "", "B and C"]), max_size=5))
+
+
+@BY_NAME
+@settings(max_examples=40, deadline=None)
+@given(text=any_text, gold=any_gold, choices=choice_lists)
+def test_no_text_and_no_gold_makes_a_verifier_raise(verifier, text, gold, choices):
+    assert isinstance(verifier.judge(text, gold, choices), Verdict)
+
+
+@BY_NAME
+@settings(max_examples=20, deadline=None)
+@given(text=any_text, gold=st.sampled_from([None, "", "  ", [], {}, float("nan")]))
+def test_without_a_readable_gold_every_text_is_unknown(verifier, text, gold):
+    assert verifier.judge(text, gold) is Verdict.UNKNOWN
+
+
+@BY_NAME
+@settings(max_examples=20, deadline=None)
+@given(text=any_text)
+def test_with_a_gold_no_text_without_expressions_is_unknown(verifier, text):
+    if verifier.__name__ != "maths":  # there, the library may fail
+        assert verifier.judge(text, GOLDS[verifier.__name__]) is not Verdict.UNKNOWN
+
+
+DRESSES = [
+    "Answer: {}",
+    "**Answer:** {}",
+    "**Answer: {}**",
+    "Some thoughts first.\n\nAnswer: {}.",
+    "<think>Answer: nonsense</think>\n\nAnswer: {}",
+    "nonsense, Answer: nonsense</think>\nAnswer: {}",
+    "### Final Answer\n\n{}",
+    "Answer: $\\boxed{{{}}}$",
+    "\\boxed{{{}}}",
+    "Hence \\boxed{{\\text{{{}}}}}.",
+    "The answer is {}.",
+    "Therefore, the correct answer is **{}**.",
+    "<answer>{}</answer>",
+    "Answer: {}<|im_end|>",
+    "{}",
+]
+
+
+@pytest.mark.parametrize("dress", DRESSES)
+@settings(max_examples=5, deadline=None)
+@given(
+    said=st.integers(-99999, 99999), gold=st.integers(-99999, 99999), letters=st.tuples(*[st.sampled_from("ABCD")] * 2)
+)
+def test_the_dress_of_an_answer_does_not_change_its_verdict(dress, said, gold, letters):
+    for verifier, given_answer, wanted in [
+        (Number(), said, gold),
+        (Number(), f"{said:,}", said),
+        (Maths(), said, gold),
+        (Choice(), letters[0], letters[1]),
+        (TrueFalse(), said > 0, gold > 0),
+    ]:
+        expected = verifier.canonical(given_answer) == verifier.canonical(wanted)
+        verdict = verifier.judge(dress.format(given_answer), wanted)
+        assert verdict is (Verdict.CORRECT if expected else Verdict.INCORRECT)
+
+
+@given(top=st.integers(-(10**9), 10**9), bottom=st.integers(1, 10**6))
+def test_a_number_survives_being_written_and_read(top, bottom):
+    value = Fraction(top, bottom)
+    assert number_of(written(value)) == value
+
+
+@given(
+    before=st.text("ab{}\\ ", max_size=10),
+    inner=st.recursive(st.text("xy ", max_size=3), lambda s: s.map("{{{}}}".format)),
+)
+def test_a_box_keeps_its_inner_braces(before, inner):
+    assert last_box(f"{before} \\boxed{{{inner}}} rest") == inner.strip()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("plain", "plain"),
+        ("<think>a</think>b", "\nb"),
+        ("a</think>b", "b"),
+        ("<think>a", None),
+        ("a<think>b", None),
+        ("a<think>b</think>c", "a\nc"),
+        ("a</think>b<think>c", None),
+        ("a<think>b</think>c</think>d", "d"),
+        ("<thinking>a</thinking>b", "\nb"),
+        ("b<|im_end|><think>", "b"),
+    ],
+)
+def test_thoughts_are_left_out_and_unfinished_ones_leave_nothing(text, said):
+    assert without_thought(text) == said
+
+
+@BY_NAME
+@pytest.mark.parametrize("piece", LONG)
+def test_a_hundred_thousand_characters_take_well_under_a_second(verifier, piece):
+    verifier.judge("Answer: \\sqrt{2}", "2")  # so that importing a library is not counted
+    text = piece * (100_000 // len(piece))
+    start = time.process_time()
+    verifier.judge(text, GOLDS[verifier.__name__])
+    assert time.process_time() - start < 1.0
+
+
+def test_verdicts_are_the_same_in_threads():
+    rows = [(text, gold) for text, gold, *_ in verdicts.MATHS if "\\" in str(gold)]
+    assert len(rows) > 10
+    with ThreadPoolExecutor(4) as pool:
+        there = list(pool.map(lambda row: Maths().judge(*row), rows))
+    assert there == [Maths().judge(*row) for row in rows]
+
+
+def test_a_verifier_that_fails_says_unknown(monkeypatch):
+    def fail(*arguments, **options):
+        raise RuntimeError("sympy gave up")
+
+    monkeypatch.setattr("math_verify.verify", fail)
+    assert Maths().judge("\\boxed{\\sqrt{3}}", "\\sqrt{2}") is Verdict.UNKNOWN
+
+
+def test_without_math_verify_integers_are_judged_and_expressions_name_the_extra(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "math_verify", None)
+    assert Maths().judge("\\boxed{73}", "073") is Verdict.CORRECT
+    with pytest.raises(OpdAlignError, match=r"opd-align\[tasks\]"):
+        Maths().judge("\\boxed{\\sqrt{3}}", "\\sqrt{2}")
+
+
+@pytest.mark.parametrize(
+    ("verifier", "answer", "canonical"),
+    [
+        (Choice(), 2, "C"),
+        (Choice(), "c", "C"),
+        (Choice(), "2", "C"),
+        (Choice(), "Berlin", "C"),
+        (Choice(), "(C) Berlin", "C"),
+        (Choice(), 4, None),
+        (Choice(), -1, None),
+        (Choice(), "E", None),
+        (TrueFalse(), "no", "False"),
+        (TrueFalse(), 1, "True"),
+        (Number(), "so it is\n#### 1,234", "1234"),
+        (Number(), 0.5, "0.5"),
+        (Number(), "2/6", "1/3"),
+        (Number(), -0.25, "-0.25"),
+        (Maths(), "007", "7"),
+        (Maths(), 7, "7"),
+        (Maths(), " \\sqrt{2} ", "\\sqrt{2}"),
+    ],
+)
+def test_golds_have_one_canonical_form(verifier, answer, canonical):
+    assert verifier.canonical(answer, verdicts.CAPITALS if verifier == Choice() else None) == canonical
+
+
+def test_a_digit_that_is_both_index_and_wording_is_nobodys_gold():
+    assert Choice().canonical("1", ["1", "0", "2", "3"]) is None
+    assert Choice().canonical("1", ["0", "1", "2", "3"]) == "B"
+
+
+# TRL
+
+AS_TRL_CALLS = {"completion_ids": [[1], [2], [3]], "trainer_state": object(), "log_extra": print, "log_metric": print}
+
+
+def test_a_verifier_is_a_reward_function_as_trl_calls_it():
+    """`GRPOTrainer._calculate_rewards` of TRL 1.16: keywords only, every column of the data set, some of its own."""
+    rewards = Choice()(
+        prompts=["p", "p", "p"],
+        completions=["Answer: B", "Answer: C", "no idea"],
+        answer=["B", 1, "B"],
+        choices=[verdicts.CAPITALS] * 3,
+        subject=["geography"] * 3,
+        **AS_TRL_CALLS,
+    )
+    assert rewards == [1.0, 0.0, 0.0]
+
+
+def test_an_unknown_gold_is_no_reward_rather_than_a_bad_one():
+    assert Number()(completions=["Answer: 18", "Answer: 18"], answer=[None, "18"]) == [None, 1.0]
+
+
+def test_of_a_conversation_the_assistants_last_message_counts():
+    conversation = [
+        {"role": "assistant", "content": "Answer: 1"},
+        {"role": "tool", "content": "Answer: 2"},
+        {"role": "assistant", "content": "Answer: 18"},
+        {"role": "tool", "content": "Answer: 3"},
+    ]
+    parts = [{"role": "assistant", "content": [{"type": "text", "text": "Answer: "}, {"type": "text", "text": "18"}]}]
+    calls = [{"role": "assistant", "content": None}]
+    completions = [conversation, parts, calls, []]
+    assert Number()(completions=completions, answer=["18"] * 4) == [1.0, 1.0, 0.0, 0.0]
+
+
+@BY_NAME
+def test_every_kind_takes_the_same_columns(verifier):
+    gold = GOLDS[verifier.__name__]
+    columns = {"prompts": ["p"], "completions": [f"Answer: {gold}"], "answer": [gold], "choices": [None]}
+    assert verifier(**columns, **AS_TRL_CALLS) == [1.0]
+
+
+@BY_NAME
+def test_a_verifier_has_a_name_a_fingerprint_and_can_be_sent_to_another_process(verifier):
+    # TRL 1.16's `get_callable_name`, which names the metric rewards/<name>/mean.
+    assert getattr(verifier, "__name__", None) in GOLDS
+    assert verifier.fingerprint == f"{verifier.__name__}/1"
+    assert pickle.loads(pickle.dumps(verifier)) == verifier
+
+
+def test_a_training_set_without_answers_is_refused_in_words():
+    with pytest.raises(OpdAlignError, match="column 'answer'"):
+        Number()(prompts=["p"], completions=["Answer: 18"])
+
+
+def test_a_column_of_another_length_is_refused():
+    with pytest.raises(ValueError, match="shorter"):
+        Number()(completions=["Answer: 18", "Answer: 18"], answer=["18"])

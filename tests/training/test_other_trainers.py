@@ -1,0 +1,43 @@
+"""The callback on TRL's other trainers that distil: each with the teacher and the objective that are its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.trainings import ARITHMETIC, OTHERS, TINY, held_out, make, same_weights, trainer_rows
+
+from opd_align import AlignmentCallback, OpdAlignError
+from opd_align.report.trackers import variants
+
+pytestmark = [pytest.mark.training, pytest.mark.filterwarnings("ignore")]
+
+OWN = {
+    "sdpo": ("Self-1C", "jsd_1"),
+    "sdft": ("Self-1C", "jsd_0.5"),
+    "iw_opd": ("teacher", "single_sample"),
+    "gold": ("teacher", "jsd_0.5"),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_it_is_served_and_not_disturbed(kind, tmp_path):
+    torch.set_num_threads(1)
+    alone = make(kind, tmp_path / "alone", max_steps=2)
+    alone.train()
+    trainer = make(kind, tmp_path / "watched", max_steps=2)
+    callback = AlignmentCallback(
+        trainer, held_out(2), ARITHMETIC, every_n_steps=1, max_overhead=None, budget=TINY, on_error="raise"
+    )
+    trainer.add_callback(callback)
+    trainer.train()
+    assert [*variants(callback.latest)] == [OWN[kind]]
+    assert callback.governor.made == 3
+    assert trainer_rows(trainer) == trainer_rows(alone)
+    assert same_weights(trainer.model, alone.model)
+
+
+def test_a_teacher_of_other_tokens_is_refused(tmp_path):
+    trainer = make("gold", tmp_path)
+    trainer.use_uld_loss = True
+    with pytest.raises(OpdAlignError, match="speaks other tokens"):
+        AlignmentCallback(trainer, held_out(2), ARITHMETIC)

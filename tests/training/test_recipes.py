@@ -1,0 +1,360 @@
+"""Every recipe and every configuration: complete, readable by TRL's parser, and those for a CPU run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import trl
+import yaml
+from accelerate.commands.config import load_config_from_file
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_simple_launcher_cmd_env
+from transformers import TrainerCallback
+
+from opd_align.backends.chat import Chat
+from opd_align.backends.loading import load_tokenizer
+from opd_align.cli.main import main
+from opd_align.core.objectives import ReverseKL
+from opd_align.settings import Settings
+from opd_align.training import launch
+from opd_align.training import recipe as recipe_room
+from opd_align.training.recipe import Questions, start, with_template_defaults
+from opd_align.training.trainers.gated import ColumnsKept
+from opd_align.types import OpdAlignError
+
+RECIPES = sorted(launch.recipes())
+SIZES = ["1gpu", "8gpu_zero3", "cpu_tiny"]
+ALL = [(recipe, size) for recipe in RECIPES for size in launch.configs(recipe)]
+WATCHED = {"latest": None, "settings": Settings([ReverseKL()]), "teachers": ["teacher"]}
+"""What a gate looks for in a callback that has not evaluated yet."""
+
+quiet = pytest.mark.filterwarnings("ignore")
+
+
+def loaded(recipe, monkeypatch):
+    """A recipe's script as a module."""
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    spec = spec_from_file_location(recipe, launch.folder() / f"{recipe}.py")
+    module = module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, recipe, module)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def line(recipe, *flags, size="cpu_tiny"):
+    return [recipe, "--config", str(launch.configs(recipe)[size]), *(str(flag) for flag in flags)]
+
+
+def test_the_recipes_are_there():
+    names = ["distillation_divergence", "gkd_incorrect_only", "grpo_distill_on_failures", "self_distillation_contexts"]
+    assert names == RECIPES
+    assert len(ALL) == 12
+    every = set(launch.folder().rglob("*.yaml"))
+    launched = {launch.folder() / "accelerate" / f"{size}.yaml" for size in SIZES}
+    assert every == {launch.configs(recipe)[size] for recipe, size in ALL} | launched
+
+
+@pytest.mark.parametrize(("recipe", "size"), ALL)
+def test_a_configuration_says_what_it_needs_and_how_long_it_takes(recipe, size):
+    text = launch.configs(recipe)[size].read_text()
+    header = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
+    for word in ("Hardware: ", "Time: ", "Look at "):
+        assert word in header, f"{recipe}/{size} does not say {word}"
+    keys = re.findall(r"^(\w+):", text, re.MULTILINE)
+    assert len(keys) == len(set(keys)), "a key that is given twice counts once, and which one is a matter of luck"
+
+
+@quiet
+@pytest.mark.parametrize(("recipe", "size"), ALL)
+def test_a_configuration_is_read_by_its_recipe(recipe, size, monkeypatch, capsys, tmp_path):
+    """TRL's parser refuses keys that nobody knows; the gate is built; no model is touched."""
+    module = loaded(recipe, monkeypatch)
+    config = launch.configs(recipe)[size]
+    # A machine for tests has no GPU, and transformers refuses bfloat16 there unless told so.
+    monkeypatch.setattr(sys, "argv", line(recipe, "--dry_run", "--use_cpu", "--output_dir", tmp_path, size=size))
+    module.main()
+    assert yaml.safe_load(config.read_text())["model_name_or_path"] in capsys.readouterr().out
+
+
+GKD, DISTILLATION = "gkd_incorrect_only", "distillation_divergence"
+
+
+@quiet
+@pytest.mark.parametrize(
+    ("recipe", "flags", "complaint"),
+    [
+        *((recipe, "--task arithmetics", "did you mean 'arithmetic'?") for recipe in RECIPES),
+        *((recipe, "--no_such_flag 1", "there is no '--no_such_flag'") for recipe in RECIPES),
+        (GKD, "--unknow drop --max_steps 2 --lerning_rate 1", "did you mean --learning_rate?"),
+        (GKD, "--max_steps many", "--max_steps/--max-steps: invalid int value: 'many'"),
+        (GKD, "--lmbda 2", "lmbda must be in the range"),
+        (GKD, "--denominator sum", "denominator must be one of keep, renormalise, trl, not 'sum'"),
+        (GKD, "--unknown maybe", "keep or drop, not 'maybe'"),
+        (GKD, "--chat_template_kwargs yes", "chat_template_kwargs is a mapping"),
+        (GKD, "--model_revision v2", "model_revision is for models on the Hub; 'embedded:student' is a folder"),
+        (GKD, "--load_in_4bit", "add --use_peft"),
+        (GKD, "--every_n_steps 0", "every_n_steps must be at least 1, not 0"),
+        (GKD, "--max_overhead 2", "max_overhead is a share"),
+        (GKD, "--model_name_or_path ./nothing", "there is no folder './nothing'"),
+        (DISTILLATION, "--denominator trl", "denominator must be one of keep, renormalise, not 'trl'"),
+        (DISTILLATION, "--divergence quantil", "did you mean 'quantile'?"),
+        (DISTILLATION, "--divergence quantile", "at is for a quantile or a threshold"),
+        (DISTILLATION, "--at 0.5", "divergence is calibrated, at is 0.5"),
+        (DISTILLATION, "--measure length", "no measure 'length'"),
+        ("grpo_distill_on_failures", "--denominator sum", "not 'sum'"),
+        ("grpo_distill_on_failures", "--teacher_model_name_or_path embedded:nobody", "there is no 'embedded:nobody'"),
+        ("self_distillation_contexts", "--unknown maybe", "keep or drop, not 'maybe'"),
+        ("self_distillation_contexts", "--model_init_kwargs 3", "model_init_kwargs is a mapping, on the command line"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line_before_any_model(recipe, flags, complaint, monkeypatch, capsys, tmp_path):
+    module = loaded(recipe, monkeypatch)
+    monkeypatch.setattr(sys, "argv", line(recipe, "--dry_run", "--output_dir", tmp_path, *flags.split()))
+    with pytest.raises(SystemExit) as ended:
+        start(module.main)
+    said = capsys.readouterr()
+    assert ended.value.code == 2
+    assert said.out == ""
+    assert said.err.startswith("opd-align: ")
+    assert complaint in said.err
+    assert said.err.count("\n") == 1
+
+
+@quiet
+def test_a_key_that_nobody_reads_is_refused(monkeypatch, tmp_path):
+    module = loaded(GKD, monkeypatch)
+    config = tmp_path / "mine.yaml"
+    config.write_text(launch.configs(GKD)["cpu_tiny"].read_text() + "max_step: 3\n")
+    monkeypatch.setattr(sys, "argv", [GKD, "--config", str(config), "--dry_run"])
+    with pytest.raises(OpdAlignError, match="there is no 'max_step' in the configuration; did you mean --max_steps"):
+        module.main()
+
+
+class Noted:
+    """A trainer that does nothing but remember."""
+
+    def __init__(self, **given):
+        self.given, self.trained, self.saved = given, [], 0
+        self.reward_funcs = given.get("reward_funcs")
+
+    def add_callback(self, callback):
+        pass
+
+    def train(self, **given):
+        self.trained.append(given)
+
+    def save_model(self):
+        self.saved += 1
+
+
+def noted(recipe, monkeypatch, *flags):
+    """What a recipe makes of its flags: its trainer, and what stands on its held-out questions."""
+    module, made = loaded(recipe, monkeypatch), []
+    name = next(name for name in vars(module) if name.endswith("Trainer"))
+    monkeypatch.setattr(module, name, lambda **given: made.append(Noted(**given)) or made[-1])
+    monkeypatch.setattr(module, "AlignmentCallback", lambda *given, **options: SimpleNamespace(**WATCHED))
+    monkeypatch.setattr(sys, "argv", line(recipe, "--train_questions", 8, *flags))
+    module.main()
+    return made[0]
+
+
+@quiet
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_what_a_recipe_is_told_of_models_and_checkpoints_is_heeded(recipe, monkeypatch, tmp_path):
+    flags = ["--output_dir", tmp_path, "--attn_implementation", "eager", "--dtype", "bfloat16"]
+    flags += ["--model_init_kwargs", '{"dtype": "float32", "use_cache": false}', "--resume_from_checkpoint", "there"]
+    trainer = noted(recipe, monkeypatch, *flags)
+    told = trainer.given["args"].model_init_kwargs
+    assert told == {
+        "revision": "main",
+        "trust_remote_code": False,
+        "attn_implementation": "eager",
+        "dtype": "float32",
+        "use_cache": False,
+    }
+    assert trainer.trained == [{"resume_from_checkpoint": "there"}]
+    assert trainer.saved == 1
+    if recipe in (GKD, DISTILLATION):
+        teacher = trainer.given["args"].teacher_model_init_kwargs
+        assert teacher == {"trust_remote_code": False, "attn_implementation": "eager", "dtype": "bfloat16"}
+    elif recipe == "grpo_distill_on_failures":
+        teacher = trainer.given["teacher_model"]
+        assert teacher.config._attn_implementation == "eager"
+        assert teacher.dtype == torch.bfloat16
+
+
+@quiet
+def test_quantisation_and_the_teachers_own_settings_are_heeded(monkeypatch, tmp_path):
+    monkeypatch.setattr(recipe_room, "find_spec", lambda name: name)  # as if bitsandbytes were there
+    flags = ["--output_dir", tmp_path, "--load_in_4bit", "--use_peft"]
+    for recipe in RECIPES:
+        trainer = noted(recipe, monkeypatch, *flags)
+        assert trainer.given["args"].model_init_kwargs["quantization_config"].load_in_4bit
+        assert "quantization_config" not in (getattr(trainer.given["args"], "teacher_model_init_kwargs", None) or {})
+    flags = ["--output_dir", tmp_path, "--teacher_model_init_kwargs", '{"dtype": "float16"}']
+    assert noted(GKD, monkeypatch, *flags).given["args"].teacher_model_init_kwargs["dtype"] == "float16"
+    assert noted("grpo_distill_on_failures", monkeypatch, *flags).given["teacher_model"].dtype == torch.float16
+
+
+@quiet
+@pytest.mark.parametrize("size", ["1gpu", "8gpu_zero3"])
+def test_gkd_asks_as_the_other_recipes_do(size):
+    """With Qwen3's template: what the collator and the callback ask is what a trainer that passes arguments asks."""
+    config = yaml.safe_load(launch.configs(GKD)[size].read_text())
+    others = [yaml.safe_load(launch.configs(recipe)[size].read_text()) for recipe in RECIPES]
+    assert {str(other["chat_template_kwargs"]) for other in others} == {"{'enable_thinking': False}"}
+    arguments = config["chat_template_kwargs"]
+    plain, asking = load_tokenizer("embedded:student"), load_tokenizer("embedded:student")
+    qwen3 = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
+    plain.chat_template = asking.chat_template = qwen3
+    asking = with_template_defaults(asking, arguments)
+    questions = Questions(train_questions=4)
+    rows = questions.dialogues()
+    batch = ColumnsKept(asking, max_length=512)(list(rows))
+    for number, row in enumerate(rows):
+        asked = row["messages"][:-1]
+        wanted = plain.apply_chat_template(asked, add_generation_prompt=True, return_dict=False, **arguments)
+        thinking = plain.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
+        assert plain.decode(wanted).endswith("<think>\n\n</think>\n\n")
+        given = batch["prompts"][number][batch["prompt_attention_mask"][number] == 1].tolist()
+        assert given == wanted
+        assert list(Chat(asking).prompt(asked)) == wanted
+        # Who asks for something else still gets it.
+        assert Chat(asking, thinking=True).prompt(asked) == tuple(thinking)
+    # The reply of the data set begins where the student's would.
+    first = batch["input_ids"][0][batch["labels"][0] != -100]
+    assert plain.decode(first).startswith("Answer: ")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_accelerate_reads_its_configurations(size):
+    file = launch.folder() / "accelerate" / f"{size}.yaml"
+    known = load_config_from_file(str(file))
+    assert known.num_processes == (8 if size == "8gpu_zero3" else 1)
+    assert known.use_cpu == (size == "cpu_tiny")
+    assert known.gpu_ids == ("0" if size == "1gpu" else None)
+    if size == "8gpu_zero3":
+        assert known.deepspeed_config["zero_stage"] == 3
+
+
+def test_one_gpu_is_the_users_choice(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert "--gpu_ids" not in launch.command(GKD, ["--config", "1gpu"])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    chosen = launch.command(GKD, ["--config", "1gpu"])
+    assert chosen[5:7] == ["--gpu_ids", "3"]
+    args = launch_command_parser().parse_args(chosen[3:])
+    _, environment = prepare_simple_launcher_cmd_env(_validate_launch_command(args)[0])
+    assert environment["CUDA_VISIBLE_DEVICES"] == "3"
+    assert "--gpu_ids" not in launch.command(GKD, ["--config", "8gpu_zero3"])
+
+
+def test_a_command_is_accelerates_with_the_recipes_exit_code(tmp_path):
+    place = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    command = launch.command(GKD, ["--task", "arithmetics", "--output_dir", str(tmp_path)])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=place)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("opd-align: there is no task 'arithmetics'")
+    assert "Traceback" not in done.stderr
+
+
+def test_the_command_names_configurations_and_machines():
+    command = launch.command("gkd_incorrect_only", ["--max_steps", "3"])
+    assert command[1:4] == ["-m", "opd_align.training.launch", "--config_file"]
+    assert [Path(part).name for part in command[4:8]] == [
+        "cpu_tiny.yaml", "gkd_incorrect_only.py", "--config", "cpu_tiny.yaml",
+    ]  # fmt: skip
+    assert command[8:] == ["--max_steps", "3"]
+    large = launch.command("distillation_divergence", ["--config=8gpu_zero3", "--seed", "1"])
+    assert large[4].endswith("accelerate/8gpu_zero3.yaml")
+    assert large[-2:] == ["--seed", "1"]
+    own = launch.command("gkd_incorrect_only", ["--config", str(launch.configs("gkd_incorrect_only")["1gpu"])])
+    assert "--config_file" not in own
+    elsewhere = launch.command(GKD, ["--accelerate", "8gpu_zero3"])
+    assert elsewhere[4] == str(launch.machines()["8gpu_zero3"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("gkd_incorect_only",), "did you mean 'gkd_incorrect_only'"),
+        (("gkd_incorrect_only", ["--config", "2gpu"]), "give a YAML file, or one of 1gpu, 8gpu_zero3, cpu_tiny"),
+        (("gkd_incorrect_only", ["--config"]), "--config needs a value"),
+        (("gkd_incorrect_only", ["--accelerate", "9gpu"]), "no launch configuration '9gpu'; give a YAML file, or one"),
+    ],
+)
+def test_what_is_no_recipe_is_refused(arguments, complaint):
+    with pytest.raises(OpdAlignError, match=complaint):
+        launch.command(*arguments)
+
+
+def test_the_command_line_lists_and_starts_recipes(capsys, monkeypatch):
+    assert main(["train"]) == 0
+    listed = capsys.readouterr().out
+    assert all(recipe in listed for recipe in RECIPES)
+    started = []
+    monkeypatch.setattr(
+        subprocess, "run", lambda command: started.append(command) or subprocess.CompletedProcess([], 3)
+    )
+    assert main(["train", "gkd_incorrect_only", "--help"]) == 3
+    assert started[0][-1] == "--help"
+    assert shlex.join(started[0]) in capsys.readouterr().out
+    assert main(["train", "nothing"]) == 2
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_trains_on_a_cpu(recipe, tmp_path):
+    short = {"max_steps": 3, "every_n_steps": 2, "held_out_questions": 2, "train_questions": 64, "logging_steps": 1}
+    short |= {"per_device_train_batch_size": 8, "output_dir": tmp_path, "max_overhead": 1.0, "report_to": "none"}
+    flags = [str(part) for name, value in short.items() for part in (f"--{name}", value)]
+    place = os.environ | {
+        "TRL_EXPERIMENTAL_SILENCE": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    done = subprocess.run(launch.command(recipe, flags), capture_output=True, text=True, timeout=600, env=place)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "model.safetensors").is_file()
+    rows = [json.loads(line) for line in (tmp_path / "opd_align" / "history.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["error"]) for row in rows] == [(0, None), (2, None)]
+    told = [json.loads(line) for line in (tmp_path / "opd_align" / "training.jsonl").read_text().splitlines()]
+    gated = [row for row in told if "gate/sequences_kept" in row]
+    assert len(gated) >= 2
+    assert all(0 <= row["gate/sequences_kept"] <= 1 for row in gated)
+
+
+@quiet
+@pytest.mark.training
+def test_a_recipe_goes_on_from_a_checkpoint(monkeypatch, tmp_path):
+    module = loaded(DISTILLATION, monkeypatch)
+    models, steps = [], []
+
+    class Counting(TrainerCallback):
+        latest, settings, teachers = WATCHED["latest"], WATCHED["settings"], WATCHED["teachers"]
+
+        def __init__(self, trainer, *given, **options):
+            models.append(trainer.model)
+            steps.append([])
+
+        def on_step_end(self, args, state, control, **kwargs):
+            steps[-1].append(state.global_step)
+
+    monkeypatch.setattr(module, "AlignmentCallback", Counting)
+    short = ["--output_dir", tmp_path, "--train_questions", 32, "--per_device_train_batch_size", 4]
+    short += ["--max_completion_length", 8, "--save_strategy", "steps", "--save_steps", 1, "--logging_steps", 1]
+    for more in (["--max_steps", 2], ["--max_steps", 3, "--resume_from_checkpoint", tmp_path / "checkpoint-2"]):
+        monkeypatch.setattr(sys, "argv", line(DISTILLATION, *short, "--attn_implementation", "eager", *more))
+        module.main()
+    assert steps == [[1, 2], [3]]
+    assert {model.config._attn_implementation for model in models} == {"eager"}

@@ -1,0 +1,70 @@
+"""SDPO through a gate: rollouts that were right already are not distilled."""
+
+from __future__ import annotations
+
+import pytest
+from support.gated_runs import QUIET, models, prompts, trained, verifier
+from transformers import TrainerCallback, set_seed
+from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
+
+from opd_align.training.trainers.sdpo import SDPOGate
+from opd_align.types import OpdAlignError
+
+pytestmark = [pytest.mark.training, pytest.mark.filterwarnings("ignore")]
+
+
+def sdpo(folder, gate=None, **options):
+    set_seed(1)
+    settings = {"max_completion_length": 64, "num_generations": 4, "per_device_train_batch_size": 8}
+    settings |= {"dont_reprompt_on_self_success": False, "distillation_alpha": 1.0, "distillation_mode": "full_logits"}
+    args = SDPOConfig(str(folder), **(QUIET | settings | options))
+    made = models()
+    made.pop("teacher_model")
+    reward = verifier if gate is None else gate.reward
+    return SDPOTrainer(args=args, train_dataset=prompts(), reward_funcs=[reward], **made)
+
+
+def test_correct_rollouts_are_taken_out(tmp_path):
+    gate = SDPOGate(verifier, unknown="drop")
+    trainer = sdpo(tmp_path, gate)
+    masks = []
+
+    class Seen(TrainerCallback):
+        """After the gate: what SDPO is left with."""
+
+        def on_self_distillation_batch_prepared(self, *, self_distillation_mask, **kwargs):
+            masks.append((self_distillation_mask.tolist(), [int(outcome) for outcome in gate._outcomes]))
+
+    gate.attach(trainer)
+    trainer.add_callback(Seen())
+    run = trained(trainer)
+    assert len(masks) == 3
+    rollouts = [pair for mask, outcomes in masks for pair in zip(mask, outcomes, strict=True)]
+    assert {mask for mask, outcome in rollouts if outcome == 1} == {0.0}
+    assert 1.0 in {mask for mask, outcome in rollouts if outcome == 0}
+    assert run.column("gate/unknown") == [0.0] * 3
+    assert run.column("gate/correct") == pytest.approx([sum(outcomes) / 8 for _, outcomes in masks])
+    assert all(0 <= kept < 1 for kept in run.column("gate/sequences_kept"))
+
+
+@pytest.mark.parametrize(("length", "correct"), [(8, 0.0), (128, 1.0)])
+def test_what_does_not_end_is_incorrect_for_the_gate(tmp_path, length, correct):
+    gate = SDPOGate(lambda completions, **columns: [1.0] * len(completions), unknown="drop")
+    trainer = sdpo(tmp_path, gate, max_completion_length=length, max_steps=1)
+    run = trained(gate.attach(trainer)._trainer)
+    assert run.column("gate/correct") == [correct]
+    assert run.column("gate/sequences_kept") == [1 - correct]
+    assert run.column("self_distillation/reward_mean") == [1.0]  # the reward is the verifier's
+
+
+def test_the_reward_is_the_verdict(tmp_path):
+    gate = SDPOGate(verifier, unknown="keep")
+    rewards = gate.reward(
+        prompts=["q"] * 3, completions=["Answer: 1", "Answer: 2", "Answer: 1"], answer=["1", "1", None]
+    )
+    assert rewards == [1.0, 0.0, None]
+
+
+def test_a_gate_that_hears_no_outcomes_is_refused(tmp_path):
+    with pytest.raises(OpdAlignError, match=r"gate\.reward"):
+        SDPOGate(verifier, unknown="keep").attach(sdpo(tmp_path))
