@@ -194,12 +194,12 @@ def test_a_calibration_with_another_budget_is_pointed_out(run, tmp_path, capsys)
         (["--dry-run", "--tokens-per-second", "0"], "a speed above 0"),
         (["--dry-run", "--tokens-per-second", "inf"], "a speed above 0"),
         (["--dry-run", "--calibrate-from", "no/such/run"], "does not exist"),
-        (["--dollars-per-gpu-hour", "0"], "--dollars-per-gpu-hour belongs to a plan; say --dry-run"),
-        (["--gpus", "8"], "--gpus belongs to a plan; say --dry-run"),
-        (["--apart", "Teacher"], "--apart belongs to a cluster; say --engine ray"),
-        (["--ray-address", "auto"], "--ray-address belongs to a cluster; say --engine ray"),
-        (["--gpus-per-worker", "1"], "--gpus-per-worker belongs to a cluster; say --engine ray"),
-        (["--student", "exact", "--dry-run"], "leave out --dry-run"),
+        (["--dollars-per-gpu-hour", "0"], "--dollars-per-gpu-hour has no effect without --dry-run"),
+        (["--gpus", "8"], "--gpus has no effect without --dry-run"),
+        (["--teacher-actors", "Teacher"], "--teacher-actors has no effect without --engine ray"),
+        (["--ray-address", "auto"], "--ray-address has no effect without --engine ray"),
+        (["--gpus-per-worker", "1"], "--gpus-per-worker has no effect without --engine ray"),
+        (["--student", "exact", "--dry-run"], "--dry-run does not support --student exact"),
     ],
 )
 def test_a_plan_that_cannot_be_is_refused(options, message, tmp_path, capsys):
