@@ -32,7 +32,7 @@ from writer import STUDENT, TEACHER, Step, demonstrated, write
 from opd_align.embedded import student_path, teacher_path
 from opd_align.tasks.arithmetic import ARITHMETIC, STORIES, Change, Problem, problems, summarise
 from opd_align.tasks.verify import Verdict
-from opd_align.teachers.contexts import Demonstration, in_the_papers_form
+from opd_align.teachers.contexts import Demonstration, paper_template
 
 BOOKS = Problem(STORIES[0], 4, 12, (Change(-1, 9, "removed"),), turned=False)
 BOTH = [student_path(), teacher_path()]
@@ -115,7 +115,7 @@ def test_demonstrations_are_worded_as_in_the_paper():
         shown = [Demonstration("q", "self", trial, right, f"r{trial}") for trial, right in enumerate(flags)]
         texts = [each.text for each in shown]
         ours = with_demonstrations("Q", demonstrations(texts[:correct], texts[correct:]))
-        assert ours == in_the_papers_form(BOOKS.question(), "Q", shown)
+        assert ours == paper_template(BOOKS.question(), "Q", shown)
     assert with_demonstrations("Q", "B") == (
         "Q\n\nB\n\nNow answer with a response of your own, including the thinking process:"
     )

@@ -181,7 +181,7 @@ def screen(args: argparse.Namespace) -> int:
     check_directory(args.out, "screening")
     study = _checked(_config(args))
     with progress(0) as (on_phase, _):
-        study.screen(on_progress=on_phase).into(args.out, study.questions)
+        study.screen(on_progress=on_phase).run(args.out, study.questions)
     _print_screening(args.out, args.out / "tables")
     print(f"Screening saved in {args.out}. To analyze its questions: opd-align analyze --questions-from {args.out} ...")
     return 0
@@ -214,7 +214,7 @@ def show_prompt(args: argparse.Namespace) -> int:
             demonstrations = screened or ({question.id: context.placeholders(question)} if context else {})
             prompting = replace(study.prompting_of(role), context=context, demonstrations=demonstrations)
             print(f"── {question.id} · {role.name if role else 'student'} · {len(prompting(question)):,} tokens")
-            print(prompting.shown(question))
+            print(prompting.text(question))
             print()
     return 0
 

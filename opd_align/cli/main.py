@@ -54,7 +54,7 @@ tables and writes an HTML report. Finished batches are saved to disk: if interru
   opd-align analyze --config boolq_qwen3_0.6b --engine ray --ray-address auto --out s3://bucket/boolq   on a cluster
 
 Teachers are model names, or contexts: the student itself with demonstrations added to its prompt. In a context's name,
-C counts correct and W wrong demonstrations, and Sum means summarised: Self-1C1W shows one correct and one wrong response.
+C counts correct and W wrong demonstrations, Sum means summarised: Self-1C1W has one correct and one wrong response.
 """
 
 SCREEN = """\

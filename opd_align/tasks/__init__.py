@@ -9,7 +9,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from opd_align.tasks.builtin import BUILTIN as TASKS
-from opd_align.tasks.custom import own_task
+from opd_align.tasks.custom import custom_task
 from opd_align.tasks.grading import TextGrader
 from opd_align.tasks.task import Form, Message, Source, Task
 from opd_align.tasks.verify import Choice, Maths, Number, TrueFalse, Verdict, Verifier
@@ -28,7 +28,7 @@ __all__ = [
     "TrueFalse",
     "Verdict",
     "Verifier",
-    "own_task",
+    "custom_task",
     "task",
 ]
 
@@ -38,5 +38,5 @@ def task(name: str) -> Task:
     if name in TASKS:
         return TASKS[name]
     near = get_close_matches(name.lower().replace("_", "").replace("-", ""), TASKS, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "for data of your own, see own_task"
+    hint = f"did you mean {near[0]!r}?" if near else "for data of your own, see custom_task"
     raise OpdAlignError(f"there is no task {name!r}, only {', '.join(TASKS)}; {hint}")

@@ -2,7 +2,7 @@
 
 SVAMP, for example, whose stories stand in a column of their own:
 
-    svamp = own_task("svamp", kind="number", passage="passage")
+    svamp = custom_task("svamp", kind="number", passage="passage")
     questions = svamp.load("svamp.jsonl")
 """
 
@@ -36,7 +36,7 @@ _KINDS: dict[str, tuple[Verifier, str]] = {
 }
 
 
-def own_task(
+def custom_task(
     name: str,
     *,
     kind: Kind,

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from opd_align.tasks import TASKS, Choice, Form, Number, Source, Task, TextGrader, TrueFalse, Verdict, own_task, task
+from opd_align.tasks import TASKS, Choice, Form, Number, Source, Task, TextGrader, TrueFalse, Verdict, custom_task, task
 from opd_align.types import OpdAlignError, Outcome, Question, Rollouts
 
 DATA = Path(os.environ.get("OPD_ALIGN_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -161,7 +161,7 @@ def test_all_formats_give_the_same_questions(tmp_path):
 def test_a_csv_file_holds_its_choices_as_json(tmp_path):
     file = tmp_path / "rows.csv"
     file.write_text('id,question,choices,answer\nq1,"Which, then?","[""x"", ""y""]",1\n,Another?,"[""x"", ""y""]",A\n')
-    first, second = own_task("csv", kind="choice").load(file)
+    first, second = custom_task("csv", kind="choice").load(file)
     assert first == Question("q1", "Which, then?", "B", {"choices": ("x", "y")})
     assert (second.id, second.answer) == ("csv-test-1", "A")
 
@@ -242,7 +242,7 @@ def test_real_questions_load_and_their_own_answers_are_correct(name):
     file, count = DATA / FILES[name][0], FILES[name][1]
     if not file.is_file():
         pytest.skip(f"{file} is not there (set OPD_ALIGN_DATA to the folder that holds it)")
-    this = own_task("svamp", kind="number", passage="passage") if name == "svamp" else task(name)
+    this = custom_task("svamp", kind="number", passage="passage") if name == "svamp" else task(name)
     questions = this.load(file)
     assert len(questions) == count
     for question in questions:
@@ -315,7 +315,7 @@ def test_without_datasets_the_extra_is_named(monkeypatch):
 
 def test_a_task_that_lives_in_files_says_so():
     with pytest.raises(OpdAlignError, match="'mine' has no data set on the Hub; give load"):
-        own_task("mine", kind="number").load()
+        custom_task("mine", kind="number").load()
 
 
 # Finding and making tasks
@@ -330,13 +330,13 @@ def test_a_typo_is_answered_with_the_nearest_name(typo, meant):
 
 
 def test_a_name_like_no_other_is_answered_with_all_of_them():
-    with pytest.raises(OpdAlignError, match=r"only boolq, mmlu.*own_task"):
+    with pytest.raises(OpdAlignError, match=r"only boolq, mmlu.*custom_task"):
         task("crossword")
 
 
 def test_a_users_own_columns_are_mapped(tmp_path):
     row = {"q": "Is it?", "gold": "no", "story": "It is not."}
-    mine = own_task(
+    mine = custom_task(
         "mine", kind="true_false", question="q", answer="gold", passage="story", instruction="True or False?"
     )
     (question,) = mine.load(written(tmp_path / "rows.jsonl", [row]))
@@ -347,7 +347,7 @@ def test_a_users_own_columns_are_mapped(tmp_path):
 @pytest.mark.parametrize("kind", ["choice", "true_false", "number", "maths"])
 def test_every_kind_asks_for_an_answer_on_the_last_line(kind, tmp_path):
     row = {"question": "q", "answer": "1", "choices": ["x", "y"]}
-    mine = own_task("mine", kind=kind)
+    mine = custom_task("mine", kind=kind)
     (question,) = mine.load(written(tmp_path / "rows.jsonl", [row]))
     assert "The last line of your response should be of the following format: 'Answer: $" in mine.ask(question)
     assert mine.verifier.judge(f"Answer: {question.answer}", question.answer, ["x", "y"]) is Verdict.CORRECT
@@ -355,9 +355,9 @@ def test_every_kind_asks_for_an_answer_on_the_last_line(kind, tmp_path):
 
 def test_a_kind_that_does_not_exist_and_choices_without_use_are_refused():
     with pytest.raises(OpdAlignError, match=r"no kind 'math', .*did you mean 'maths'"):
-        own_task("mine", kind="math")
+        custom_task("mine", kind="math")
     with pytest.raises(OpdAlignError, match="belong to the kind 'choice'"):
-        own_task("mine", kind="number", choices="options")
+        custom_task("mine", kind="number", choices="options")
 
 
 # Grading tokens
@@ -414,7 +414,7 @@ def test_a_grader_knows_the_choices_and_its_rules_by_name():
     question = Question("q", "Capital of France?", "B", {"choices": ("London", "Paris")})
     assert grader.grade(question, Rollouts.of([[1]])).tolist() == [Outcome.CORRECT]
     assert grader.fingerprint == "mmlu:choice/1"
-    assert TextGrader(own_task("x", kind="true_false"), str).fingerprint == f"x:{TrueFalse().fingerprint}"
+    assert TextGrader(custom_task("x", kind="true_false"), str).fingerprint == f"x:{TrueFalse().fingerprint}"
 
 
 def test_tasks_load_nothing_heavy():

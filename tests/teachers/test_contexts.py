@@ -21,9 +21,9 @@ from opd_align.teachers.contexts import (
     ContextPrompt,
     Demonstration,
     context,
-    in_the_papers_form,
-    unavailable,
+    paper_template,
 )
+from opd_align.teachers.eligibility import missing_demonstrations
 from opd_align.types import OpdAlignError, Question
 
 PROMPTS = Path(__file__).parent / "prompts.txt"
@@ -63,7 +63,7 @@ def all_prompts() -> str:
     parts = []
     for name, question in QUESTIONS.items():
         for teacher, shown in {"external": None, **CONTEXTS}.items():
-            parts.append(f"=== {name} · {teacher}\n{prompting(name, shown).shown(question)}")
+            parts.append(f"=== {name} · {teacher}\n{prompting(name, shown).text(question)}")
     return "\n".join(parts) + "\n"
 
 
@@ -97,7 +97,7 @@ D) 9<|im_end|>
 
 
 def test_the_papers_baseline_prompt_word_for_word():
-    assert prompting("mmlu", None).shown(QUESTIONS["mmlu"]) == MMLU_BASELINE
+    assert prompting("mmlu", None).text(QUESTIONS["mmlu"]) == MMLU_BASELINE
 
 
 def after_the_question(shown: str) -> str:
@@ -129,7 +129,7 @@ def after_the_question(shown: str) -> str:
     ],
 )
 def test_the_papers_context_prompts_word_for_word(name, shown):
-    assert prompting("mmlu", CONTEXTS[name]).shown(QUESTIONS["mmlu"]) == after_the_question(shown)
+    assert prompting("mmlu", CONTEXTS[name]).text(QUESTIONS["mmlu"]) == after_the_question(shown)
 
 
 @pytest.mark.parametrize("name", CONTEXTS)
@@ -160,16 +160,16 @@ def test_the_context_goes_into_the_last_user_message_of_a_longer_conversation():
 
 def test_equal_demonstrations_are_shown_as_often_as_they_are_given():
     same = [Demonstration("q", SELF, 0, True, "x")] * 3
-    assert in_the_papers_form(Question("q"), "?", same).count('"""\nx\n"""') == 3
+    assert paper_template(Question("q"), "?", same).count('"""\nx\n"""') == 3
 
 
 def test_a_response_with_quotes_and_braces_is_shown_as_it_is():
     odd = 'f"{x}" """ %s {0} \\n'
-    assert odd in in_the_papers_form(Question("q"), "?", [Demonstration("q", SELF, 0, True, odd)])
+    assert odd in paper_template(Question("q"), "?", [Demonstration("q", SELF, 0, True, odd)])
 
 
 def test_a_wrong_response_is_never_shown_as_correct_even_alone():
-    text = in_the_papers_form(Question("q"), "?", [Demonstration("q", SELF, 0, False, "no")])
+    text = paper_template(Question("q"), "?", [Demonstration("q", SELF, 0, False, "no")])
     assert "WRONG (do NOT imitate):" in text
     assert "Correct:" not in text
     assert "This is a correct response" not in text
@@ -190,14 +190,14 @@ def test_a_context_of_ones_own_is_one_function():
 
 
 def test_a_context_of_nothing_changes_nothing():
-    assert prompting("gsm8k", Context("none")).shown(QUESTIONS["gsm8k"]) == prompting("gsm8k", None).shown(
+    assert prompting("gsm8k", Context("none")).text(QUESTIONS["gsm8k"]) == prompting("gsm8k", None).text(
         QUESTIONS["gsm8k"]
     )
 
 
 def test_the_first_right_and_the_first_wrong_ones_are_chosen_right_ones_first():
     found = demonstrations(QUESTIONS["mmlu"])
-    trials = {name: [each.trial for each in CONTEXTS[name].chosen(found)] for name in CONTEXTS}
+    trials = {name: [each.trial for each in CONTEXTS[name].select(found)] for name in CONTEXTS}
     assert trials == {
         "Self-1C": [1], "Self-3C": [1, 3, 5], "Self-1C1W": [1, 0], "Self-Sum-1C": [1], "Self-Sum-1C1W": [1, 0],
         "Self-1C (source)": [2],
@@ -218,11 +218,13 @@ def test_what_is_missing_is_named(name, kept, reason):
     question = QUESTIONS["mmlu"]
     found = [demonstrations(question)[trial] for trial in kept]
     assert CONTEXTS[name].missing(found) == reason
-    assert unavailable([question], list(CONTEXTS.values()), {question.id: found})[question.id][name] == reason
+    assert (
+        missing_demonstrations([question], list(CONTEXTS.values()), {question.id: found})[question.id][name] == reason
+    )
     shown = replace(prompting("mmlu", CONTEXTS[name]), demonstrations={question.id: found})
     with pytest.raises(OpdAlignError) as caught:
         shown(question)
-    assert str(caught.value) == f"question 'm' has no context {name!r}: {reason}"
+    assert str(caught.value) == f"question 'm' cannot be used with context {name!r}: {reason}"
 
 
 def test_a_summary_is_missing_only_where_it_would_be_shown():
@@ -232,11 +234,11 @@ def test_a_summary_is_missing_only_where_it_would_be_shown():
     assert CONTEXTS["Self-1C1W"].missing(found) is None
 
 
-def test_where_all_is_there_nothing_is_unavailable():
+def test_where_all_is_there_nothing_is_missing_demonstrations():
     questions = list(QUESTIONS.values())
     found = {question.id: demonstrations(question) for question in questions}
-    assert unavailable(questions, list(CONTEXTS.values()), found) == {}
-    assert unavailable(questions, [], {}) == {}
+    assert missing_demonstrations(questions, list(CONTEXTS.values()), found) == {}
+    assert missing_demonstrations(questions, [], {}) == {}
 
 
 @pytest.mark.parametrize("name", CONTEXTS)
@@ -244,7 +246,7 @@ def test_placeholders_are_just_enough(name):
     question, shown = QUESTIONS["mmlu"], CONTEXTS[name]
     stand_ins = shown.placeholders(question)
     assert shown.missing(stand_ins) is None
-    assert len(stand_ins) == len(shown.chosen(stand_ins)) == shown.correct + shown.wrong
+    assert len(stand_ins) == len(shown.select(stand_ins)) == shown.correct + shown.wrong
 
 
 @pytest.mark.parametrize("name", ["Self-1C", "self-1c", "SELF-1C (Source)"])
