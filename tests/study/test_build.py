@@ -362,7 +362,7 @@ def test_another_runs_directory_is_refused_before_demonstrations_are_sampled(tmp
     before = sorted(tmp_path.rglob("*"))
     capsys.readouterr()
     monkeypatch.setattr(
-        opd_align.study.build, "demonstrate", lambda *_, **__: pytest.fail("demonstrations were sampled")
+        opd_align.study.build, "collect_demonstrations", lambda *_, **__: pytest.fail("demonstrations were sampled")
     )
     for more in (["--teachers", "Self-1C"], ["--teachers", "embedded:teacher", "--initial", "9"], ["--limit", "0"]):
         assert main([*small, *more]) == 2
