@@ -1,7 +1,7 @@
 """Tasks: from a benchmark's question to a user message, and from a model's text to a verdict.
 
-What is built in is written out below; nothing registers itself. This room knows words, not models: no torch, no
-tokenizer, and libraries for data and mathematics are loaded when first needed.
+To add a built-in task, edit `builtin.py` only: everything else, the command line included, reads its table `BUILTIN`.
+No torch and no tokenizer here; libraries for datasets and mathematics are imported when first needed.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ __all__ = [
 
 
 def task(name: str) -> Task:
-    """The built-in task of that name."""
+    """The built-in task with this name."""
     if name in TASKS:
         return TASKS[name]
     near = get_close_matches(name.lower().replace("_", "").replace("-", ""), TASKS, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "for data of your own, see custom_task"
+    hint = f"did you mean {near[0]!r}?" if near else "for your own data, use custom_task"
     raise OpdAlignError(f"there is no task {name!r}, only {', '.join(TASKS)}; {hint}")

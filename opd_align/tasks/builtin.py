@@ -1,8 +1,10 @@
 r"""The built-in tasks: BoolQ, MMLU, GSM8K, AIME 2024 and 2025, and arithmetic.
 
-The paper shows its prompt for MMLU only (its figure "Baseline prompt"); the others follow the same frame, sentence by
-sentence. In AIME the answer counts on the last line and in a box alike: models trained on mathematics write
-`\boxed{}` whatever they are told.
+The paper shows its prompt for MMLU only (its figure "Baseline prompt"); the others use the same sentences. For AIME, an
+answer in a box counts as well as one on the last line: models trained on mathematics write `\boxed{}` regardless of the
+instruction.
+
+A new task is defined here and added to `BUILTIN`; nothing else in the package lists tasks.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ _AIME_FORM = Form(
     "be of the following format: 'Answer: $ANSWER' (without quotes) where ANSWER is that integer, which may stand in "
     "\\boxed{}. Think step by step before answering."
 )
-# The Hub says "problem", other copies say "question".
+# The column is "problem" on the Hub, and "question" in other copies.
 _AIME_FIELDS: dict[str, str | tuple[str, ...]] = {"question": ("problem", "question"), "answer": "answer"}
 
 AIME2024 = Task(
@@ -77,5 +79,5 @@ AIME2025 = Task(
     source=Source(hub="MathArena/aime_2025", split="train", fields=_AIME_FIELDS),
 )
 
-BUILTIN: dict[str, Task] = {each.name: each for each in (BOOLQ, MMLU, AIME2024, AIME2025, GSM8K, ARITHMETIC)}
+BUILTIN: dict[str, Task] = {task.name: task for task in (BOOLQ, MMLU, AIME2024, AIME2025, GSM8K, ARITHMETIC)}
 """The built-in tasks by name."""

@@ -199,7 +199,7 @@ Q = '{"question": "q", "answer": 1}\n'
         ("gsm8k", "r.jsonl", '{"question": 5}\n', "the question must be text, not int"),
         ("gsm8k", "r.jsonl", '{"question": " "}\n', "the question is empty"),
         ("gsm8k", "r.jsonl", '{"question": "q", "answer": [1]}\n', r"line 1: the answer is \[1\]"),
-        ("gsm8k", "r.jsonl", '{"id": 1, "question": "q"}\n' * 2, "line 2: id '1' was already taken by .*line 1"),
+        ("gsm8k", "r.jsonl", '{"id": 1, "question": "q"}\n' * 2, "line 2: id '1' is already used by .*line 1"),
         ("boolq", "r.jsonl", Q, "no passage"),
         ("mmlu", "r.jsonl", Q, "no choices"),
         ("mmlu", "r.jsonl", json.dumps(MMLU_ROW | {"answer": 4}), "the answer is 4; .* index from 0 to 3"),
@@ -314,7 +314,7 @@ def test_without_datasets_the_extra_is_named(monkeypatch):
 
 
 def test_a_task_that_lives_in_files_says_so():
-    with pytest.raises(OpdAlignError, match="'mine' has no data set on the Hub; give load"):
+    with pytest.raises(OpdAlignError, match="'mine' has no dataset on the Hub; pass load"):
         custom_task("mine", kind="number").load()
 
 
@@ -356,7 +356,7 @@ def test_every_kind_asks_for_an_answer_on_the_last_line(kind, tmp_path):
 def test_a_kind_that_does_not_exist_and_choices_without_use_are_refused():
     with pytest.raises(OpdAlignError, match=r"no kind 'math', .*did you mean 'maths'"):
         custom_task("mine", kind="math")
-    with pytest.raises(OpdAlignError, match="belong to the kind 'choice'"):
+    with pytest.raises(OpdAlignError, match="only used with the kind 'choice'"):
         custom_task("mine", kind="number", choices="options")
 
 

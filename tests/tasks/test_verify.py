@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from support import verdicts
 
 from opd_align.tasks import Choice, Maths, Number, TrueFalse, Verdict
-from opd_align.tasks.extract import last_box, without_thought
-from opd_align.tasks.numbers import number_of, written
+from opd_align.tasks.extract import last_box, strip_thinking
+from opd_align.tasks.numbers import canonical_number, gold_number
 from opd_align.types import OpdAlignError
 
 CALLED = {"C": Verdict.CORRECT, "I": Verdict.INCORRECT, "P": Verdict.UNPARSEABLE, "U": Verdict.UNKNOWN}
@@ -123,7 +123,7 @@ def test_the_dress_of_an_answer_does_not_change_its_verdict(dress, said, gold, l
 @given(top=st.integers(-(10**9), 10**9), bottom=st.integers(1, 10**6))
 def test_a_number_survives_being_written_and_read(top, bottom):
     value = Fraction(top, bottom)
-    assert number_of(written(value)) == value
+    assert gold_number(canonical_number(value)) == value
 
 
 @given(
@@ -150,7 +150,7 @@ def test_a_box_keeps_its_inner_braces(before, inner):
     ],
 )
 def test_thoughts_are_left_out_and_unfinished_ones_leave_nothing(text, said):
-    assert without_thought(text) == said
+    assert strip_thinking(text) == said
 
 
 @BY_NAME
