@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.scripted import CHAT, RIGHT, TASK, WRONG, Scripted, cast
+from support.scripted import CHAT, RIGHT, TASK, WRONG, ScriptedSampler, demonstration_writers
 from support.small_chat import CHATML, END, SWITCHED, byte_tokenizer, save_model, word_tokenizer
 
 import opd_align.study.build
@@ -167,9 +167,11 @@ def test_questions_of_a_screening_are_those_in_its_bins(data, tmp_path):
         right = replace(RIGHT, text=f"Answer: {asked.answer}")
         return right if number < wins[asked.id] else WRONG
 
-    speaker = Scripted("student", script, ContextPrompt(CHAT, TASK))
+    speaker = ScriptedSampler("student", script, ContextPrompt(CHAT, TASK))
     screened = str(tmp_path / "screened")
-    Screener(speaker, speaker.prompt, [], cast(script), rollouts=10).run(screened, study(data).questions)
+    Screener(speaker, speaker.prompt, [], demonstration_writers(script), rollouts=10).run(
+        screened, study(data).questions
+    )
 
     def chosen(bins: str, *more: str) -> list[str]:
         made = study(data, f"questions.screening={screened}", f"questions.bins={bins}", *more)
