@@ -50,7 +50,7 @@ def tokenizer():
 
 def next_token(path, written: str, *, user: str | None = None) -> dict[str, float]:
     """Probabilities of what may follow in an answer to the problem of the books."""
-    user = ARITHMETIC.ask(BOOKS.question()) if user is None else user
+    user = ARITHMETIC.user_message(BOOKS.question()) if user is None else user
     ids = tokenizer().encode(chat(tokenizer(), user) + written, return_tensors="pt")
     with torch.no_grad():
         p = torch.softmax(model_at(path)(input_ids=ids).logits[0, -1], -1)
@@ -205,7 +205,7 @@ def rates(path, n: int, *, correct: int = 0, wrong: int = 0, short: bool = False
 
     def user(question):
         if not correct + wrong:
-            return ARITHMETIC.ask(question)
+            return ARITHMETIC.user_message(question)
         return demonstrated_user(question, of_id[question.id], correct=correct, wrong=wrong, short=short)
 
     return pass_rates(model_at(path), tokenizer(), user, Measure(n, 8))

@@ -25,7 +25,7 @@ LARGEST = 120
 ARITHMETIC = Task(
     name="arithmetic",
     verifier=Number(),
-    ask=Form("Solve the problem step by step. The last line should be 'Answer: $NUMBER'."),
+    user_message=Form("Solve the problem step by step. The last line should be 'Answer: $NUMBER'."),
     generate=lambda seed, n, split: questions(seed, n, split=split),
 )
 """Generated questions with a short instruction, since the embedded models are small."""

@@ -16,7 +16,7 @@ from opd_align.tasks.verify import Choice, Maths, Number, TrueFalse
 BOOLQ = Task(
     name="boolq",
     verifier=TrueFalse(),
-    ask=Form(
+    user_message=Form(
         "Answer the following true or false question about the passage. The last line of your response should be of "
         "the following format: 'Answer: $ANSWER' (without quotes) where ANSWER is True or False. Think step by step "
         "before answering."
@@ -36,7 +36,7 @@ CHOICE_INSTRUCTION = (
 MMLU = Task(
     name="mmlu",
     verifier=Choice(),
-    ask=Form(CHOICE_INSTRUCTION),
+    user_message=Form(CHOICE_INSTRUCTION),
     source=Source(
         hub="cais/mmlu",
         config="all",
@@ -54,7 +54,7 @@ NUMBER_INSTRUCTION = (
 GSM8K = Task(
     name="gsm8k",
     verifier=Number(),
-    ask=Form(NUMBER_INSTRUCTION),
+    user_message=Form(NUMBER_INSTRUCTION),
     source=Source(hub="openai/gsm8k", config="main", split="test"),
 )
 
@@ -69,13 +69,13 @@ _AIME_FIELDS: dict[str, str | tuple[str, ...]] = {"question": ("problem", "quest
 AIME2024 = Task(
     name="aime2024",
     verifier=Maths(),
-    ask=_AIME_FORM,
+    user_message=_AIME_FORM,
     source=Source(hub="HuggingFaceH4/aime_2024", split="train", fields=_AIME_FIELDS),
 )
 AIME2025 = Task(
     name="aime2025",
     verifier=Maths(),
-    ask=_AIME_FORM,
+    user_message=_AIME_FORM,
     source=Source(hub="MathArena/aime_2025", split="train", fields=_AIME_FIELDS),
 )
 

@@ -71,7 +71,7 @@ def custom_task(
         raise OpdAlignError(f"task {name!r}: choices ({choices!r}) are only used with the kind 'choice', not {kind!r}")
     verifier, default = _KINDS[kind]
     if passage is not None and kind == "true_false":
-        default = BOOLQ.ask.instruction if isinstance(BOOLQ.ask, Form) else default
+        default = BOOLQ.user_message.instruction if isinstance(BOOLQ.user_message, Form) else default
     fields: dict[str, str | tuple[str, ...]] = {"question": question, "answer": answer}
     if kind == "choice":
         fields["choices"] = choices or "choices"
@@ -80,6 +80,6 @@ def custom_task(
     return Task(
         name=name,
         verifier=verifier,
-        ask=Form(default if instruction is None else instruction),
+        user_message=Form(default if instruction is None else instruction),
         source=Source(hub=hub, config=config, split=split, fields=fields),
     )

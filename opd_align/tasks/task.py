@@ -74,7 +74,7 @@ class Task:
     Args:
         name: Name of the task, as used in configurations.
         verifier: Grades responses; also usable as a TRL reward function.
-        ask: Function from a question to the user message, usually a `Form`.
+        user_message: Function from a question to the user message, usually a `Form`.
         source: Dataset to load questions from; `None` for field names `question` and `answer` in files.
         system: System message; `None` for no system message.
         generate: Function `(seed, n, split)` that generates `n` questions, for a task without a dataset. A larger `n`
@@ -83,7 +83,7 @@ class Task:
 
     name: str
     verifier: Verifier
-    ask: Callable[[Question], str]
+    user_message: Callable[[Question], str]
     source: Source | None = None
     system: str | None = "You are a helpful assistant."
     generate: Callable[[int, int, str], list[Question]] | None = None
@@ -91,7 +91,7 @@ class Task:
     def messages(self, question: Question) -> list[Message]:
         """The chat messages of a question: the system message, if any, and the user message."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*system, {"role": "user", "content": self.ask(question)}]
+        return [*system, {"role": "user", "content": self.user_message(question)}]
 
     def load(
         self,

@@ -225,7 +225,7 @@ def test_the_size_of_weights_is_known_without_loading_them():
 
 
 def test_pooled_estimates_are_biased_low_on_incorrect_paths(run, analysis, tmp_path):
-    """Forced rollouts share the path's prefix, so counting them above their forced token biases values to its outcome."""
+    """Forced rollouts share the path's prefix, so counting them above the forced token biases values to its outcome."""
     assert (
         main(["analyze", *SMALL, "--estimator", "pooled", "--reuse", str(run), "--out", str(tmp_path / "pooled")]) == 0
     )

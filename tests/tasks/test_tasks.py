@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import opd_align
+from opd_align.cli.main import main
+from opd_align.study.build import Study
+from opd_align.study.config import read_config
 from opd_align.tasks import TASKS, Choice, Form, Number, Source, Task, TextGrader, TrueFalse, Verdict, custom_task, task
+from opd_align.tasks.builtin import BUILTIN
 from opd_align.types import OpdAlignError, Outcome, Question, Rollouts
 
 DATA = Path(os.environ.get("OPD_ALIGN_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -96,8 +103,8 @@ def test_system_none_gives_no_system_message():
 
 def test_the_instruction_lists_one_letter_per_choice():
     question = Question("q", "Pick.", fields={"choices": ("x", "y", "z")})
-    assert "one of ABC." in task("mmlu").ask(question)
-    assert task("mmlu").ask(question).endswith("A) x\nB) y\nC) z")
+    assert "one of ABC." in task("mmlu").user_message(question)
+    assert task("mmlu").user_message(question).endswith("A) x\nB) y\nC) z")
 
 
 # Loading
@@ -253,7 +260,7 @@ def test_real_questions_load_and_their_own_answers_are_correct(name):
             this.verifier.judge(f"Let me see.\n\nAnswer: {question.answer}", question.answer, choices)
             is Verdict.CORRECT
         )
-        assert question.text in this.ask(question)
+        assert question.text in this.user_message(question)
         if choices is not None:
             wording = choices["ABCD".index(question.answer)]
             assert this.verifier.judge(f"Answer: {wording}", question.answer, choices) is Verdict.CORRECT
@@ -267,7 +274,9 @@ def test_a_folder_loaded_by_datasets_uses_the_same_mapping(tmp_path, monkeypatch
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "data").mkdir()
     file = write_jsonl(tmp_path / "data" / "test.jsonl", [MMLU_ROW, MMLU_ROW | {"answer": 0}])
-    local = Task("mmlu", Choice(), task("mmlu").ask, Source(str(file.parent), None, "test", task("mmlu").source.fields))
+    local = Task(
+        "mmlu", Choice(), task("mmlu").user_message, Source(str(file.parent), None, "test", task("mmlu").source.fields)
+    )
     assert local.load() == task("mmlu").load(file)
     assert [question.id for question in local.load(offset=1)] == ["mmlu-test-1"]
 
@@ -341,7 +350,7 @@ def test_custom_columns_are_mapped(tmp_path):
     )
     (question,) = custom.load(write_jsonl(tmp_path / "rows.jsonl", [row]))
     assert question == Question("mine-test-0", "Is it?", "False", {"passage": "It is not."})
-    assert custom.ask(question) == "True or False?\n\nPassage: It is not.\n\nQuestion: Is it?"
+    assert custom.user_message(question) == "True or False?\n\nPassage: It is not.\n\nQuestion: Is it?"
 
 
 @pytest.mark.parametrize("kind", ["choice", "true_false", "number", "maths"])
@@ -349,7 +358,9 @@ def test_every_kind_requests_the_answer_on_the_last_line(kind, tmp_path):
     row = {"question": "q", "answer": "1", "choices": ["x", "y"]}
     custom = custom_task("mine", kind=kind)
     (question,) = custom.load(write_jsonl(tmp_path / "rows.jsonl", [row]))
-    assert "The last line of your response should be of the following format: 'Answer: $" in custom.ask(question)
+    assert "The last line of your response should be of the following format: 'Answer: $" in custom.user_message(
+        question
+    )
     assert custom.verifier.judge(f"Answer: {question.answer}", question.answer, ["x", "y"]) is Verdict.CORRECT
 
 
@@ -358,6 +369,47 @@ def test_an_unknown_kind_and_unused_choices_are_refused():
         custom_task("mine", kind="math")
     with pytest.raises(OpdAlignError, match="only used with the kind 'choice'"):
         custom_task("mine", kind="number", choices="options")
+
+
+# Adding a task touches `tasks/builtin.py` only
+
+
+@pytest.mark.parametrize("command", ["analyze", "screen", "show-prompt"])
+def test_a_task_in_the_builtin_table_is_listed_by_the_command_line(command, monkeypatch, capsys):
+    monkeypatch.setitem(BUILTIN, "riddles", custom_task("riddles", kind="number"))
+    with pytest.raises(SystemExit) as exited:
+        main([command, "--help"])
+    assert exited.value.code == 0
+    assert f"one of {', '.join(BUILTIN)}" in " ".join(capsys.readouterr().out.split())
+    assert "riddles" in BUILTIN
+
+
+def test_a_task_in_the_builtin_table_is_usable_by_name(tmp_path, monkeypatch):
+    monkeypatch.setitem(BUILTIN, "riddles", custom_task("riddles", kind="number", instruction="Riddle:"))
+    data = write_jsonl(tmp_path / "riddles.jsonl", [{"question": "How many legs has a cat?", "answer": "4"}])
+    study = Study(read_config(None, ["task=riddles", f"questions.file={data}"]))
+    assert task("riddles") is study.task is BUILTIN["riddles"]
+    assert [(question.id, question.answer) for question in study.questions] == [("riddles-test-0", "4")]
+    with pytest.raises(OpdAlignError, match="did you mean 'riddles'"):
+        task("ridles")
+
+
+def test_no_other_source_file_lists_the_tasks():
+    files = [
+        file for file in Path(opd_align.__file__).parent.rglob("*.py") if file.parts[-2:] != ("tasks", "builtin.py")
+    ]
+    assert len(files) > 50
+    literals = [
+        (file, node.value)
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    for file in files:
+        names = {text for where, text in literals if where == file} & TASKS.keys()
+        assert len(names) <= 1, f"{file} lists {names}"
+    for file, text in literals:
+        assert sum(name in re.split(r"[^\w]+", text) for name in TASKS) <= 2, f"{file} lists tasks: {text}"
 
 
 # Grading tokens

@@ -34,7 +34,7 @@ from opd_align.runs.manifest import RunMismatch
 from opd_align.tasks import Form
 from opd_align.teachers.contexts import CONTEXTS, SELF, Context, ContextPrompt
 from opd_align.teachers.demonstrations import DemonstrationWriters, TrialBudget
-from opd_align.teachers.eligibility import availability, prompts_too_long
+from opd_align.teachers.eligibility import availability
 from opd_align.teachers.screening import (
     DEMONSTRATIONS,
     MISSING,
@@ -198,15 +198,6 @@ def test_a_prompt_that_does_not_fit_is_reported_and_others_are_sampled(tmp_path)
     assert {name for name, _, _ in sampler.sampled} == {"a", "b"}
 
 
-@pytest.mark.parametrize(("spare", "fits"), [(0, True), (-1, False)])
-def test_prompt_and_new_tokens_may_fill_the_context_exactly(spare, fits):
-    q = question("a")
-    tokens = len(ContextPrompt(CHAT, TASK)(q))
-    sampler = student(lambda name, variant: 0, context_length=tokens + 64 + spare)
-    assert (prompts_too_long(sampler, [q], 64) == {}) is fits
-    assert prompts_too_long(replace(sampler, context_length=None), [q], 10**9) == {}
-
-
 def test_a_question_that_does_not_fit_its_source_is_excluded_with_that_reason(tmp_path):
     small = replace(source(SELF, writer), skip_reason=lambda q: "too long for self" if q.id == "a" else None)
     screening = screen(student(lambda *_: 10), [ONE], sources={SELF: small}).run(tmp_path, questions("a", "b"))
@@ -313,7 +304,9 @@ def upper_case(q: Question, message: str, shown: Any) -> str:
         (
             lambda work: replace(
                 work,
-                student=replace(work.student, prompt=replace(work.prompting, task=replace(TASK, ask=Form("Say it.")))),
+                student=replace(
+                    work.student, prompt=replace(work.prompting, task=replace(TASK, user_message=Form("Say it.")))
+                ),
             ),
             "prompts.Baseline",
         ),
