@@ -307,4 +307,4 @@ def _path(text: str) -> AnyPath:
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=28, width=100)
+        super().__init__(prog, max_help_position=30, width=100)
