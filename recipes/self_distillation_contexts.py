@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from trl import ModelConfig, get_peft_config
 from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
 
-from opd_align.teachers.contexts import SELF, Demonstration, in_the_papers_form
+from opd_align.teachers.contexts import SELF, Demonstration, paper_template
 from opd_align.training import AlignmentCallback, SDPOGate
 from opd_align.training.recipe import Questions, announce, load_as_told, place, start, tokenizer, told
 from opd_align.types import Question
@@ -39,7 +39,7 @@ def main() -> None:
 
     # The paper's prompt, cut where SDPO puts in the question and the solution.
     solution = Demonstration("", SELF, 0, True, "{successful_previous_attempt}")
-    training.solution_template = in_the_papers_form(Question(""), "", [solution])
+    training.solution_template = paper_template(Question(""), "", [solution])
     training.reprompt_template = "{prompt}{solution}{feedback}"
     student = place(model.model_name_or_path)
     load_as_told(training, model)

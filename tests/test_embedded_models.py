@@ -32,7 +32,7 @@ from writer import STUDENT, TEACHER, Step, demonstrated, write
 from opd_align.embedded import student_path, teacher_path
 from opd_align.tasks.arithmetic import ARITHMETIC, STORIES, Change, Problem, problems, summarise
 from opd_align.tasks.verify import Verdict
-from opd_align.teachers.contexts import Demonstration, in_the_papers_form
+from opd_align.teachers.contexts import Demonstration, paper_template
 
 BOOKS = Problem(STORIES[0], 4, 12, (Change(-1, 9, "removed"),), turned=False)
 BOTH = [student_path(), teacher_path()]
@@ -50,7 +50,7 @@ def tokenizer():
 
 def next_token(path, written: str, *, user: str | None = None) -> dict[str, float]:
     """Probabilities of what may follow in an answer to the problem of the books."""
-    user = ARITHMETIC.ask(BOOKS.question()) if user is None else user
+    user = ARITHMETIC.user_message(BOOKS.question()) if user is None else user
     ids = tokenizer().encode(chat(tokenizer(), user) + written, return_tensors="pt")
     with torch.no_grad():
         p = torch.softmax(model_at(path)(input_ids=ids).logits[0, -1], -1)
@@ -115,7 +115,7 @@ def test_demonstrations_are_worded_as_in_the_paper():
         shown = [Demonstration("q", "self", trial, right, f"r{trial}") for trial, right in enumerate(flags)]
         texts = [each.text for each in shown]
         ours = with_demonstrations("Q", demonstrations(texts[:correct], texts[correct:]))
-        assert ours == in_the_papers_form(BOOKS.question(), "Q", shown)
+        assert ours == paper_template(BOOKS.question(), "Q", shown)
     assert with_demonstrations("Q", "B") == (
         "Q\n\nB\n\nNow answer with a response of your own, including the thinking process:"
     )
@@ -205,7 +205,7 @@ def rates(path, n: int, *, correct: int = 0, wrong: int = 0, short: bool = False
 
     def user(question):
         if not correct + wrong:
-            return ARITHMETIC.ask(question)
+            return ARITHMETIC.user_message(question)
         return demonstrated_user(question, of_id[question.id], correct=correct, wrong=wrong, short=short)
 
     return pass_rates(model_at(path), tokenizer(), user, Measure(n, 8))

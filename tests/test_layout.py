@@ -34,7 +34,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "types", "settings", "core.objectives", "core", "backends", "tasks", "runs", "teachers", "report",
     },
     "cli": {
-        "types", "settings", "core", "backends", "tasks", "runs", "teachers", "report", "training", "study",
+        "types", "settings", "core.objectives", "core", "backends", "tasks", "runs", "teachers", "report", "training",
+        "study",
     },
 }  # fmt: skip
 

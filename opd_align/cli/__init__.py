@@ -1,1 +1,1 @@
-"""The command line."""
+"""The `opd-align` command line."""

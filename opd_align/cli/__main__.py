@@ -1,4 +1,4 @@
-"""`python -m opd_align.cli`: the same as the command `opd-align`."""
+"""`python -m opd_align.cli` is the same as the command `opd-align`."""
 
 import sys
 

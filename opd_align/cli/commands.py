@@ -1,6 +1,6 @@
-"""What the commands do, each a function from its arguments to an exit code.
+"""The commands: each is a function from parsed arguments to an exit code.
 
-Heavy imports wait until a command runs. What arguments there are is the business of `cli`.
+Heavy libraries are imported when a command runs. Which arguments exist is defined in `main`.
 """
 
 from __future__ import annotations
@@ -17,136 +17,91 @@ if TYPE_CHECKING:
     from opd_align.study.config import StudyConfig
     from opd_align.study.ray import RayCluster
 
-SHORT = {
+KEY_OF_FLAG = {
     "student": "student", "teachers": "teachers", "task": "task", "data": "questions.file", "limit": "questions.limit",
     "questions_from": "questions.screening", "bins": "questions.bins", "seed": "seed", "initial": "budget.initial",
     "targeted": "budget.targeted", "seconds": "budget.seconds", "allocation": "budget.allocation",
     "estimator": "estimator", "objectives": "objectives", "n_sig": "rules.n_sig", "backend": "student.backend",
     "batch": "batch",
 }  # fmt: skip
-"""Flags, and the keys they are short for."""
+"""Command-line flag → the configuration key that it sets."""
+
+
+def analyze(args: argparse.Namespace) -> int:
+    config = _config(args)
+    _check_flags(args, config)
+    if config.student.model == "exact":
+        return _present(_analyze_exact(args, config), args.out)
+    from opd_align.cli.progress import progress
+    from opd_align.runs.rollout_store import check_reuse
+    from opd_align.runs.run_directory import check_directory
+
+    study = _checked(config)
+    args.out = args.out or Path("runs") / study.name
+    check_directory(args.out, "analysis")
+    if args.reuse is not None:
+        check_reuse(args.reuse)
+    if args.dry_run:
+        return _print_plan(args, study)
+    with progress(len(study.questions)) as (on_phase, on_progress):
+        options = {"on_phase": on_phase, "on_progress": on_progress, "reuse": args.reuse}
+        if args.engine == "ray":
+            from opd_align.study.ray import analyze_with_ray
+
+            analysis = analyze_with_ray(_cluster(args), study, args.out, **options)
+        else:
+            analysis = study.analyze(args.out, workers=args.workers or 1, **options)
+    return _present(analysis, args.out)
 
 
 def _config(args: argparse.Namespace) -> StudyConfig:
     from opd_align.study.config import read_config
 
-    given = {key: getattr(args, flag) for flag, key in SHORT.items() if getattr(args, flag, None) is not None}
-    flags = [f"{key}={json.dumps(value)}" for key, value in given.items()]
+    values = {key: getattr(args, flag) for flag, key in KEY_OF_FLAG.items() if getattr(args, flag, None) is not None}
+    overrides = [f"{key}={json.dumps(value)}" for key, value in values.items()]
     if args.seed is not None:
-        flags.append(f"rules.seed={args.seed}")
-    named = args.config or (None if args.student else "demo")
-    return read_config(named, [*flags, *args.set])
+        overrides.append(f"rules.seed={args.seed}")
+    name = args.config or (None if args.student else "demo")
+    return read_config(name, [*overrides, *args.set])
 
 
-def _study(args: argparse.Namespace) -> Study:
+def _checked(config: StudyConfig) -> Study:
     from opd_align.study.build import Study
 
-    study = Study(_config(args))
+    study = Study(config)
     study.check()
     return study
 
 
-def analyze(args: argparse.Namespace) -> int:
-    from opd_align.runs.rollout_store import check_reuse
-    from opd_align.runs.run_directory import check_directory
+def _check_flags(args: argparse.Namespace, config: StudyConfig) -> None:
+    """Refuses flags that would have no effect."""
     from opd_align.types import OpdAlignError
 
-    config = _config(args)
-    _refuse_idle_flags(args)
+    cost = ("gpus", "tokens_per_second", "dollars_per_gpu_hour", "calibrate_from")
+    cluster = ("ray_address", "gpus_per_worker", "teacher_actors")
+    for needed, present, flags in (
+        ("--dry-run", args.dry_run, cost),
+        ("--engine ray", args.engine == "ray", cluster),
+    ):
+        given = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(args, flag) is not None]
+        if given and not present:
+            raise OpdAlignError(f"{given[0]} has no effect without {needed}")
     if args.workers is not None and args.workers < 1:
         raise OpdAlignError(f"--workers must be at least 1, not {args.workers}")
     if config.student.model == "exact":
         if args.dry_run:
-            raise OpdAlignError(
-                "exact worlds take seconds and no GPU; leave out --dry-run, or choose a model as student"
-            )
+            raise OpdAlignError("--dry-run does not support --student exact, which takes seconds; remove --dry-run")
         if args.engine != "local":
-            raise OpdAlignError("exact worlds need no cluster; leave out --engine, or choose a model as student")
-        analysis = _exact(args, config)
-    else:
-        from opd_align.study.build import Study
-
-        study = Study(config)
-        study.check()
-        args.out = args.out or Path("runs") / study.name
-        check_directory(args.out, "analysis")
-        if args.reuse is not None:
-            check_reuse(args.reuse)
-        if args.dry_run:
-            from rich.console import Console
-
-            from opd_align.study.plan import Prices, plan
-
-            prices = Prices(1 if args.gpus is None else args.gpus, args.tokens_per_second, args.dollars_per_gpu_hour)
-            Console().print(plan(study, args.out, prices, args.calibrate_from))
-            return 0
-        from opd_align.cli.progress import progress
-
-        with progress(len(study.questions)) as (phase, step):
-            options = {"on_phase": phase, "on_progress": step, "reuse": args.reuse}
-            if args.engine == "ray":
-                from opd_align.study.ray import analyze_with_ray
-
-                analysis = analyze_with_ray(_cluster(args), study, args.out, **options)
-            else:
-                analysis = study.analyze(args.out, workers=args.workers or 1, **options)
-    return _presented(analysis, args.out)
+            raise OpdAlignError("--student exact runs locally only; remove --engine, or choose a model as student")
+        if args.worlds < 1:
+            raise OpdAlignError(f"--worlds must be at least 1, not {args.worlds}")
 
 
-def _refuse_idle_flags(args: argparse.Namespace) -> None:
-    """A flag that would do nothing is a misunderstanding."""
-    from opd_align.types import OpdAlignError
-
-    prices = ("gpus", "tokens_per_second", "dollars_per_gpu_hour", "calibrate_from")
-    for owner, there, flags in (
-        ("a plan; say --dry-run", args.dry_run, prices),
-        ("a cluster; say --engine ray", args.engine == "ray", ("ray_address", "gpus_per_worker", "apart")),
-    ):
-        given = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(args, flag) is not None]
-        if given and not there:
-            raise OpdAlignError(f"{given[0]} belongs to {owner}")
-
-
-def _presented(analysis: Analysis, out: AnyPath) -> int:
-    """Tables and report of a run that has just been finished."""
-    from rich.console import Console
-
-    from opd_align.report.html import write_report
-    from opd_align.report.tables import all_tables, write_tables
-
-    Console().print(all_tables(analysis))
-    _say(analysis)
-    write_tables(analysis, out / "tables")
-    page = write_report(analysis, out / "report.html", title=out.name)
-    print(f"run directory  {out}")
-    print(f"tables         {out / 'tables'}")
-    print(f"report         {page.resolve().as_uri()}")
-    return 0
-
-
-def merge(args: argparse.Namespace) -> int:
-    from opd_align.runs.merge import merge
-
-    return _presented(merge(args.directories, args.out), args.out)
-
-
-def _say(analysis: Analysis) -> None:
-    """The verdict in plain words, as the report has it."""
-    from opd_align.report.prose import verdict
-    from opd_align.report.slices import Slices
-
-    told = verdict(Slices(analysis.nodes), analysis.settings.objectives[0].name)
-    print("\n".join([told.headline, *told.points]), end="\n\n")
-
-
-def _exact(args: argparse.Namespace, config: StudyConfig) -> Analysis:
+def _analyze_exact(args: argparse.Namespace, config: StudyConfig) -> Analysis:
     from opd_align.backends.exact import ExactFamily
     from opd_align.cli.progress import progress
     from opd_align.runs.run_directory import analyze_into
-    from opd_align.types import OpdAlignError
 
-    if args.worlds < 1:
-        raise OpdAlignError(f"--worlds must be at least 1, not {args.worlds}")
     seed, settings = config.seed, config.settings()
     family = ExactFamily.random(seed, args.worlds, length=args.length, forks=args.forks, stakes=args.stakes)
     teachers = [
@@ -155,9 +110,9 @@ def _exact(args: argparse.Namespace, config: StudyConfig) -> Analysis:
         family.teacher("adversarial", lambda world: world.adversarial_teacher(seed=seed)),
     ]
     args.out = args.out or Path("runs") / f"exact-{seed}"
-    with progress(args.worlds) as (_, step):
+    with progress(args.worlds) as (_, on_progress):
         return analyze_into(
-            args.out, family, teachers, family.questions, family, settings=settings, on_progress=step,
+            args.out, family, teachers, family.questions, family, settings=settings, on_progress=on_progress,
             workers=args.workers or 1, reuse=args.reuse,
         )  # fmt: skip
 
@@ -166,14 +121,57 @@ def _cluster(args: argparse.Namespace) -> RayCluster:
     from opd_align.study.ray import LOCAL, RayCluster
     from opd_align.types import OpdAlignError
 
-    apart: dict[str, float | None] = {}
-    for each in filter(None, (args.apart or "").split(",")):
-        name, _, gpus = each.partition("=")
+    gpus_of_teacher: dict[str, float | None] = {}
+    for entry in filter(None, (args.teacher_actors or "").split(",")):
+        name, _, gpus = entry.partition("=")
         try:
-            apart[name.strip()] = float(gpus) if gpus else None
+            gpus_of_teacher[name.strip()] = float(gpus) if gpus else None
         except ValueError:
-            raise OpdAlignError(f"--apart takes NAME or NAME=GPUS, not {each!r}") from None
-    return RayCluster(args.ray_address or LOCAL, args.workers, args.gpus_per_worker, apart)
+            raise OpdAlignError(f"--teacher-actors takes NAME or NAME=GPUS, not {entry!r}") from None
+    return RayCluster(args.ray_address or LOCAL, args.workers, args.gpus_per_worker, gpus_of_teacher)
+
+
+def _print_plan(args: argparse.Namespace, study: Study) -> int:
+    from rich.console import Console
+
+    from opd_align.study.plan import Prices, plan
+
+    prices = Prices(1 if args.gpus is None else args.gpus, args.tokens_per_second, args.dollars_per_gpu_hour)
+    Console().print(plan(study, args.out, prices, args.calibrate_from))
+    return 0
+
+
+def _present(analysis: Analysis, out: AnyPath) -> int:
+    """Prints the tables of a finished run and writes them, with the report, into its directory."""
+    from opd_align.report.html import write_report
+    from opd_align.report.tables import write_tables
+
+    _print_analysis(analysis)
+    write_tables(analysis, out / "tables")
+    page = write_report(analysis, out / "report.html", title=out.name)
+    print(f"run directory  {out}")
+    print(f"tables         {out / 'tables'}")
+    print(f"report         {page.resolve().as_uri()}")
+    return 0
+
+
+def _print_analysis(analysis: Analysis) -> None:
+    """The tables, then the conclusions as sentences, as in the report."""
+    from rich.console import Console
+
+    from opd_align.report.prose import verdict
+    from opd_align.report.slices import Slices
+    from opd_align.report.tables import all_tables
+
+    Console().print(all_tables(analysis))
+    conclusion = verdict(Slices(analysis.nodes), analysis.settings.objectives[0].name)
+    print("\n".join([conclusion.headline, *conclusion.points]), end="\n\n")
+
+
+def merge(args: argparse.Namespace) -> int:
+    from opd_align.runs.merge import merge
+
+    return _present(merge(args.directories, args.out), args.out)
 
 
 def screen(args: argparse.Namespace) -> int:
@@ -181,17 +179,15 @@ def screen(args: argparse.Namespace) -> int:
     from opd_align.runs.run_directory import check_directory
 
     check_directory(args.out, "screening")
-    study = _study(args)
-    with progress(0) as (phase, _):
-        study.screen(on_progress=phase).into(args.out, study.questions)
-    _screening(args.out, args.out / "tables")
-    print(
-        f"the screening is in {args.out}; to analyze its questions: opd-align analyze --questions-from {args.out} ..."
-    )
+    study = _checked(_config(args))
+    with progress(0) as (on_phase, _):
+        study.screen(on_progress=on_phase).run(args.out, study.questions)
+    _print_screening(args.out, args.out / "tables")
+    print(f"Screening saved in {args.out}. To analyze its questions: opd-align analyze --questions-from {args.out} ...")
     return 0
 
 
-def _screening(directory: Path, folder: Path | None) -> int:
+def _print_screening(directory: AnyPath, folder: AnyPath | None) -> int:
     from rich.console import Console
 
     from opd_align.report.screening import screening_tables
@@ -210,32 +206,29 @@ def show_prompt(args: argparse.Namespace) -> int:
 
     from opd_align.teachers.screening import load_screening
 
-    study = _study(args)
-    found = load_screening(args.demonstrations_from)[1] if args.demonstrations_from else None
+    study = _checked(_config(args))
+    screened = load_screening(args.demonstrations_from)[1] if args.demonstrations_from else None
     for question in study.questions:
         for role in [None, *study.roles]:
             context = role.context if role else None
-            shown = found or ({question.id: context.placeholders(question)} if context else {})
-            prompting = replace(study.prompting_of(role), context=context, demonstrations=shown)
+            demonstrations = screened or ({question.id: context.placeholders(question)} if context else {})
+            prompting = replace(study.prompting_of(role), context=context, demonstrations=demonstrations)
             print(f"── {question.id} · {role.name if role else 'student'} · {len(prompting(question)):,} tokens")
-            print(prompting.shown(question))
+            print(prompting.text(question))
             print()
     return 0
 
 
 def report(args: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from opd_align.report.html import write_report
-    from opd_align.report.tables import all_tables, write_tables
+    from opd_align.report.tables import write_tables
     from opd_align.runs.manifest import read_manifest
     from opd_align.runs.run_directory import MANIFEST, RunDirectory
 
     if (read_manifest(args.directory / MANIFEST) or {}).get("kind") == "screening":
-        return _screening(args.directory, args.tables)
+        return _print_screening(args.directory, args.tables)
     analysis = RunDirectory.load(args.directory)
-    Console().print(all_tables(analysis))
-    _say(analysis)
+    _print_analysis(analysis)
     if args.html:
         print(f"report  {write_report(analysis, args.html, title=args.directory.name).resolve().as_uri()}")
     if args.tables:
@@ -263,14 +256,14 @@ def dashboard(args: argparse.Namespace) -> int:
     from opd_align.report.server import DashboardServer, DashboardState
 
     folder = training_folder(args.directory)
-    board = DashboardState(folder, title=args.directory.resolve().name)
+    state = DashboardState(folder, title=args.directory.resolve().name)
     if args.once:
-        print(f"page       {board.write(args.out or folder / 'dashboard.html').resolve().as_uri()}")
+        print(f"page       {state.write(args.out or folder / 'dashboard.html').resolve().as_uri()}")
         return 0
-    with DashboardServer(board, args.port) as server:
-        page = board.write(args.out or folder / "dashboard.html")
+    with DashboardServer(state, args.port) as server:
+        page = state.write(args.out or folder / "dashboard.html")
         print(f"page       {page.resolve().as_uri()}")
-        print(f"dashboard  {server.url}    Ctrl-C ends it", flush=True)
+        print(f"dashboard  {server.url}    press Ctrl-C to stop", flush=True)
         try:
             server.follow(page)
         except KeyboardInterrupt:
@@ -285,9 +278,9 @@ def train(args: argparse.Namespace) -> int:
     from opd_align.training import launch
 
     if args.recipe is None:
-        for name, about in launch.recipes().items():
-            print(f"{name:28} {about}\n{'':28} --config {' | '.join(launch.configs(name))}")
-        print(f"\nscripts and configurations: {launch.folder()}")
+        for name, description in launch.recipes().items():
+            print(f"{name:28} {description}\n{'':28} --config {' | '.join(launch.configs(name))}")
+        print(f"\nScripts and configurations: {launch.folder()}")
         return 0
     command = launch.command(args.recipe, args.flags)
     launch.check_installed()

@@ -1,6 +1,7 @@
-"""The command line: a thin door to the engine.
+"""The `opd-align` command: arguments, help texts, exit codes.
 
-Heavy imports wait until a command runs, so that `--help` answers at once.
+What a command does is in `commands`. Heavy libraries are imported when a command runs, so that `--help` is fast; names
+in help texts come from the registries they belong to.
 """
 
 from __future__ import annotations
@@ -9,50 +10,57 @@ import argparse
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, get_args
 
 from opd_align.cli import commands
-from opd_align.runs.filesystem import as_path
+from opd_align.core.objectives import OBJECTIVES
+from opd_align.runs.filesystem import AnyPath, as_path
+from opd_align.settings import Allocation, Method
+from opd_align.tasks import TASKS
+from opd_align.types import OpdAlignError
 
-if TYPE_CHECKING:
-    from opd_align.runs.filesystem import AnyPath
-
-MODELS = ("torch", "transformers", "tokenizers", "safetensors", "accelerate")
-"""What a language model needs and the plain package does without."""
+MODEL_LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "accelerate")
+"""Optional dependencies that language models need; the base install works without them."""
 
 ABOUT = """\
-At each token of a student's reasoning, does the teacher's distillation update point toward success?
+Measures, token by token, whether a teacher's distillation update points toward correct answers.
 
-  opd-align analyze                                    the models that ship with the package; a minute or two
-  opd-align analyze --config boolq_qwen3_0.6b          the paper's settings on a real student
-  opd-align screen --student MODEL --task boolq ...    which contexts help, and which questions are worth it
-  opd-align report runs/first                          tables and report of a finished run
+  opd-align analyze                                    run on the embedded models; takes 1-2 minutes on a CPU
+  opd-align analyze --config boolq_qwen3_0.6b          the paper's settings with Qwen3-0.6B as student
+  opd-align screen --student MODEL --task boolq ...    pass rates per context, to choose contexts and questions
+  opd-align report runs/first                          tables and HTML report of a finished run
   opd-align compare runs/first runs/second             several runs side by side
-  opd-align train gkd_incorrect_only                   a recipe that acts on it; without a name, all of them
-  opd-align dashboard OUTPUT_DIR                       watch a training that has the callback
-  opd-align merge runs/first runs/second --out DIR     runs of several machines as one
+  opd-align train gkd_incorrect_only                   start a training recipe; without a name, list all recipes
+  opd-align dashboard OUTPUT_DIR                       monitor a training that uses AlignmentCallback
+  opd-align merge runs/first runs/second --out DIR     merge runs on different questions into one
+
+Run `opd-align COMMAND --help` for the options of a command.
 """
 
 ANALYZE = """\
-Samples rollouts, grows a generation tree around a few of them, estimates the success probability of each next
-token, and compares the ideal update with the one each teacher's loss would make. Ends in tables and an HTML report.
-Every finished batch is on disk: interrupted, the same command goes on where it was left.
+Samples rollouts from the student, samples more from selected tokens of a few of them, estimates the success
+probability of each candidate next token, and compares the ideal update with the update of each teacher's loss. Prints
+tables and writes an HTML report. Finished batches are saved to disk: if interrupted, run the same command to resume.
 
   opd-align analyze
   opd-align analyze --student Qwen/Qwen3-0.6B --task boolq --limit 8 --teachers Self-1C,Self-1C1W,Qwen/Qwen3-4B
   opd-align analyze --config boolq_qwen3_0.6b --set student.backend=vllm --out runs/boolq
-  opd-align analyze --estimator pooled --reuse runs/first --out runs/pooled      same rollouts, other counting
-  opd-align analyze --dry-run                                                    the plan, and what it will cost
-  opd-align analyze --student exact --worlds 8                                   worlds whose truth is known
+  opd-align analyze --dry-run                                                estimated rollouts, time and cost
+  opd-align analyze --estimator pooled --reuse runs/first --out runs/pooled  same rollouts, another estimator
+  opd-align analyze --student exact --worlds 8                               synthetic worlds with known answers
   opd-align analyze --config boolq_qwen3_0.6b --engine ray --ray-address auto --out s3://bucket/boolq   on a cluster
+
+Teachers are model names, or contexts: the student itself with demonstrations added to its prompt. In a context's name,
+C counts correct and W wrong demonstrations, Sum means summarised: Self-1C1W has one correct and one wrong response.
 """
 
 SCREEN = """\
-Samples every question under the plain prompt and under each context (a correct demonstration, a correct and a wrong
-one, ...), and tables pass rates by context and difficulty. Interrupted, the same command goes on.
+Samples the student on every question with the plain prompt and with each context (one correct demonstration, one
+correct and one wrong, ...), and prints pass rates by context and difficulty. Use it to choose contexts and questions
+before an analysis. If interrupted, run the same command to resume.
 
   opd-align screen --student HuggingFaceTB/SmolLM2-135M-Instruct --task boolq --limit 20 --out runs/screen
   opd-align screen --student model.gguf --task gsm8k --data gsm8k.jsonl --teachers Self-1C,Self-1C1W --out runs/screen
@@ -60,53 +68,53 @@ one, ...), and tables pass rates by context and difficulty. Interrupted, the sam
 """
 
 PROMPT = """\
-Prints what the student and every teacher read for a question, special tokens included. Demonstrations come from a
-screening (--demonstrations-from), or are shown as placeholders.
+Prints the prompts of the student and of every teacher for each question, special tokens included. Demonstrations are
+taken from a screening (--demonstrations-from) or shown as placeholders.
 
   opd-align show-prompt --student Qwen/Qwen3-0.6B --task mmlu --limit 1 --teachers Self-1C,Self-1C1W
 """
 
 REPORT = """\
-Prints the tables of a finished run directory, and writes them anew where asked. No model is needed.
+Prints the tables of a finished run directory and optionally writes them to files. Needs no model.
 
   opd-align report runs/first
   opd-align report runs/first --html report.html --tables tables/       Markdown, LaTeX and CSV
 """
 
 MERGE = """\
-Joins finished runs that share student, teachers, grader and settings, and differ in their questions: what one run on
-all questions would have made. Nothing is sampled again.
+Merges finished runs that have the same student, teachers, grader and settings but different questions. The result is
+identical to a single run on all questions; nothing is sampled again.
 
-  opd-align analyze --config boolq.yaml --limit 100 --out runs/first                                  one machine
-  opd-align analyze --config boolq.yaml --limit 100 --set questions.offset=100 --out runs/second      another
+  opd-align analyze --config boolq.yaml --limit 100 --out runs/first                                  machine 1
+  opd-align analyze --config boolq.yaml --limit 100 --set questions.offset=100 --out runs/second      machine 2
   opd-align merge runs/first runs/second --out runs/boolq
 """
 
 COMPARE = """\
-Prints the tables of several finished runs side by side: other students, other budgets, other estimators.
+Prints the tables of several finished runs side by side, for example different students, budgets or estimators.
 
   opd-align compare runs/backup runs/pooled
 """
 
 TRAIN = """\
-Starts a recipe through `accelerate launch`, and says the command. Without a recipe, lists them.
+Starts a training recipe with `accelerate launch` and prints the command. Without a recipe, lists all recipes.
 
   opd-align train
-  opd-align train gkd_incorrect_only                                          the models that ship, on a CPU
+  opd-align train gkd_incorrect_only                                          the embedded models, on a CPU
   opd-align train distillation_divergence --config 8gpu_zero3 --max_steps 200
   opd-align train grpo_distill_on_failures --config mine.yaml --accelerate my_machines.yaml
-  opd-align train gkd_incorrect_only --help                                   every flag of the recipe
+  opd-align train gkd_incorrect_only --help                                   all options of the recipe
 """
 
 DASHBOARD = """\
-Shows a training that runs with AlignmentCallback, or did: alignment, oracle, filter, pass rate and cost over its steps,
-and the tokens of its rollouts. OUTPUT_DIR is the trainer's output_dir. Writes the page to a file that opens anywhere,
-serves it to this machine only, and follows the training until Ctrl-C.
+Shows a running or finished training that uses AlignmentCallback: alignment, oracle, filter, pass rate and cost per
+step, and the tokens of its rollouts. OUTPUT_DIR is the trainer's output_dir. Writes a self-contained HTML page, serves
+it on localhost, and updates it until Ctrl-C.
 
   opd-align dashboard runs/gkd
-  opd-align dashboard runs/gkd --port 8765        on another machine: ssh -L 8765:127.0.0.1:8765 HOST, then open the
-                                                  printed address at home
-  opd-align dashboard runs/gkd --once --out training.html                    only the file
+  opd-align dashboard runs/gkd --port 8765        on a remote machine: run ssh -L 8765:127.0.0.1:8765 HOST locally,
+                                                  then open the printed address
+  opd-align dashboard runs/gkd --once --out training.html                    write the page and exit
 """
 
 
@@ -122,19 +130,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help()
         return 0
-    from opd_align.types import OpdAlignError
-
     try:
-        with _spoken_warnings():
+        with _warnings_for_users():
             code = int(args.run(args))
         print(end="", flush=True)
         return code
     except ModuleNotFoundError as error:
-        if error.name not in MODELS:
+        if error.name not in MODEL_LIBRARIES:
             raise
         print(f"opd-align: language models need {error.name}: pip install 'opd-align[hf,tasks]'", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # whoever read along has seen enough, as `head` does
+    except BrokenPipeError:  # the reader closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OpdAlignError as error:
@@ -142,22 +148,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         out = getattr(args, "out", None)
-        hint = f"; what is finished is in {out}, and the same command goes on from there" if out else ""
+        hint = f"; finished work is saved in {out}, run the same command to resume" if out else ""
         print(f"opd-align: interrupted{hint}", file=sys.stderr)
         return 130
 
 
 @contextmanager
-def _spoken_warnings() -> Iterator[None]:
-    """What was left out or set aside, or waits, is news for the user, not for the developer."""
+def _warnings_for_users() -> Iterator[None]:
+    """Prints this package's warnings (skipped questions, pending actors) as plain lines without source locations."""
     with warnings.catch_warnings():
-        usual = warnings.showwarning
+        default_showwarning = warnings.showwarning
 
-        def show(message: Any, category: Any, *as_path: Any, **options: Any) -> None:
+        def show(message: Any, category: Any, *location: Any, **options: Any) -> None:
             if category.__module__.startswith("opd_align."):
                 print(f"opd-align: {message}", file=sys.stderr)
             else:
-                usual(message, category, *as_path, **options)
+                default_showwarning(message, category, *location, **options)
 
         warnings.showwarning = show
         yield
@@ -174,102 +180,131 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     analyze = command("analyze", commands.analyze, "measure alignment, token by token", ANALYZE)
-    _study_arguments(analyze)
-    work = analyze.add_argument_group("the work (defaults are the configuration's)")
-    work.add_argument("--initial", type=int, metavar="G", help="initial rollouts a question")
-    work.add_argument("--targeted", type=int, metavar="N", help="at most N targeted rollouts a question")
-    work.add_argument("--seconds", type=float, help="stop enriching a question after this time")
-    work.add_argument("--allocation", metavar="NAME", help="paper or adaptive")
-    work.add_argument("--estimator", metavar="NAME", help="backup, direct or pooled")
-    work.add_argument("--objectives", metavar="LIST", help="reverse_kl, forward_kl, jsd(0.5), minillm, dr_grpo, ...")
-    work.add_argument("--n-sig", type=float, metavar="N", help="effective visits a child needs")
-    work.add_argument("--backend", metavar="NAME", help="who samples: hf, vllm or server")
-    work.add_argument("--batch", type=int, metavar="N", help="rollouts asked for at a time")
-    work.add_argument("--workers", type=int, metavar="N", help="questions worked on at a time (default: 1)")
-    work.add_argument(
-        "--reuse", type=_place, metavar="DIR", help="take rollouts from another run where they are the same"
-    )
-    cost = analyze.add_argument_group("the plan")
-    cost.add_argument("--dry-run", action="store_true", help="print the plan, sample a little to time it, and stop")
-    cost.add_argument("--gpus", type=int, metavar="N", help="how many share the work (default: 1)")
-    cost.add_argument("--tokens-per-second", type=float, metavar="N", help="of one GPU (default: measured)")
-    cost.add_argument("--dollars-per-gpu-hour", type=float, metavar="N", help="for the price")
-    cost.add_argument("--calibrate-from", type=_place, metavar="DIR", help="a small finished run to predict from")
-    many = analyze.add_argument_group("on a cluster (--engine ray; --workers are as many as there is room for)")
-    many.add_argument(
-        "--engine", choices=("local", "ray"), default="local", help="who does the work: this process, or Ray"
-    )
-    many.add_argument("--ray-address", metavar="ADDRESS", help="auto for a running cluster; default: none")
-    many.add_argument("--gpus-per-worker", type=float, metavar="N", help="default: 1 where the cluster has GPUs")
-    many.add_argument(
-        "--apart", metavar="LIST", help="teachers with actors of their own, NAME or NAME=GPUS (at most 1)"
-    )
-    world = analyze.add_argument_group("exact worlds (--student exact)")
-    world.add_argument("--worlds", type=int, default=6, metavar="N", help="how many (default: %(default)s)")
-    world.add_argument("--length", type=int, default=120, help="typical completion length (default: %(default)s)")
-    world.add_argument("--forks", type=float, default=1 / 3, help="share of forking positions (default: 0.33)")
-    world.add_argument("--stakes", type=float, default=1.0, help="how much forks matter (default: %(default)s)")
-    analyze.add_argument(
-        "--out", type=_place, metavar="DIR", help="run directory, or an address such as s3://... (default: under runs/)"
-    )
-
+    _add_study_arguments(analyze)
+    _add_analysis_arguments(analyze)
     screen = command("screen", commands.screen, "pass rates by context and difficulty", SCREEN)
-    _study_arguments(screen)
+    _add_study_arguments(screen)
     screen.add_argument(
-        "--out", type=_place, metavar="DIR", required=True, help="run directory; continued if it is there"
+        "--out", type=_path, metavar="DIR", required=True, help="run directory; resumed if it already exists"
     )
-    prompt = command("show-prompt", commands.show_prompt, "what student and teachers read", PROMPT)
-    _study_arguments(prompt)
-    prompt.add_argument("--demonstrations-from", type=_place, metavar="DIR", help="a finished screening")
-    report = command("report", commands.report, "tables and report of a run directory", REPORT)
-    report.add_argument("directory", type=_place, metavar="DIR", help="what was given to analyze --out")
-    report.add_argument("--html", type=_place, metavar="FILE", help="write the report")
-    report.add_argument("--tables", type=_place, metavar="FOLDER", help="write the tables as Markdown, LaTeX and CSV")
-    merge = command("merge", commands.merge, "runs of several machines as one", MERGE)
-    merge.add_argument("directories", type=_place, nargs="+", metavar="DIR", help="finished runs of other questions")
-    merge.add_argument("--out", type=_place, metavar="DIR", required=True, help="the run directory to make")
+    prompt = command("show-prompt", commands.show_prompt, "print the prompts of student and teachers", PROMPT)
+    _add_study_arguments(prompt)
+    prompt.add_argument("--demonstrations-from", type=_path, metavar="DIR", help="run directory of a screening")
+    report = command("report", commands.report, "tables and HTML report of a run directory", REPORT)
+    report.add_argument("directory", type=_path, metavar="DIR", help="run directory (the --out of analyze or screen)")
+    report.add_argument("--html", type=_path, metavar="FILE", help="write the HTML report to FILE")
+    report.add_argument("--tables", type=_path, metavar="FOLDER", help="write the tables as Markdown, LaTeX and CSV")
+    merge = command("merge", commands.merge, "merge runs on different questions into one", MERGE)
+    merge.add_argument("directories", type=_path, nargs="+", metavar="DIR", help="finished run directories")
+    merge.add_argument("--out", type=_path, metavar="DIR", required=True, help="run directory to create")
     compare = command("compare", commands.compare, "several runs side by side", COMPARE)
-    compare.add_argument("directories", type=_place, nargs="+", metavar="DIR", help="finished run directories")
-    compare.add_argument("--tables", type=_place, metavar="FOLDER", help="write the tables as Markdown, LaTeX and CSV")
-    train = command("train", commands.train, "start a recipe that distils through a gate", TRAIN)
-    train.add_argument("recipe", nargs="?", metavar="RECIPE", help="its name")
+    compare.add_argument("directories", type=_path, nargs="+", metavar="DIR", help="finished run directories")
+    compare.add_argument("--tables", type=_path, metavar="FOLDER", help="write the tables as Markdown, LaTeX and CSV")
+    train = command("train", commands.train, "start a training recipe with a gated distillation loss", TRAIN)
+    train.add_argument("recipe", nargs="?", metavar="RECIPE", help="name of the recipe; without it, list all")
     train.add_argument(
-        "flags", nargs=argparse.REMAINDER, metavar="...", help="--config NAME or FILE, and the recipe's own"
+        "flags", nargs=argparse.REMAINDER, metavar="...", help="--config NAME or FILE, and options of the recipe"
     )
-    dashboard = command("dashboard", commands.dashboard, "watch a training that has the callback", DASHBOARD)
-    dashboard.add_argument("directory", type=Path, metavar="OUTPUT_DIR", help="the trainer's output_dir")
+    dashboard = command("dashboard", commands.dashboard, "monitor a training with AlignmentCallback", DASHBOARD)
+    dashboard.add_argument("directory", type=Path, metavar="OUTPUT_DIR", help="output_dir of the trainer")
     dashboard.add_argument(
-        "--out", type=Path, metavar="FILE", help="where the page goes (default: OUTPUT_DIR/opd_align/dashboard.html)"
+        "--out", type=Path, metavar="FILE", help="HTML file to write (default: OUTPUT_DIR/opd_align/dashboard.html)"
     )
-    dashboard.add_argument("--port", type=int, default=0, metavar="N", help="serve on this port (default: a free one)")
-    dashboard.add_argument("--once", action="store_true", help="write the page and stop")
+    dashboard.add_argument("--port", type=int, default=0, metavar="N", help="port to serve on (default: any free port)")
+    dashboard.add_argument("--once", action="store_true", help="write the page and exit")
     return parser
 
 
-def _place(text: str) -> AnyPath:
-    from opd_align.types import OpdAlignError
+def _add_study_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options that define a study; each sets a key of the configuration."""
+    group = parser.add_argument_group("study")
+    group.add_argument("--config", metavar="FILE", help="YAML file, or the name of a configuration of the package")
+    group.add_argument(
+        "--student", metavar="MODEL", help="folder, .gguf file, Hub name, embedded:student, or exact (synthetic)"
+    )
+    group.add_argument("--teachers", metavar="LIST", help="contexts (Self-1C, ...) and models, comma-separated")
+    group.add_argument("--task", metavar="NAME", help=f"one of {_listed(TASKS)}")
+    group.add_argument("--data", metavar="FILE", help="read questions from a file instead of the Hub")
+    group.add_argument("--limit", type=int, metavar="N", help="use at most N questions")
+    group.add_argument("--questions-from", metavar="DIR", help="use the questions of a screening, selected by --bins")
+    group.add_argument("--bins", metavar="LIST", help="difficulty bins of the screening (default: medium,hard)")
+    group.add_argument("--seed", type=int, metavar="N", help="random seed")
+    group.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="set any key of the configuration, e.g. budget.initial=100; repeatable",
+    )  # fmt: skip
 
+
+def _add_analysis_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out", type=_path, metavar="DIR", help="run directory, local or a URL such as s3://... (default: under runs/)"
+    )
+    group = parser.add_argument_group("analysis (defaults come from the configuration)")
+    group.add_argument("--initial", type=int, metavar="G", help="initial rollouts per question")
+    group.add_argument("--targeted", type=int, metavar="N", help="maximum number of targeted rollouts per question")
+    group.add_argument(
+        "--seconds", type=float, metavar="N", help="time limit in seconds for the targeted rollouts of a question"
+    )
+    group.add_argument("--allocation", metavar="NAME", help=f"how to place targeted rollouts: {_listed(Allocation)}")
+    group.add_argument("--estimator", metavar="NAME", help=f"success probability estimator: {_listed(Method)}")
+    group.add_argument(
+        "--objectives", metavar="LIST",
+        help=f"comma-separated: {', '.join(objective.name for objective in OBJECTIVES)}; jsd(0.3) for another beta",
+    )  # fmt: skip
+    group.add_argument("--n-sig", type=float, metavar="N", help="minimum effective visits of a candidate token")
+    group.add_argument("--backend", metavar="NAME", help="sampling backend: hf, vllm or server")
+    group.add_argument("--batch", type=int, metavar="N", help="rollouts per sampling request")
+    group.add_argument("--workers", type=int, metavar="N", help="questions processed concurrently (default: 1)")
+    group.add_argument("--reuse", type=_path, metavar="DIR", help="reuse matching rollouts of another run directory")
+    cost = parser.add_argument_group("cost estimate")
+    cost.add_argument(
+        "--dry-run", action="store_true", help="sample a little to measure speed, print the estimate, and exit"
+    )
+    cost.add_argument("--gpus", type=int, metavar="N", help="number of GPUs (default: 1)")
+    cost.add_argument("--tokens-per-second", type=float, metavar="N", help="speed of one GPU (default: measured)")
+    cost.add_argument("--dollars-per-gpu-hour", type=float, metavar="N", help="price of one GPU hour")
+    cost.add_argument("--calibrate-from", type=_path, metavar="DIR", help="estimate from a small finished run")
+    cluster = parser.add_argument_group("Ray cluster (--engine ray; --workers defaults to as many as fit)")
+    cluster.add_argument(
+        "--engine", choices=("local", "ray"), default="local", help="run in this process (default) or on Ray"
+    )
+    cluster.add_argument(
+        "--ray-address", metavar="ADDRESS", help="auto for a running cluster (default: start a local one)"
+    )
+    cluster.add_argument("--gpus-per-worker", type=float, metavar="N", help="default: 1 if the cluster has GPUs")
+    cluster.add_argument(
+        "--teacher-actors", metavar="LIST", help="teachers to load in separate actors: NAME or NAME=GPUS (at most 1)"
+    )
+    world = parser.add_argument_group("exact worlds (--student exact)")
+    world.add_argument("--worlds", type=int, default=6, metavar="N", help="number of worlds (default: %(default)s)")
+    world.add_argument(
+        "--length", type=int, default=120, metavar="N", help="typical completion length (default: %(default)s)"
+    )
+    world.add_argument(
+        "--forks", type=float, default=1 / 3, metavar="X", help="share of positions that fork (default: 0.33)"
+    )
+    world.add_argument(
+        "--stakes",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="how strongly forks affect success (default: %(default)s)",
+    )
+
+
+def _listed(names: Any) -> str:
+    """Names of a registry or of a `Literal` type, as a help text lists them."""
+    known: Iterable[str] = names if isinstance(names, dict) else get_args(names)
+    return ", ".join(known)
+
+
+def _path(text: str) -> AnyPath:
     try:
         return as_path(text)
     except OpdAlignError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def _study_arguments(parser: argparse.ArgumentParser) -> None:
-    """What names a study; each is short for a key of the configuration."""
-    group = parser.add_argument_group("the study")
-    group.add_argument("--config", metavar="FILE", help="YAML file, or the name of one that ships")
-    group.add_argument("--student", metavar="MODEL", help="folder, .gguf file, Hub name, embedded:student, or exact")
-    group.add_argument("--teachers", metavar="LIST", help="contexts (Self-1C, ...) and models, comma-separated")
-    group.add_argument("--task", metavar="NAME", help="boolq, mmlu, gsm8k, aime2024, aime2025, arithmetic")
-    group.add_argument("--data", metavar="FILE", help="questions from a file instead of the Hub")
-    group.add_argument("--limit", type=int, metavar="N", help="at most N questions")
-    group.add_argument("--questions-from", metavar="DIR", help="questions of a screening, in the bins of --bins")
-    group.add_argument("--bins", metavar="LIST", help="difficulty, such as medium,hard")
-    group.add_argument("--seed", type=int, metavar="N", help="of all draws")
-    group.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any key, dots for depth")
-
-
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=28, width=100)
+        super().__init__(prog, max_help_position=30, width=100)

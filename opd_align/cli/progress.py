@@ -1,4 +1,4 @@
-"""Progress on the terminal: of phases, and of the engine's steps, here or on a cluster."""
+"""Progress bars on the terminal, for phases of a run and for the questions being analyzed, locally or on a cluster."""
 
 from __future__ import annotations
 
@@ -14,42 +14,43 @@ from opd_align.core.collect import DONE, Progress
 
 
 @contextmanager
-def progress(questions: int) -> Iterator[tuple[Callable[[str, int, int], None], Callable[[Progress], None]]]:
-    """Bars for phases (what, done, of how many) and for the engine's steps."""
-    with _bars() as bars:
-        phases: dict[str, Any] = {}
-        live: dict[str, Progress] = {}
-        done = 0
+def progress(n_questions: int) -> Iterator[tuple[Callable[[str, int, int], None], Callable[[Progress], None]]]:
+    """Yields two callbacks: `on_phase(label, done, total)` and `on_progress(step)` for steps of the engine."""
+    with _progress_bars() as bars:
+        bar_of: dict[str, Any] = {}
+        active: dict[str, Progress] = {}
+        finished = 0
 
-        def phase(what: str, done: int, of: int) -> None:
-            if what not in phases:
-                phases[what] = bars.add_task(what, total=of)
-            bars.update(phases[what], completed=done, total=max(of, 1))
+        def on_phase(label: str, done: int, total: int) -> None:
+            if label not in bar_of:
+                bar_of[label] = bars.add_task(label, total=total)
+            bars.update(bar_of[label], completed=done, total=max(total, 1))
 
-        def step(at: Progress) -> None:
-            nonlocal done
-            live[at.question] = at
-            if at.phase == DONE:
-                done += 1
-                del live[at.question]
-            phase("questions", done, questions)
-            if "now" not in phases:
-                phases["now"] = bars.add_task("", total=1)
-            # Several questions at work, here or on a cluster, are shown as one.
-            what = f"{at.question}: {at.phase}" if len(live) < 2 else f"{len(live)} questions at work"
-            made, planned = (sum(getattr(each, name) for each in live.values()) for name in ("done", "planned"))
-            bars.update(phases["now"], description=what, completed=made, total=max(planned, 1))
+        def on_progress(step: Progress) -> None:
+            nonlocal finished
+            active[step.question] = step
+            if step.phase == DONE:
+                finished += 1
+                del active[step.question]
+            on_phase("questions", finished, n_questions)
+            if "current" not in bar_of:
+                bar_of["current"] = bars.add_task("", total=1)
+            # Questions processed concurrently share one bar.
+            label = f"{step.question}: {step.phase}" if len(active) < 2 else f"{len(active)} questions in progress"
+            done = sum(question.done for question in active.values())
+            planned = sum(question.planned for question in active.values())
+            bars.update(bar_of["current"], description=label, completed=done, total=max(planned, 1))
 
-        yield phase, step
+        yield on_phase, on_progress
 
 
-def _bars() -> rich.progress.Progress:
+def _progress_bars() -> rich.progress.Progress:
     class Rate(ProgressColumn):
         def render(self, task: Any) -> Text:
             return Text(f"{task.speed:,.1f}/s" if task.speed else "", style="dim")
 
-    what = TextColumn("{task.description:36}")
-    left = TimeRemainingColumn(elapsed_when_finished=True)
+    label = TextColumn("{task.description:36}")
+    remaining = TimeRemainingColumn(elapsed_when_finished=True)
     return rich.progress.Progress(
-        SpinnerColumn(), what, BarColumn(), MofNCompleteColumn(), Rate(), left, transient=True
+        SpinnerColumn(), label, BarColumn(), MofNCompleteColumn(), Rate(), remaining, transient=True
     )

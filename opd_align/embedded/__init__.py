@@ -1,21 +1,21 @@
-"""The two small models that ship with the package, and where they came from.
+"""The two small language models that ship with the package.
 
-A student that solves arithmetic problems about half of the time, and a better teacher with other habits: folders like
-those of any Qwen3, made by `recipes/embedded_models/train.py`.
+A student that solves about half of the arithmetic problems, and a stronger teacher with a different writing style.
+Both folders have the layout of any Qwen3 checkpoint; `recipes/embedded_models/train.py` trained them.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-_HERE = Path(__file__).parent
+_FOLDER = Path(__file__).parent
 
 
 def student_path() -> Path:
-    """Folder of the student's weights and tokenizer."""
-    return _HERE / "student"
+    """Folder with the student's weights and tokenizer."""
+    return _FOLDER / "student"
 
 
 def teacher_path() -> Path:
-    """Folder of the teacher's weights and tokenizer."""
-    return _HERE / "teacher"
+    """Folder with the teacher's weights and tokenizer."""
+    return _FOLDER / "teacher"

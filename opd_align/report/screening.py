@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from opd_align.core.metrics import Estimate
 from opd_align.report.table_format import Cell, Column, Table, row
 from opd_align.teachers.contexts import SELF, Demonstration
-from opd_align.teachers.screening import BASELINE, BINS, EXTREMELY_HARD, Screening, availability, variant_rows
+from opd_align.teachers.eligibility import availability
+from opd_align.teachers.screening import BASELINE, BINS, EXTREMELY_HARD, Screening, variant_rows
 
 
 def screening_tables(screening: Screening, demonstrations: Mapping[str, Sequence[Demonstration]]) -> list[Table]:
@@ -25,10 +26,10 @@ def screening_tables(screening: Screening, demonstrations: Mapping[str, Sequence
 
 
 def availability_table(screening: Screening, demonstrations: Mapping[str, Sequence[Demonstration]]) -> Table:
-    found = availability(screening, demonstrations)
+    found = availability(screening.sources, len(screening.questions), demonstrations)
     by_source = [("Self" if name == SELF else name, "count") for name in found.by_source]
     columns = [("screened", "count"), *by_source, ("all sources", "count"), ("compared", "count")]
-    counts = [found.asked, *found.by_source.values(), found.all, len(screening.compared)]
+    counts = [found.questions, *found.by_source.values(), found.all, len(screening.compared)]
     return Table(
         "availability",
         "Questions with at least one correct demonstration",

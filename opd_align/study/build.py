@@ -28,23 +28,21 @@ from opd_align.runs.filesystem import AnyPath, PathLike, as_path
 from opd_align.runs.manifest import read_manifest, refuse_early
 from opd_align.runs.run_directory import DEMONSTRATIONS, MANIFEST, RunDirectory, analyze_into, has_results
 from opd_align.study.config import ModelConfig, StudyConfig, TeacherConfig
-from opd_align.tasks import Task, TextGrader, own_task, task
-from opd_align.teachers.contexts import SELF, Context, ContextPrompt, Demonstration, context, unavailable
+from opd_align.tasks import Task, TextGrader, custom_task, task
+from opd_align.teachers.contexts import SELF, Context, ContextPrompt, Demonstration, context
 from opd_align.teachers.demonstrations import (
     DemonstrationSource,
     DemonstrationWriters,
     NoGrading,
     TrialBudget,
-    demonstrate,
+    collect_demonstrations,
 )
+from opd_align.teachers.eligibility import missing_demonstrations, prompts_too_long, without_gold_answer
 from opd_align.teachers.screening import (
-    Screen,
+    Screener,
     demonstrations_manifest,
     load_screening,
-    recorded_cast,
-    unanswered,
-    unfit,
-    unserved,
+    recorded_writers,
 )
 from opd_align.types import OpdAlignError, Question
 
@@ -91,7 +89,7 @@ class Study:
     def check(self) -> None:
         """Everything that can go wrong before a model is loaded."""
         self.config.settings()
-        TrialBudget(most=self.config.demonstrations.trials)
+        TrialBudget(max_trials=self.config.demonstrations.trials)
         self._sampling()
         self._sampling(demo=True)
         for model in (self.config.student, self.config.source, self.config.summariser, *(r.model for r in self.roles)):
@@ -126,7 +124,7 @@ class Study:
         optional = {
             "instruction": chosen.instruction, "hub": chosen.hub, "config": chosen.hub_config, "split": chosen.split,
         }  # fmt: skip
-        return own_task(
+        return custom_task(
             chosen.name,
             kind=chosen.kind,
             question=chosen.question,
@@ -220,14 +218,14 @@ class Study:
                 self._sampling(demo=True),
             )
             summariser = DemonstrationSource("summariser", sampler, chat.said, NoGrading(), _limit(sampler))
-        cast = DemonstrationWriters(sources, summariser, TrialBudget(most=chosen.trials))
+        cast = DemonstrationWriters(sources, summariser, TrialBudget(max_trials=chosen.trials))
         cast.check(self.contexts)
         return cast
 
-    def screen(self, **options: Any) -> Screen:
+    def screen(self, **options: Any) -> Screener:
         """The screening of the student under all contexts."""
-        options = {"rollouts": self.config.rollouts, "batch": min(self.config.batch, Screen.batch), **options}
-        return Screen(self.student, self.prompting, self.contexts, self.cast, **options)
+        options = {"rollouts": self.config.rollouts, "batch": min(self.config.batch, Screener.batch), **options}
+        return Screener(self.student, self.prompting, self.contexts, self.cast, **options)
 
     def teachers(self, demonstrations: Mapping[str, Sequence[Demonstration]]) -> list[Any]:
         """The teachers, with the demonstrations in their prompts."""
@@ -264,17 +262,19 @@ class Study:
         if not any(each.correct + each.wrong for each in self.contexts):
             return {}
         # Where no reply can be judged, every trial would be spent in vain.
-        open_ones = unanswered(self.task, self.questions)
+        open_ones = without_gold_answer(self.task, self.questions)
         asked = [question for question in self.questions if question.id not in open_ones]
         manifest = demonstrations_manifest(self.cast, self.contexts, self.questions)
         if self.config.questions.screening is not None:
             found = load_screening(self.config.questions.screening)[1]
-            if self._wrote(as_path(self.config.questions.screening), manifest) and not unavailable(
+            if self._wrote(as_path(self.config.questions.screening), manifest) and not missing_demonstrations(
                 asked, self.contexts, found
             ):
                 return found
         with RunDirectory(path, manifest) as run:
-            return demonstrate(recorded_cast(run, self.cast), self.contexts, asked, on_progress=on_progress)
+            return collect_demonstrations(
+                recorded_writers(run, self.cast), self.contexts, asked, on_progress=on_progress
+            )
 
     def _wrote(self, screening: AnyPath, mine: Mapping[str, Any]) -> bool:
         """Whether a screening's demonstrations are by the same writers as those of this study."""
@@ -285,12 +285,12 @@ class Study:
     def left_out(self, demonstrations: Mapping[str, Sequence[Demonstration]]) -> dict[str, str]:
         """Question → why it cannot be compared: a demonstration is missing, or a prompt does not fit."""
         room = self.config.sampling.max_tokens
-        lacking = unserved(self.cast, self.contexts, self.questions, demonstrations)
+        lacking = missing_demonstrations(self.questions, self.contexts, demonstrations, self.cast)
         reasons = {name: f"{context}: {reason}" for name, by in lacking.items() for context, reason in by.items()}
-        reasons |= unanswered(self.task, self.questions)
+        reasons |= without_gold_answer(self.task, self.questions)
         for speaker in (self.student, *self.teachers(demonstrations)):
             able = [question for question in self.questions if question.id not in reasons]
-            reasons |= unfit(speaker, able, room)
+            reasons |= prompts_too_long(speaker, able, room)
         return reasons
 
     def prepared(self, path: AnyPath, on_phase: Callable[[str, int, int], None] | None = None) -> PreparedStudy:
@@ -402,7 +402,7 @@ def _limit(sampler: Any) -> Callable[[Question], str | None]:
     room = sampler.sampling.max_tokens
     # Known once: a server would be asked again for every question.
     known = cache(lambda: _Asked(sampler.name, sampler.prompt, sampler.context_length))
-    return lambda question: unfit(known(), [question], room).get(question.id)
+    return lambda question: prompts_too_long(known(), [question], room).get(question.id)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Tasks: from a benchmark's question to a user message, and from a model's text to a verdict.
 
-What is built in is written out below; nothing registers itself. This room knows words, not models: no torch, no
-tokenizer, and libraries for data and mathematics are loaded when first needed.
+To add a built-in task, edit `builtin.py` only: everything else, the command line included, reads its table `BUILTIN`.
+No torch and no tokenizer here; libraries for datasets and mathematics are imported when first needed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from opd_align.tasks.builtin import BUILTIN as TASKS
-from opd_align.tasks.custom import own_task
+from opd_align.tasks.custom import custom_task
 from opd_align.tasks.grading import TextGrader
 from opd_align.tasks.task import Form, Message, Source, Task
 from opd_align.tasks.verify import Choice, Maths, Number, TrueFalse, Verdict, Verifier
@@ -28,15 +28,15 @@ __all__ = [
     "TrueFalse",
     "Verdict",
     "Verifier",
-    "own_task",
+    "custom_task",
     "task",
 ]
 
 
 def task(name: str) -> Task:
-    """The built-in task of that name."""
+    """The built-in task with this name."""
     if name in TASKS:
         return TASKS[name]
     near = get_close_matches(name.lower().replace("_", "").replace("-", ""), TASKS, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "for data of your own, see own_task"
+    hint = f"did you mean {near[0]!r}?" if near else "for your own data, use custom_task"
     raise OpdAlignError(f"there is no task {name!r}, only {', '.join(TASKS)}; {hint}")

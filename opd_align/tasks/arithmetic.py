@@ -1,8 +1,7 @@
-"""Arithmetic: word problems of two or three steps, made up from a seed.
+"""Arithmetic: word problems of two or three steps, generated from a seed.
 
-Every story starts with some groups of so many things each, then things go or come, once or twice. Numbers stay small
-enough that no result on the way leaves 1..120. Whether a problem belongs to training or to testing follows from its
-text, so the two never meet, whatever the seeds. Nothing here is read from disk, and no model is known.
+Every story starts with groups of items; then items are removed or added, once or twice. All intermediate results are in
+1..120. The split of a problem (train or test) follows from its text, so the splits are disjoint for all seeds.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from opd_align.types import OpdAlignError, Question
 Split = Literal["train", "test"]
 
 LARGEST = 120
-"""No result on the way to an answer is larger."""
+"""Largest intermediate result."""
 
 ARITHMETIC = Task(
     name="arithmetic",
     verifier=Number(),
-    ask=Form("Solve the problem step by step. The last line should be 'Answer: $NUMBER'."),
-    made=lambda seed, n, split: questions(seed, n, split=split),
+    user_message=Form("Solve the problem step by step. The last line should be 'Answer: $NUMBER'."),
+    generate=lambda seed, n, split: questions(seed, n, split=split),
 )
-"""Short of words, since the embedded models read slowly; `questions` makes what there is to ask."""
+"""Generated questions with a short instruction, since the embedded models are small."""
 
 
 @dataclass(frozen=True)
 class Story:
-    """Where things are kept, what they are called, and the ways in which they go and come."""
+    """The words of a story: owner, groups, items, preposition, verbs for removing (`going`) and adding (`coming`)."""
 
     place: str
     groups: str
@@ -58,7 +57,7 @@ STORIES = (
 
 @dataclass(frozen=True)
 class Change:
-    """Some things go (`sign` -1) or come (+1)."""
+    """Items are removed (`sign` -1) or added (+1)."""
 
     sign: int
     amount: int
@@ -67,7 +66,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Problem:
-    """What happens in one problem; `turned` tells the first sentence the other way round."""
+    """One problem: `groups` groups with `each` items, then the changes.
+
+    `turned` selects the other wording of the first sentence, with the items before the groups.
+    """
 
     story: Story
     groups: int
@@ -77,11 +79,11 @@ class Problem:
 
     @property
     def results(self) -> tuple[int, ...]:
-        """What is there at first, and after each change."""
-        there = [self.groups * self.each]
+        """The number of items at first, and after each change."""
+        counts = [self.groups * self.each]
         for change in self.changes:
-            there.append(there[-1] + change.sign * change.amount)
-        return tuple(there)
+            counts.append(counts[-1] + change.sign * change.amount)
+        return tuple(counts)
 
     @property
     def text(self) -> str:
@@ -90,10 +92,10 @@ class Problem:
             first = f"{story.place} has {self.each} {story.items} {story.on} each of {self.groups} {story.groups}."
         else:
             first = f"{story.place} has {self.groups} {story.groups} with {self.each} {story.items} each."
-        then = [f"{change.amount} {story.items} are {change.verb}." for change in self.changes]
-        if len(then) == 2:
-            then[1] = f"Then {then[1]}"
-        return " ".join([first, *then, f"How many {story.items} are there now?"])
+        sentences = [f"{change.amount} {story.items} are {change.verb}." for change in self.changes]
+        if len(sentences) == 2:
+            sentences[1] = f"Then {sentences[1]}"
+        return " ".join([first, *sentences, f"How many {story.items} are there now?"])
 
     def question(self) -> Question:
         changes = [change.sign * change.amount for change in self.changes]
@@ -103,23 +105,23 @@ class Problem:
 
 
 def split_of(problem: Problem) -> Split:
-    """One problem in five is for testing."""
+    """One problem in five belongs to the test split."""
     return "test" if int.from_bytes(blake2b(problem.text.encode(), digest_size=4).digest()) % 5 == 0 else "train"
 
 
 def problems(seed: int | str, split: str = "train") -> Iterator[Problem]:
-    """Endless problems of one split; the same seed, the same problems. They may come again."""
+    """An endless sequence of problems of one split, determined by the seed. Problems may repeat."""
     if split not in ("train", "test"):
         raise OpdAlignError(f"arithmetic has the splits 'train' and 'test', not {split!r}")
-    dice = Random(f"arithmetic {split} {seed}")
+    rng = Random(f"arithmetic {split} {seed}")
     while True:
-        problem = _draw(dice)
+        problem = _draw(rng)
         if max(problem.results) <= LARGEST and min(problem.results) >= 1 and split_of(problem) == split:
             yield problem
 
 
 def questions(seed: int, n: int, *, split: str = "test") -> list[Question]:
-    """`n` different questions of one split."""
+    """`n` distinct questions of one split."""
     found: dict[str, Question] = {}
     for problem in problems(seed, split):
         if len(found) >= n:
@@ -133,7 +135,7 @@ _EQUATION = re.compile(r"(\d+) ([×*+-]) (\d+) = (\d+)")
 
 
 def summarise(response: str) -> str:
-    """The calculation a response ended with, and its last line; what it took back on the way is left out."""
+    """The final calculation of a response and its last line, without steps that it corrected later."""
     chain: list[re.Match[str]] = []
     for equation in reversed(list(_EQUATION.finditer(response))):
         if not chain or equation[4] == chain[0][1]:
@@ -142,11 +144,11 @@ def summarise(response: str) -> str:
     return f"{', '.join(equation[0] for equation in chain)}. {last}" if chain else last
 
 
-def _draw(dice: Random) -> Problem:
-    story = dice.choice(STORIES)
+def _draw(rng: Random) -> Problem:
+    story = rng.choice(STORIES)
     changes = []
-    for _ in range(dice.choice((1, 1, 2))):
-        sign = dice.choice((-1, 1))
-        verb = dice.choice(story.going if sign < 0 else story.coming)
-        changes.append(Change(sign, dice.randint(2, 19), verb))
-    return Problem(story, dice.randint(2, 9), dice.randint(2, 12), tuple(changes), dice.random() < 0.5)
+    for _ in range(rng.choice((1, 1, 2))):
+        sign = rng.choice((-1, 1))
+        verb = rng.choice(story.going if sign < 0 else story.coming)
+        changes.append(Change(sign, rng.randint(2, 19), verb))
+    return Problem(story, rng.randint(2, 9), rng.randint(2, 12), tuple(changes), rng.random() < 0.5)

@@ -1,8 +1,10 @@
 r"""The built-in tasks: BoolQ, MMLU, GSM8K, AIME 2024 and 2025, and arithmetic.
 
-The paper shows its prompt for MMLU only (its figure "Baseline prompt"); the others follow the same frame, sentence by
-sentence. In AIME the answer counts on the last line and in a box alike: models trained on mathematics write
-`\boxed{}` whatever they are told.
+The paper shows its prompt for MMLU only (its figure "Baseline prompt"); the others use the same sentences. For AIME, an
+answer in a box counts as well as one on the last line: models trained on mathematics write `\boxed{}` regardless of the
+instruction.
+
+A new task is defined here and added to `BUILTIN`; nothing else in the package lists tasks.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from opd_align.tasks.verify import Choice, Maths, Number, TrueFalse
 BOOLQ = Task(
     name="boolq",
     verifier=TrueFalse(),
-    ask=Form(
+    user_message=Form(
         "Answer the following true or false question about the passage. The last line of your response should be of "
         "the following format: 'Answer: $ANSWER' (without quotes) where ANSWER is True or False. Think step by step "
         "before answering."
@@ -34,7 +36,7 @@ CHOICE_INSTRUCTION = (
 MMLU = Task(
     name="mmlu",
     verifier=Choice(),
-    ask=Form(CHOICE_INSTRUCTION),
+    user_message=Form(CHOICE_INSTRUCTION),
     source=Source(
         hub="cais/mmlu",
         config="all",
@@ -52,7 +54,7 @@ NUMBER_INSTRUCTION = (
 GSM8K = Task(
     name="gsm8k",
     verifier=Number(),
-    ask=Form(NUMBER_INSTRUCTION),
+    user_message=Form(NUMBER_INSTRUCTION),
     source=Source(hub="openai/gsm8k", config="main", split="test"),
 )
 
@@ -61,21 +63,21 @@ _AIME_FORM = Form(
     "be of the following format: 'Answer: $ANSWER' (without quotes) where ANSWER is that integer, which may stand in "
     "\\boxed{}. Think step by step before answering."
 )
-# The Hub says "problem", other copies say "question".
+# The column is "problem" on the Hub, and "question" in other copies.
 _AIME_FIELDS: dict[str, str | tuple[str, ...]] = {"question": ("problem", "question"), "answer": "answer"}
 
 AIME2024 = Task(
     name="aime2024",
     verifier=Maths(),
-    ask=_AIME_FORM,
+    user_message=_AIME_FORM,
     source=Source(hub="HuggingFaceH4/aime_2024", split="train", fields=_AIME_FIELDS),
 )
 AIME2025 = Task(
     name="aime2025",
     verifier=Maths(),
-    ask=_AIME_FORM,
+    user_message=_AIME_FORM,
     source=Source(hub="MathArena/aime_2025", split="train", fields=_AIME_FIELDS),
 )
 
-BUILTIN: dict[str, Task] = {each.name: each for each in (BOOLQ, MMLU, AIME2024, AIME2025, GSM8K, ARITHMETIC)}
+BUILTIN: dict[str, Task] = {task.name: task for task in (BOOLQ, MMLU, AIME2024, AIME2025, GSM8K, ARITHMETIC)}
 """The built-in tasks by name."""

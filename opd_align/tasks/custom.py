@@ -1,8 +1,8 @@
-"""A task from a user's own data: say which columns hold what, and what kind of answer to expect.
+"""Custom tasks: your own data, described by its column names and the kind of answer.
 
-SVAMP, for example, whose stories stand in a column of their own:
+For example SVAMP, whose stories are in a separate column:
 
-    svamp = own_task("svamp", kind="number", passage="passage")
+    svamp = custom_task("svamp", kind="number", passage="passage")
     questions = svamp.load("svamp.jsonl")
 """
 
@@ -36,7 +36,7 @@ _KINDS: dict[str, tuple[Verifier, str]] = {
 }
 
 
-def own_task(
+def custom_task(
     name: str,
     *,
     kind: Kind,
@@ -49,16 +49,29 @@ def own_task(
     config: str | None = None,
     split: str = "test",
 ) -> Task:
-    """A task whose columns are named as given; `instruction` replaces the kind's own (`{letters}`: the choices')."""
+    """A task for your own data.
+
+    Args:
+        name: Name of the task.
+        kind: Kind of answer: "choice", "true_false", "number" or "maths".
+        question: Column with the question.
+        answer: Column with the gold answer.
+        choices: Column with the list of choices, for kind "choice"; `None` means "choices".
+        passage: Column with a passage to show before the question; `None` if there is none.
+        instruction: Replaces the default instruction of the kind; `{letters}` becomes the letters of the choices.
+        hub: Dataset name on the Hub; `None` for data in files.
+        config: Configuration (subset) of the dataset.
+        split: Split to load by default.
+    """
     if kind not in _KINDS:
         near = get_close_matches(kind, _KINDS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise OpdAlignError(f"task {name!r}: there is no kind {kind!r}, only {', '.join(_KINDS)}{hint}")
     if choices is not None and kind != "choice":
-        raise OpdAlignError(f"task {name!r}: choices ({choices!r}) belong to the kind 'choice', not {kind!r}")
+        raise OpdAlignError(f"task {name!r}: choices ({choices!r}) are only used with the kind 'choice', not {kind!r}")
     verifier, default = _KINDS[kind]
     if passage is not None and kind == "true_false":
-        default = BOOLQ.ask.instruction if isinstance(BOOLQ.ask, Form) else default
+        default = BOOLQ.user_message.instruction if isinstance(BOOLQ.user_message, Form) else default
     fields: dict[str, str | tuple[str, ...]] = {"question": question, "answer": answer}
     if kind == "choice":
         fields["choices"] = choices or "choices"
@@ -67,6 +80,6 @@ def own_task(
     return Task(
         name=name,
         verifier=verifier,
-        ask=Form(default if instruction is None else instruction),
+        user_message=Form(default if instruction is None else instruction),
         source=Source(hub=hub, config=config, split=split, fields=fields),
     )

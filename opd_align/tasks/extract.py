@@ -1,21 +1,21 @@
-r"""Where in a model's text its answer stands.
+r"""Finds the final answer in a model's text.
 
-Looked for in this order, and the first place that holds an answer decides:
+Searched in this order; the first place that contains an answer decides:
 
-1. the last `Answer:` (also `Answer` as a heading, `<answer>`); what was said before it no longer counts;
+1. after the last `Answer:` (also `Answer` as a heading, `<answer>`); anything before it is ignored;
 2. the last complete `\boxed{...}`;
-3. the last sentence such as "the answer is B", unless it says what the answer is not;
+3. the last sentence such as "the answer is B", unless it is negated;
 4. the last line, if it is nothing but an answer;
-5. the opening of a text that is one line long, such as "Yes, there will be a third season."
+5. the start of a text that is one line long, such as "Yes, there will be a third season."
 
-A thought is not an answer. What stands between `<think>` and `</think>` is skipped. Many chat templates write
-`<think>` into the prompt, so everything before a `</think>` that nothing opened was thought as well. A text that
-ends inside a thought has no answer. A text without either tag is taken to be all answer: a completion that was cut
-off while thinking in a template that opens the thought cannot be told from one that never thought, and whoever knows
-that it was cut off (the engine does) overrules the verdict.
+Thinking is not searched: everything between `<think>` and `</think>` is removed. Many chat templates put `<think>` into
+the prompt, so everything before an unopened `</think>` is thinking as well. A text that ends while thinking has no
+answer. A text without either tag is searched as a whole: a completion truncated while thinking, under a template that
+opens the thinking in the prompt, looks the same as one without thinking; callers that know about the truncation (the
+engine does) override the verdict.
 
-This module knows places, not meanings: what counts as a letter or a number is the business of the reader that is
-passed in. Every pattern is bounded, so that time grows with the length of the text and no faster.
+What counts as a letter or a number is decided by the reader function that is passed in. Every pattern is bounded, so
+that time is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from collections.abc import Callable
 from enum import Enum
 
 
-class How(Enum):
-    """How much a reader may trust the words it is given."""
+class Placement(Enum):
+    """Where the text given to a reader was found, which decides how strictly it must be read."""
 
-    MARKED = "after a marker: an answer must come first, a remark may follow"
-    BARE = "a line of its own: nothing but the answer"
+    MARKED = "after a marker: starts with the answer, a remark may follow"
+    BARE = "a line of its own: contains nothing but the answer"
     OPENING = "the only line of a text: an answer, a punctuation mark, then a remark"
-    LOOSE = "a sentence after a marker, and nothing better in sight"
+    LOOSE = "a sentence after a marker, when nothing stricter matched"
 
 
-SEVERAL = ""
-"""What a reader returns for words that hold more than one answer, such as "A or B"."""
+AMBIGUOUS = ""
+"""Returned by a reader for text with more than one answer, such as "A or B"."""
 
-Reader = Callable[[str, How], str | None]
-"""From words to the answer in canonical form, `SEVERAL`, or `None` if there is none."""
+Reader = Callable[[str, Placement], str | None]
+"""Function from text to the answer in canonical form, `AMBIGUOUS`, or `None` if there is no answer."""
 
-REACH = 600
-"""Characters after a marker that can belong to its answer."""
+MAX_ANSWER_CHARS = 600
+"""Maximum number of characters after a marker that are read as its answer."""
 
 _END_OF_TURN = re.compile(r"<\|(?:im_end|eot_id|eom_id|endoftext|end_of_text|end)\|>|</s>|<end_of_turn>")
-_THOUGHT = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
+_THINK_TAG = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 # A model that repeats its instructions ("'Answer: $LETTER'") has not answered yet.
 _PLACEHOLDER = r"(?![^\w\n]{0,4}(?:LETTER|ANSWER|NUMBER|YOUR[ _]ANSWER)\b)"
 _MARKER = re.compile(
@@ -70,7 +70,7 @@ _FRACTION = re.compile(r"\\[dt]?frac\s?\{\s?(-?[\d.,]{1,40})\s?\}\s?\{\s?([\d.,]
 _DEGREES = re.compile(r"\^\s?\{?\s?\\circ\s?\}?|°")
 _SPACING = re.compile(r"\\[,;:! ]|~|\\q?quad\b")
 _MARKUP = re.compile(r"[*`$\"“”]|\\[()\[\]]|</?answer>|\\(?:left|right)\b|(?<!\w)_{1,2}|_{1,2}(?!\w)", re.IGNORECASE)
-_LEAD = re.compile(
+_LEAD_IN = re.compile(
     r"(?:\W{0,4}\b(?:(?:so|thus|therefore|hence)\b,?|(?:the|my)\b|(?:final|correct|right|best)\b|"
     r"(?:answer|option|choice|statement|letter)\b(?:\s(?:is|should be|must be))?|it(?: is|'s)\b)[\s:]{1,4}){1,6}",
     re.IGNORECASE,
@@ -78,50 +78,50 @@ _LEAD = re.compile(
 
 
 def find_answer(text: str, read: Reader) -> str | None:
-    """The answer that a completion gives, in the reader's canonical form; `None` if it gives none, or several."""
-    said = without_thought(text)
-    if said is None:
+    """The answer of a completion in the reader's canonical form; `None` if there is none, or several."""
+    response = strip_thinking(text)
+    if response is None:
         return None
-    for marker in reversed(list(_MARKER.finditer(said))):
-        words, following = _words_after(said, marker.end())
-        if words is None:  # a marker at the very end: the text was cut off before the answer
+    for marker in reversed(list(_MARKER.finditer(response))):
+        words, following = _text_after(response, marker.end())
+        if words is None:  # a marker at the very end: truncated before the answer
             continue
-        found = _read_words(words, How.MARKED, read)
+        found = _read_text(words, Placement.MARKED, read)
         if found is None:
             # Such as "Answer: Janet starts with 16 eggs. [...] So the answer is 18."
-            found = _find_unmarked(said[marker.end() :], read)
+            found = _find_unmarked(response[marker.end() :], read)
             if found is None and not following:
-                found = read(words, How.LOOSE)
-        elif read(following, How.BARE) not in (None, found):
+                found = read(words, Placement.LOOSE)
+        elif read(following, Placement.BARE) not in (None, found):
             return None  # the first of a list
         return found or None
-    return _find_unmarked(said, read) or None
+    return _find_unmarked(response, read) or None
 
 
-def without_thought(text: str) -> str | None:
-    """What a completion says aloud in its first turn; `None` if it ends before its thought does."""
+def strip_thinking(text: str) -> str | None:
+    """The first turn of a completion without its thinking; `None` if it ends while still thinking."""
     end = _END_OF_TURN.search(text)
     text = text[: end.start()] if end else text
-    said: list[str] = []
+    visible: list[str] = []
     thinking, position = False, 0
-    for tag in _THOUGHT.finditer(text):
+    for tag in _THINK_TAG.finditer(text):
         if tag.group(1):
             if not thinking:
-                said.clear()  # the prompt opened this thought
+                visible.clear()  # the prompt opened this thinking
             thinking, position = False, tag.end()
         elif not thinking:
-            said.append(text[position : tag.start()])
+            visible.append(text[position : tag.start()])
             thinking = True
     if thinking:
         return None
-    return "\n".join([*said, text[position:]])
+    return "\n".join([*visible, text[position:]])
 
 
 def last_box(text: str) -> str | None:
-    r"""The content of the last `\boxed{...}` that is closed, inner braces and all."""
+    r"""Content of the last closed `\boxed{...}`, inner braces included."""
     for box in reversed(list(_BOX.finditer(text))[-20:]):
         depth = 1
-        for position in range(box.end(), min(len(text), box.end() + REACH)):
+        for position in range(box.end(), min(len(text), box.end() + MAX_ANSWER_CHARS)):
             depth += {"{": 1, "}": -1}.get(text[position], 0)
             if text[position - 1] == "\\" and text[position] in "{}":
                 depth += {"{": -1, "}": 1}[text[position]]  # \{ and \} are set braces, not grouping
@@ -130,9 +130,11 @@ def last_box(text: str) -> str | None:
     return None
 
 
-def plain(words: str) -> str:
-    """Words without their dress: Markdown, maths mode, text commands and typographic variants of a character."""
-    words = unicodedata.normalize("NFKC", words[:REACH]).replace("−", "-").replace("–", "-").replace("⁄", "/")
+def strip_markup(words: str) -> str:
+    """Text without Markdown, maths mode, text commands and typographic variants of characters."""
+    words = (
+        unicodedata.normalize("NFKC", words[:MAX_ANSWER_CHARS]).replace("−", "-").replace("–", "-").replace("⁄", "/")
+    )
     words = words.replace("\\%", "%").replace("\\$", "$").replace("{,}", ",").replace(",\\!", ",")
     words = _DEGREES.sub(" degrees", _FRACTION.sub(r"\1/\2", words))
     for _ in range(3):
@@ -142,40 +144,44 @@ def plain(words: str) -> str:
     return words if words.count("{") == words.count("}") else words.strip(" {}")
 
 
-def without_lead(words: str) -> str:
-    """Words without an opening such as "the final answer is"."""
-    lead = _LEAD.match(words)
+def strip_lead_in(words: str) -> str:
+    """Text without a lead-in such as "the final answer is"."""
+    lead = _LEAD_IN.match(words)
     return words[lead.end() :].lstrip() if lead else words
 
 
-def _find_unmarked(said: str, read: Reader) -> str | None:
-    box = last_box(said)
-    found = None if box is None else read(box, How.MARKED)
+def _find_unmarked(response: str, read: Reader) -> str | None:
+    box = last_box(response)
+    found = None if box is None else read(box, Placement.MARKED)
     if found is not None:
         return found
-    for phrase in reversed(list(_PHRASE.finditer(said))[-20:]):
-        words, _ = _words_after(said, phrase.end())
+    for phrase in reversed(list(_PHRASE.finditer(response))[-20:]):
+        words, _ = _text_after(response, phrase.end())
         if words is not None and not _NEGATION.match(words):
-            found = _read_words(words, How.MARKED, read)
+            found = _read_text(words, Placement.MARKED, read)
             break
     if found is not None:
         return found
-    lines = [line for line in said[-REACH:].splitlines() if not _ONLY_MARKUP.fullmatch(line)]
-    if len(said) > REACH:
-        lines = lines[1:]  # where the window cuts a line in two, its end alone could pass for an answer
-    if not lines or (len(lines) > 1 and read(lines[-2], How.BARE) is not None):
-        return None  # one of a list: the choices repeated, say
-    found = read(lines[-1], How.BARE)
-    return read(lines[0], How.OPENING) if found is None and len(lines) == 1 and len(said) <= REACH else found
+    lines = [line for line in response[-MAX_ANSWER_CHARS:].splitlines() if not _ONLY_MARKUP.fullmatch(line)]
+    if len(response) > MAX_ANSWER_CHARS:
+        lines = lines[1:]  # the first line may be cut in two, and its end alone could look like an answer
+    if not lines or (len(lines) > 1 and read(lines[-2], Placement.BARE) is not None):
+        return None  # one item of a list, such as the choices repeated
+    found = read(lines[-1], Placement.BARE)
+    return (
+        read(lines[0], Placement.OPENING)
+        if found is None and len(lines) == 1 and len(response) <= MAX_ANSWER_CHARS
+        else found
+    )
 
 
-def _words_after(said: str, start: int) -> tuple[str | None, str]:
-    """The rest of the line, or the next line that holds more than markup; and the line that follows it, if any."""
-    lines = said[start : start + REACH].splitlines()
-    filled = [line for line in lines if not _ONLY_MARKUP.fullmatch(line)]
-    return (filled[0] if filled else None), (filled[1] if len(filled) > 1 else "")
+def _text_after(response: str, start: int) -> tuple[str | None, str]:
+    """The rest of the line, or the next line with more than markup; and the line after it, if any."""
+    lines = response[start : start + MAX_ANSWER_CHARS].splitlines()
+    non_empty = [line for line in lines if not _ONLY_MARKUP.fullmatch(line)]
+    return (non_empty[0] if non_empty else None), (non_empty[1] if len(non_empty) > 1 else "")
 
 
-def _read_words(words: str, how: How, read: Reader) -> str | None:
+def _read_text(words: str, placement: Placement, read: Reader) -> str | None:
     box = last_box(words)
-    return read(words if box is None else box, how)
+    return read(words if box is None else box, placement)

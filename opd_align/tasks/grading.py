@@ -1,7 +1,7 @@
-"""From sampled tokens to outcomes: decode, judge, map.
+"""Grades sampled tokens: decodes them, verifies the text, maps the verdict to an outcome.
 
-The engine's `Grader` for tasks whose replies are text. Text without an answer is incorrect, as in the paper's pass
-rates; a verdict that nobody could reach stays unknown. Completions that are the same tokens are judged once.
+The engine's `Grader` for tasks with text responses. Text without an answer is incorrect, as in the paper's pass rates;
+an unknown verdict stays unknown. Identical completions are verified once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,13 @@ OUTCOME_OF = {
 
 @dataclass(frozen=True)
 class TextGrader:
-    """Grades rollouts by what they say; `end_tokens` at the end of a completion are not part of that."""
+    """Grades rollouts with a task's verifier.
+
+    Args:
+        task: Task whose verifier is used.
+        decode: Function from token ids to text.
+        end_tokens: Token ids that are removed from the end of a completion before decoding.
+    """
 
     task: Task
     decode: Callable[[Sequence[int]], str]
@@ -40,15 +46,15 @@ class TextGrader:
         return np.array([OUTCOME_OF[verdict] for verdict in self.verdicts(question, rollouts)], np.int8)
 
     def verdicts(self, question: Question, rollouts: Rollouts) -> list[Verdict]:
-        """One verdict per row, for those who tell the wrong from the unreadable."""
-        judged: dict[bytes, Verdict] = {}
+        """One verdict per rollout, which distinguishes incorrect from unparseable."""
+        verdict_of: dict[bytes, Verdict] = {}
         verdicts = []
         for row in range(len(rollouts)):
             tokens = rollouts.completion(row)
             key = tokens.tobytes()
-            if key not in judged:
-                judged[key] = self._judge(question, tokens.tolist())
-            verdicts.append(judged[key])
+            if key not in verdict_of:
+                verdict_of[key] = self._judge(question, tokens.tolist())
+            verdicts.append(verdict_of[key])
         return verdicts
 
     def _judge(self, question: Question, tokens: list[int]) -> Verdict:

@@ -1,8 +1,8 @@
-"""Numbers as people and models write them, read exactly.
+"""Parses numbers as people and models write them, exactly.
 
 Every number becomes a `Fraction`, so that 18, 18.0, 18.00 and 36/2 are one value and 0.333 is not 1/3. Thousands
-separators, currencies, units and percent signs are dress: 12% reads as 12. A comma or space separates thousands only
-in groups of three; 1.234 is a decimal, and 1,23 is two numbers. This module knows nothing of questions and verdicts.
+separators, currencies, units and percent signs are ignored: 12% reads as 12. A comma or space separates thousands only
+in groups of three; 1.234 is a decimal, and 1,23 is two numbers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import re
 from fractions import Fraction
 
-from opd_align.tasks.extract import SEVERAL, How, plain, without_lead
+from opd_align.tasks.extract import AMBIGUOUS, Placement, strip_lead_in, strip_markup
 
 _DIGITS = r"(?:\d{1,3}(?:[, '’]\d{3})+(?!\d)|\d{1,100})(?:\.\d{1,100})?|\.\d{1,100}"
 # Not the 2 of "m2", "x^2" or "1.2.3"; a minus sign after a word or digit is a dash.
@@ -21,16 +21,16 @@ _NUMBER = re.compile(
     re.IGNORECASE,
 )
 _SCALE = {"thousand": 10**3, "million": 10**6, "billion": 10**9}
-_ASIDE = re.compile(r"\([^()]*\)")
+_PARENTHESES = re.compile(r"\([^()]*\)")
 _FIRST_SENTENCE = re.compile(r"(.*?[\w)%}])[.;!?]+(?:\s.*|)", re.DOTALL)
-# What makes an expression of a number: 2^10, 3!, 5√2, 5\pi, 2*3.
+# After a number, these make it part of an expression: 2^10, 3!, 5√2, 5\pi, 2*3.
 _OPERATOR = re.compile(r"\s?(?:[\^*×·÷!√π\\+/_|<>(\[{]|-\s?\w)")
 _LATER_RESULT = re.compile(r"=([^=.;]*(?:\.\d+)?[^=.;]*)(?:[.;]|$)")
 _EXPRESSION = re.compile(r"\d\s?[\^√π\\]|[,.]\d+[,.]\d{1,2}\b|\b\d+,\d{1,2}\b")
-_DRESS_BEFORE = re.compile(r"(?:[€£¥₹]|US|USD|EUR|Rs\.?|about|approximately|exactly|[≈~=:-])?\s{0,2}", re.IGNORECASE)
+_PREFIX = re.compile(r"(?:[€£¥₹]|US|USD|EUR|Rs\.?|about|approximately|exactly|[≈~=:-])?\s{0,2}", re.IGNORECASE)
 
 
-def value_of(match: re.Match[str]) -> Fraction | None:
+def _number_value(match: re.Match[str]) -> Fraction | None:
     top = Fraction(re.sub(r"[, '’]", "", match["top"]))
     if match["bottom"]:
         if not int(match["bottom"]):
@@ -43,7 +43,7 @@ def value_of(match: re.Match[str]) -> Fraction | None:
     return -top if match["sign"] == "-" else top
 
 
-def written(value: Fraction) -> str:
+def canonical_number(value: Fraction) -> str:
     """The canonical form: an integer, a finite decimal, or a fraction in lowest terms."""
     if value.denominator == 1:
         return str(value.numerator)
@@ -60,8 +60,8 @@ def written(value: Fraction) -> str:
     return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
 
 
-def number_of(answer: object) -> Fraction | None:
-    """The number that a data set gives as its answer: a number, its text, or a solution that ends in `#### N`."""
+def gold_number(answer: object) -> Fraction | None:
+    """The number in a dataset's answer: a number, a number as text, or a solution that ends in `#### N`."""
     if isinstance(answer, bool):
         return None
     if isinstance(answer, int):
@@ -69,48 +69,48 @@ def number_of(answer: object) -> Fraction | None:
     if isinstance(answer, float):
         return Fraction(repr(answer)) if math.isfinite(answer) else None
     if isinstance(answer, str):
-        found = read_number(answer.rpartition("####")[2][:600], How.MARKED)
+        found = read_number(answer.rpartition("####")[2][:600], Placement.MARKED)
         return Fraction(found) if found else None
     return None
 
 
-def read_number(words: str, how: How) -> str | None:
-    """The one number that the words give as their answer, see `extract.Reader`."""
-    if how is How.OPENING:
-        return None  # sentences that begin with a number go on to others
-    text = _undressed(words)
-    if how is How.LOOSE:
+def read_number(words: str, placement: Placement) -> str | None:
+    """The number that a text gives as its answer; an `extract.Reader`."""
+    if placement is Placement.OPENING:
+        return None  # sentences that begin with a number often contain others
+    text = _strip_decoration(words)
+    if placement is Placement.LOOSE:
         return _only_number(text)
-    text = without_lead(text)
+    text = strip_lead_in(text)
     sentence = _FIRST_SENTENCE.fullmatch(text)
     whole, text = text, sentence.group(1) if sentence else text
     if "=" in text:  # "9 * 2 = 18" and "x = 18": the right side is the result
-        if how is How.BARE:
+        if placement is Placement.BARE:
             return None
         results = {_only_number(part) for part in _LATER_RESULT.findall(whole)}
         text = text.rpartition("=")[2].strip()
         if results - {_only_number(text)}:
-            return SEVERAL  # "48 / 2 = 24 in May. 48 + 24 = 72 in all."
-    before = _DRESS_BEFORE.match(text)
+            return AMBIGUOUS  # "48 / 2 = 24 in May. 48 + 24 = 72 in all."
+    before = _PREFIX.match(text)
     # The sign belongs to the number; a dash and a space are a bullet.
     first = _NUMBER.match(text) or (_NUMBER.match(text, before.end()) if before else None)
     if first is None:
         return None
     unit = text[first.end() :]
-    if how is How.BARE and not re.fullmatch(r" ?%?[^\W\d]{0,12}\.?", unit):
+    if placement is Placement.BARE and not re.fullmatch(r" ?%?[^\W\d]{0,12}\.?", unit):
         return None
-    others = {value_of(other) for other in _NUMBER.finditer(unit)}
-    value = value_of(first)
+    others = {_number_value(other) for other in _NUMBER.finditer(unit)}
+    value = _number_value(first)
     if value is None or others - {value} or re.match(r"[,.'eE]\d", unit):
-        return SEVERAL
+        return AMBIGUOUS
     if _OPERATOR.match(unit) and not re.match(r"\s?/\s?[^\W\d]", unit):  # "5/day" has a unit
         return None
-    return written(value)
+    return canonical_number(value)
 
 
-def _undressed(words: str) -> str:
-    text = plain(words.replace("US$", "$"))
-    bare = _ASIDE.sub(" ", text)
+def _strip_decoration(words: str) -> str:
+    text = strip_markup(words.replace("US$", "$"))
+    bare = _PARENTHESES.sub(" ", text)
     return (bare if _NUMBER.search(bare) else text).strip()
 
 
@@ -119,8 +119,8 @@ def _only_number(text: str) -> str | None:
         text = text.rpartition("=")[2]
     if _EXPRESSION.search(text):
         return None
-    values = {value_of(number) for number in _NUMBER.finditer(text)}
+    values = {_number_value(number) for number in _NUMBER.finditer(text)}
     if len(values) != 1:
-        return SEVERAL if values else None
+        return AMBIGUOUS if values else None
     value = values.pop()
-    return None if value is None else written(value)
+    return None if value is None else canonical_number(value)

@@ -1,7 +1,7 @@
-"""Rows of a data set, from a file or from the Hub, each with a name for its place.
+"""Rows of a dataset, read from a file or from the Hub.
 
-A row is a mapping from column to value and nothing is made of it here; the place is what an error message says, so
-that a person finds the line. Rows come one by one: a broken line that nobody asked for does no harm.
+A row is a mapping from column to value, plus its location for error messages. Rows are read one by one, so that an
+invalid line after the last row that is needed does not matter.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from opd_align.types import OpdAlignError
 
 @dataclass(frozen=True)
 class Row:
-    """One row: its number from 0, where it stands in words, and its columns."""
+    """One row: its index from 0, its location (such as "data.jsonl, line 3"), and its columns."""
 
     number: int
-    place: str
+    location: str
     values: Mapping[str, Any]
 
 
 def file_rows(file: Path) -> Iterator[Row]:
-    """The rows of a file, whose ending names its format."""
+    """Rows of a file; the format follows from the file extension."""
     readers: dict[str, Callable[[Path], Iterator[Row]]] = {
         ".jsonl": _jsonl,
         ".ndjson": _jsonl,
@@ -36,37 +36,39 @@ def file_rows(file: Path) -> Iterator[Row]:
         ".parquet": _parquet,
     }
     if file.suffix.lower() not in readers:
-        raise OpdAlignError(f"{file}: cannot read {file.suffix or 'a file without ending'}; use {', '.join(readers)}")
+        raise OpdAlignError(
+            f"{file}: cannot read {file.suffix or 'a file without extension'}; use {', '.join(readers)}"
+        )
     if not file.is_file():
         raise OpdAlignError(f"{file}: no such file")
     return readers[file.suffix.lower()](file)
 
 
 def hub_rows(hub: str, config: str | None, split: str, task: str) -> Iterator[Row]:
-    """The rows of a data set on the Hub (or of a folder that `datasets` can load)."""
+    """Rows of a dataset on the Hub (or of a folder that `datasets` can load)."""
     try:
         import datasets
     except ImportError as error:
         raise OpdAlignError(
             f"loading {hub} from the Hub needs the package datasets; install it with: pip install "
-            "'opd-align[tasks]', or give load() a file of the same fields"
+            "'opd-align[tasks]', or pass load() a file with the same fields"
         ) from error
     try:
         table = datasets.load_dataset(hub, config, split=split)
-    except Exception as error:  # connection, name, configuration, split, disk: each from another library
+    except Exception as error:  # connection, name, configuration, split, disk: errors of different libraries
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise OpdAlignError(
             f"task {task!r}: {hub} (configuration {config or 'default'}, split {split}) could not be loaded from the "
-            f"Hub: {reason}. Without a connection, give a file of the same fields instead: load('questions.jsonl')"
+            f"Hub: {reason}. Without a connection, pass a file with the same fields instead: load('questions.jsonl')"
         ) from error
     for number, values in enumerate(table):
         yield Row(number, f"{hub}, {split}, row {number}", values)
 
 
-def _row(number: int, place: str, values: Any) -> Row:
+def _row(number: int, location: str, values: Any) -> Row:
     if not isinstance(values, Mapping):
-        raise OpdAlignError(f"{place}: expected an object with named fields, found {type(values).__name__}")
-    return Row(number, place, values)
+        raise OpdAlignError(f"{location}: expected an object with named fields, found {type(values).__name__}")
+    return Row(number, location, values)
 
 
 def _text(file: Path) -> str:
@@ -84,12 +86,12 @@ def _jsonl(file: Path) -> Iterator[Row]:
         for line_number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
-            place = f"{file}, line {line_number}"
+            location = f"{file}, line {line_number}"
             try:
                 values = json.loads(line)
             except ValueError as error:
-                raise OpdAlignError(f"{place}: not JSON: {error}") from error
-            yield _row(number, place, values)
+                raise OpdAlignError(f"{location}: not JSON: {error}") from error
+            yield _row(number, location, values)
             number += 1
 
 
@@ -97,7 +99,7 @@ def _json(file: Path) -> Iterator[Row]:
     try:
         rows = json.loads(_text(file))
     except ValueError as error:
-        raise OpdAlignError(f"{file}: not JSON: {error}; for one object a line, name the file .jsonl") from error
+        raise OpdAlignError(f"{file}: not JSON: {error}; for one object per line, name the file .jsonl") from error
     if not isinstance(rows, list):
         raise OpdAlignError(f"{file}: expected a list of objects, found {type(rows).__name__}")
     for number, values in enumerate(rows):
@@ -108,14 +110,14 @@ def _csv(file: Path) -> Iterator[Row]:
     with io.StringIO(_text(file), newline="") as lines:
         reader = csv.DictReader(lines)
         for number, values in enumerate(reader):
-            place = f"{file}, line {reader.line_num}"
+            location = f"{file}, line {reader.line_num}"
             if None in values or None in values.values():
-                raise OpdAlignError(f"{place}: expected {len(reader.fieldnames or ())} cells, as in the first line")
-            yield Row(number, place, {name: _cell(value) for name, value in values.items() if value != ""})
+                raise OpdAlignError(f"{location}: expected {len(reader.fieldnames or ())} cells, as in the first line")
+            yield Row(number, location, {name: _cell(value) for name, value in values.items() if value != ""})
 
 
 def _cell(value: str) -> Any:
-    """A list, where a cell holds one as JSON: choices have no other way into a CSV file."""
+    """Parses a cell that contains a JSON list, which is how a CSV file stores choices."""
     if value.lstrip().startswith("["):
         try:
             return json.loads(value)

@@ -1,9 +1,8 @@
-"""A task: where its questions come from, how they are put to a model, and who judges the replies.
+"""Tasks: where questions come from, how they are formatted as messages, and which verifier grades the responses.
 
-A question that was loaded has a unique id, a text, and its answer in the verifier's canonical form, or `None` where
-the data set gives none. Files and the Hub go through the same mapping of fields, so a local copy of a data set gives
-the same questions. This module knows no tokenizer: messages are roles and words, and a chat template is applied
-elsewhere.
+A loaded question has a unique id, a text, and its answer in the verifier's canonical form, or `None` where the dataset
+has none. Files and the Hub use the same mapping of fields, so a local copy of a dataset gives the same questions.
+Messages are roles and text; chat templates are applied in `backends.chat`.
 """
 
 from __future__ import annotations
@@ -19,22 +18,26 @@ from opd_align.tasks.verify import Choice, Verifier
 from opd_align.types import OpdAlignError, Question
 
 Message = dict[str, str]
-"""Role and content, as chat templates take them."""
+"""A chat message: `role` and `content`."""
 
 PLAIN_FIELDS: Mapping[str, str | tuple[str, ...]] = {"question": "question", "answer": "answer"}
 
 
-MADE = 200
-"""Questions that are made up when no limit is given."""
+DEFAULT_GENERATED = 200
+"""Number of generated questions when no limit is given."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where the Hub has a data set, and what its columns are called.
+    """A dataset and its column names.
 
-    `fields` maps our names to theirs, or to several of which a row has one. `question` is needed in every row, and
-    so are `choices` and `passage` where they are mapped; `answer` and all others may be missing. `hub` is `None` for
-    data that only exists in files.
+    Args:
+        hub: Dataset name on the Hub, or a folder that `datasets` can load; `None` for data in files only.
+        config: Configuration (subset) of the dataset; `None` for the default.
+        split: Split to load by default.
+        fields: Maps field names (`question`, `answer`, `choices`, `passage`, ...) to column names, or to several
+            column names of which a row has one. Every row needs `question`, and `choices` and `passage` if they are
+            mapped; `answer` and others may be missing.
     """
 
     hub: str | None = None
@@ -45,9 +48,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Form:
-    """The user message: an instruction, then the passage, the question and the choices, each where there is one.
+    """Formats the user message: instruction, then passage, question and choices where present.
 
-    `{letters}` in the instruction becomes the letters of the question's choices.
+    Args:
+        instruction: First paragraph of the message. `{letters}` is replaced by the letters of the question's choices.
     """
 
     instruction: str
@@ -65,23 +69,29 @@ class Form:
 
 @dataclass(frozen=True)
 class Task:
-    """Questions, the form they are asked in, and the verifier of the replies.
+    """A benchmark: its questions, their prompt, and the verifier of the responses.
 
-    `made` makes questions up from a seed, a number and a split, for a task that has no data set; asked for more, it
-    gives the same ones first.
+    Args:
+        name: Name of the task, as used in configurations.
+        verifier: Grades responses; also usable as a TRL reward function.
+        user_message: Function from a question to the user message, usually a `Form`.
+        source: Dataset to load questions from; `None` for field names `question` and `answer` in files.
+        system: System message; `None` for no system message.
+        generate: Function `(seed, n, split)` that generates `n` questions, for a task without a dataset. A larger `n`
+            must begin with the same questions.
     """
 
     name: str
     verifier: Verifier
-    ask: Callable[[Question], str]
+    user_message: Callable[[Question], str]
     source: Source | None = None
     system: str | None = "You are a helpful assistant."
-    made: Callable[[int, int, str], list[Question]] | None = None
+    generate: Callable[[int, int, str], list[Question]] | None = None
 
     def messages(self, question: Question) -> list[Message]:
-        """The conversation that puts the question: the system message, if any, and the user's."""
+        """The chat messages of a question: the system message, if any, and the user message."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*system, {"role": "user", "content": self.ask(question)}]
+        return [*system, {"role": "user", "content": self.user_message(question)}]
 
     def load(
         self,
@@ -92,14 +102,24 @@ class Task:
         offset: int = 0,
         seed: int = 0,
     ) -> list[Question]:
-        """Questions from a file (JSON lines, JSON, CSV, Parquet) or, without one, from the Hub, or made from the seed.
+        """Loads questions from a file, from the Hub, or generates them.
 
-        `offset` rows are passed over and at most `limit` are taken. Ids are the rows' own, else numbered by row.
+        Args:
+            file: JSON Lines, JSON, CSV or Parquet file; `None` to generate questions, or load them from the Hub.
+            split: Split of the dataset; `None` for the task's default.
+            limit: Maximum number of questions; `None` for all (200 where questions are generated).
+            offset: Number of rows to skip.
+            seed: Seed of generated questions.
+
+        Returns:
+            Questions whose id is the row's `id`, or task, split and row number where a row has none.
         """
         if offset < 0 or (limit is not None and limit < 0):
             raise OpdAlignError(f"offset ({offset}) and limit ({limit}) count rows and cannot be negative")
-        if file is None and self.made is not None:
-            return self.made(seed, offset + (MADE if limit is None else limit), split or "test")[offset:]
+        if file is None and self.generate is not None:
+            return self.generate(seed, offset + (DEFAULT_GENERATED if limit is None else limit), split or "test")[
+                offset:
+            ]
         source = self.source or Source()
         split = split or source.split
         if file is not None:
@@ -107,7 +127,7 @@ class Task:
         elif source.hub is not None:
             rows = hub_rows(source.hub, source.config, split, self.name)
         else:
-            raise OpdAlignError(f"task {self.name!r} has no data set on the Hub; give load() a file")
+            raise OpdAlignError(f"task {self.name!r} has no dataset on the Hub; pass load() a file")
         wanted = islice(rows, offset, None if limit is None else offset + limit)
         return list(self._questions(wanted, source, split))
 
@@ -117,23 +137,23 @@ class Task:
             question = self._question(row, source, f"{self.name}-{split}-{row.number}")
             if question.id in seen:
                 raise OpdAlignError(
-                    f"{row.place}: id {question.id!r} was already taken by {seen[question.id]}; "
-                    "ids must be unique, since rollouts are filed under them"
+                    f"{row.location}: id {question.id!r} is already used by {seen[question.id]}; "
+                    "ids must be unique, since rollouts are stored by them"
                 )
-            seen[question.id] = row.place
+            seen[question.id] = row.location
             yield question
 
-    def _question(self, row: Row, source: Source, numbered: str) -> Question:
-        values = {ours: _pick(row, theirs) for ours, theirs in source.fields.items()}
+    def _question(self, row: Row, source: Source, default_id: str) -> Question:
+        values = {field_name: _pick(row, columns) for field_name, columns in source.fields.items()}
         text = _text(row, source, "question", values.pop("question", None))
         extra = {name: value for name, value in values.items() if name != "answer" and value is not None}
         if "choices" in source.fields:
             extra["choices"] = _choices(row, source, values.get("choices"))
         if "passage" in source.fields:
             extra["passage"] = _text(row, source, "passage", values.get("passage"))
-        own = row.values.get("id")
+        row_id = row.values.get("id")
         return Question(
-            id=numbered if own is None or own == "" else str(own),
+            id=default_id if row_id is None or row_id == "" else str(row_id),
             text=text,
             answer=self._answer(row, values.get("answer"), extra.get("choices")),
             fields=extra,
@@ -151,37 +171,39 @@ class Task:
                 if isinstance(self.verifier, Choice)
                 else f"an answer that the verifier {self.verifier.fingerprint!r} can read"
             )
-            raise OpdAlignError(f"{row.place}: the answer is {answer!r}; expected {expected}")
-        # Kept as it stands: the verifier will say "unknown" to every reply, and those are counted.
+            raise OpdAlignError(f"{row.location}: the answer is {answer!r}; expected {expected}")
+        # Kept as it is: the verdict on every response will be unknown, and unknowns are counted.
         return answer.strip()
 
 
-def _pick(row: Row, theirs: str | tuple[str, ...]) -> Any:
-    names = (theirs,) if isinstance(theirs, str) else theirs
+def _pick(row: Row, columns: str | tuple[str, ...]) -> Any:
+    names = (columns,) if isinstance(columns, str) else columns
     return next((row.values[name] for name in names if row.values.get(name) is not None), None)
 
 
-def _names(source: Source, ours: str) -> str:
-    theirs = source.fields.get(ours, ours)
-    return " or ".join(repr(name) for name in ((theirs,) if isinstance(theirs, str) else theirs))
+def _column_names(source: Source, field_name: str) -> str:
+    columns = source.fields.get(field_name, field_name)
+    return " or ".join(repr(name) for name in ((columns,) if isinstance(columns, str) else columns))
 
 
-def _text(row: Row, source: Source, ours: str, value: Any) -> str:
+def _text(row: Row, source: Source, field_name: str, value: Any) -> str:
     if value is None:
-        has = ", ".join(sorted(map(str, row.values))) or "nothing"
-        raise OpdAlignError(f"{row.place}: no {ours} (looked for {_names(source, ours)}, the row has {has})")
+        present = ", ".join(sorted(map(str, row.values))) or "nothing"
+        raise OpdAlignError(
+            f"{row.location}: no {field_name} (looked for {_column_names(source, field_name)}, the row has {present})"
+        )
     if not isinstance(value, str):
-        raise OpdAlignError(f"{row.place}: the {ours} must be text, not {type(value).__name__} ({value!r})")
+        raise OpdAlignError(f"{row.location}: the {field_name} must be text, not {type(value).__name__} ({value!r})")
     if not value.strip():
-        raise OpdAlignError(f"{row.place}: the {ours} is empty")
+        raise OpdAlignError(f"{row.location}: the {field_name} is empty")
     return value.strip()
 
 
 def _choices(row: Row, source: Source, value: Any) -> tuple[str, ...]:
     if value is None:
-        raise OpdAlignError(f"{row.place}: no choices (looked for {_names(source, 'choices')})")
+        raise OpdAlignError(f"{row.location}: no choices (looked for {_column_names(source, 'choices')})")
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise OpdAlignError(f"{row.place}: the choices must be a list, not {type(value).__name__} ({value!r})")
+        raise OpdAlignError(f"{row.location}: the choices must be a list, not {type(value).__name__} ({value!r})")
     if not 2 <= len(value) <= 26:
-        raise OpdAlignError(f"{row.place}: {len(value)} choices; expected from 2 to 26, one letter each")
+        raise OpdAlignError(f"{row.location}: {len(value)} choices; expected from 2 to 26, one letter each")
     return tuple(str(choice).strip() for choice in value)

@@ -1,1 +1,1 @@
-"""Teachers: the contexts they read, the demonstrations in them, and which questions they can be used on."""
+"""Teachers: contexts, demonstrations, screening, and which questions can be used with which teachers."""

@@ -1,9 +1,8 @@
-"""Teachers' contexts: what a self-distillation teacher reads beside the question.
+"""Contexts: what a self-distillation teacher reads in addition to the question.
 
-A teacher is a name, a model and a prompt. The prompt of a context teacher is the question's user message with
-demonstrations written into it, in the paper's form or the user's own; that of an external teacher is the student's.
-Here contexts, demonstrations and messages meet; how demonstrations are sampled is the business of `demonstrations`,
-and no model is known.
+A teacher is a name, a model and a prompt. A context teacher reads the question's user message with demonstrations
+added, in the paper's format or a custom one; an external teacher reads the same prompt as the student. This module
+builds those prompts. Sampling demonstrations is done in `demonstrations`; no model is loaded here.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from opd_align.tasks import Task
 from opd_align.types import OpdAlignError, Question
 
 SELF = "self"
-"""The source of demonstrations that the student wrote itself."""
+"""Name of the source whose demonstrations the student writes itself."""
 
 CLOSING = "Now answer with a response of your own, including the thinking process:"
 WARNING = (
@@ -29,7 +28,16 @@ WARNING = (
 
 @dataclass(frozen=True)
 class Demonstration:
-    """A response to a question and whether it is right. `trial` numbers the samples of its source."""
+    """A verified response to a question.
+
+    Args:
+        question: Id of the question.
+        source: Name of the source that wrote the response; "self" is the student.
+        trial: Index of the sample among all samples of this source for this question, from 0.
+        correct: Whether the verifier accepted the response.
+        text: The response, thinking included.
+        summary: Summary of the response, or `None` if none was made.
+    """
 
     question: str
     source: str
@@ -39,30 +47,36 @@ class Demonstration:
     summary: str | None = None
 
 
-Write = Callable[[Question, str, Sequence[Demonstration]], str]
-"""From question, user message and demonstrations to the user message that the teacher reads."""
+ContextTemplate = Callable[[Question, str, Sequence[Demonstration]], str]
+"""Function from question, user message and demonstrations to the user message that the teacher reads."""
 
 
-def in_the_papers_form(question: Question, message: str, demonstrations: Sequence[Demonstration]) -> str:
-    """The message, the demonstrations, and the request to answer in one's own words; without any, the message."""
+def paper_template(question: Question, message: str, demonstrations: Sequence[Demonstration]) -> str:
+    """The paper's format: message, demonstrations, closing request. Without demonstrations, the message unchanged."""
     if not demonstrations:
         return message
     quoted = [(demonstration.correct, f'"""\n{demonstration.text}\n"""') for demonstration in demonstrations]
     if all(correct for correct, _ in quoted):
         lead = "This is a correct response" if len(demonstrations) == 1 else "These are correct responses"
-        shown = f"{lead} to the question:\n" + "\n\n".join(quote for _, quote in quoted)
+        examples = f"{lead} to the question:\n" + "\n\n".join(quote for _, quote in quoted)
     else:
         labelled = [f"{'Correct:' if correct else 'WRONG (do NOT imitate):'}\n{quote}" for correct, quote in quoted]
-        shown = "\n\n".join([WARNING, *labelled])
-    return f"{message}\n\n{shown}\n\n{CLOSING}"
+        examples = "\n\n".join([WARNING, *labelled])
+    return f"{message}\n\n{examples}\n\n{CLOSING}"
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a teacher is shown: how many correct and wrong responses, by whom, whole or summarised, in which form.
+    """Demonstrations that a teacher reads with the question.
 
-    `source` is "self" or the name of another model that writes the demonstrations. A context of your own needs a name
-    and a `write`; with `correct` and `wrong` at 0 it gets no demonstrations.
+    Args:
+        name: Name of the context, used as the teacher's name in tables and metrics.
+        correct: Number of correct responses to show, 0 or more.
+        wrong: Number of wrong responses to show, 0 or more.
+        summarised: Show summaries instead of full responses.
+        source: Who writes the responses: "self" (the student) or the name of another model.
+        write: Function from question, user message and demonstrations to the teacher's user message. The default is
+            the paper's format. With `correct` and `wrong` at 0 it receives no demonstrations.
     """
 
     name: str
@@ -70,14 +84,14 @@ class Context:
     wrong: int = 0
     summarised: bool = False
     source: str = SELF
-    write: Write = field(default=in_the_papers_form, compare=False)
+    write: ContextTemplate = field(default=paper_template, compare=False)
 
     def __post_init__(self) -> None:
         if not self.name or min(self.correct, self.wrong) < 0:
             raise OpdAlignError(f"a context needs a name and counts of 0 or more; got {self}")
 
     def placeholders(self, question: Question) -> list[Demonstration]:
-        """Stand-ins that show where demonstrations go."""
+        """Placeholder demonstrations, to preview a prompt before any are collected."""
         kinds = [("correct", self.correct), ("wrong", self.wrong)]
         return [
             Demonstration(
@@ -92,30 +106,34 @@ class Context:
             for number in range(count)
         ]
 
-    def missing(self, found: Sequence[Demonstration]) -> str | None:
+    def missing(self, available: Sequence[Demonstration]) -> str | None:
         """Why these demonstrations are not enough; `None` if they are."""
-        for kind, wanted, right in (("correct", self.correct, True), ("wrong", self.wrong, False)):
-            own = [each for each in found if each.source == self.source and each.correct == right]
-            if len(own) < wanted:
-                return f"{len(own)} of {wanted} {kind} responses by {self.source!r}"
-            if self.summarised and any(each.summary is None for each in own[:wanted]):
+        for kind, wanted, correct in (("correct", self.correct, True), ("wrong", self.wrong, False)):
+            usable = [demo for demo in available if demo.source == self.source and demo.correct == correct]
+            if len(usable) < wanted:
+                return f"{len(usable)} of {wanted} {kind} responses by {self.source!r}"
+            if self.summarised and any(demo.summary is None for demo in usable[:wanted]):
                 return f"a {kind} response by {self.source!r} has no summary"
         return None
 
-    def chosen(self, found: Sequence[Demonstration]) -> list[Demonstration]:
-        """The first correct and the first wrong ones, as they are shown."""
-        own = [each for each in found if each.source == self.source]
-        picked = [each for each in own if each.correct][: self.correct]
-        picked += [each for each in own if not each.correct][: self.wrong]
-        return [replace(each, text=each.summary or "") for each in picked] if self.summarised else picked
+    def select(self, available: Sequence[Demonstration]) -> list[Demonstration]:
+        """The demonstrations to show: the first correct ones, then the first wrong ones."""
+        usable = [demo for demo in available if demo.source == self.source]
+        selected = [demo for demo in usable if demo.correct][: self.correct]
+        selected += [demo for demo in usable if not demo.correct][: self.wrong]
+        return [replace(demo, text=demo.summary or "") for demo in selected] if self.summarised else selected
 
-    def within(self, question: Question, message: str, demonstrations: Mapping[str, Sequence[Demonstration]]) -> str:
-        """The user message with the question's demonstrations in it; refuses where some are missing."""
-        found = demonstrations.get(question.id, ())
-        missing = self.missing(found)
+    def apply(self, question: Question, message: str, demonstrations: Mapping[str, Sequence[Demonstration]]) -> str:
+        """The user message with the question's demonstrations added.
+
+        Raises:
+            OpdAlignError: If the question does not have all demonstrations that the context needs.
+        """
+        available = demonstrations.get(question.id, ())
+        missing = self.missing(available)
         if missing is not None:
-            raise OpdAlignError(f"question {question.id!r} has no context {self.name!r}: {missing}")
-        return self.write(question, message, self.chosen(found))
+            raise OpdAlignError(f"question {question.id!r} cannot be used with context {self.name!r}: {missing}")
+        return self.write(question, message, self.select(available))
 
 
 CONTEXTS = {
@@ -129,24 +147,28 @@ CONTEXTS = {
         Context("Self-1C (source)", correct=1, source="source"),
     )
 }
-"""The paper's contexts; the last one shows the student, as teacher, a response by another model."""
+"""The paper's contexts by name. In the last one, the demonstration is written by another model, not the student."""
 
 
 def context(name: str) -> Context:
-    """A built-in context by its name, whatever the case."""
-    by_lower = {known.lower(): found for known, found in CONTEXTS.items()}
+    """The built-in context with this name (case-insensitive)."""
+    by_lower = {name.lower(): context for name, context in CONTEXTS.items()}
     if name.lower() in by_lower:
         return by_lower[name.lower()]
     near = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
-    hint = f"did you mean {by_lower[near[0]].name!r}? " if near else ""
-    raise OpdAlignError(f"there is no context {name!r}; {hint}There are: {', '.join(CONTEXTS)}")
+    hint = f"; did you mean {by_lower[near[0]].name!r}?" if near else "."
+    raise OpdAlignError(f"unknown context {name!r}{hint} Available contexts: {', '.join(CONTEXTS)}")
 
 
 @dataclass(frozen=True)
 class ContextPrompt:
-    """Questions as token ids for one reader: a tokenizer's chat, a task's form, and a context with its demonstrations.
+    """Builds the prompt of one model: calling it with a question returns token ids.
 
-    Called with a question it gives the prompt, as students and teachers take it.
+    Args:
+        chat: Chat template and tokenizer of the model.
+        task: Task that formats the question as messages.
+        context: Context added to the last user message; `None` for the plain prompt.
+        demonstrations: Demonstrations by question id; needed where `context` shows any.
     """
 
     chat: Chat
@@ -162,33 +184,18 @@ class ContextPrompt:
         return self.chat.prompt(self.messages(question))
 
     def token_text(self, token: int) -> str:
-        """What one token reads."""
+        """The text of one token."""
         return self.chat.token_text(token)
 
-    def shown(self, question: Question) -> str:
-        """The prompt as text."""
+    def text(self, question: Question) -> str:
+        """The prompt as text, special tokens included."""
         return self.chat.shown(self.messages(question))
 
     def messages(self, question: Question) -> list[dict[str, Any]]:
-        """The conversation, with the context in its last user message."""
+        """The messages, with the context added to the last user message."""
         messages = [dict(message) for message in self.task.messages(question)]
         if self.context is None:
             return messages
         user = next(message for message in reversed(messages) if message["role"] == "user")
-        user["content"] = self.context.within(question, user["content"], self.demonstrations)
+        user["content"] = self.context.apply(question, user["content"], self.demonstrations)
         return messages
-
-
-def unavailable(
-    questions: Sequence[Question],
-    contexts: Sequence[Context],
-    demonstrations: Mapping[str, Sequence[Demonstration]],
-) -> dict[str, dict[str, str]]:
-    """Question → context → what is missing. A fair comparison leaves such a question out for all contexts."""
-    missing: dict[str, dict[str, str]] = {}
-    for question in questions:
-        for each in contexts:
-            reason = each.missing(demonstrations.get(question.id, ()))
-            if reason is not None:
-                missing.setdefault(question.id, {})[each.name] = reason
-    return missing

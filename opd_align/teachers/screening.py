@@ -1,9 +1,9 @@
 """Screening: which contexts raise the pass rate, and which questions are worth an analysis.
 
-For every question and context variant, `rollouts` samples of the student with that context in its prompt; difficulty
-bins come from the baseline without context. A question counts in comparisons only if every variant could be asked:
-its demonstrations exist and its prompts fit, so that variants are compared on the same questions. What was left out
-is listed with the reason. Everything sampled is in the run directory before it is counted.
+Samples the student `rollouts` times per question and variant, where a variant is a context in its prompt or the
+baseline without one. Difficulty bins come from the baseline. Variants are compared on the same questions: those for
+which all demonstrations exist and all prompts fit. Excluded questions are listed with the reason. Everything sampled is
+in the run directory before it is counted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,14 +23,20 @@ from opd_align.runs.manifest import FORMAT, question_digest, read_manifest
 from opd_align.runs.rollout_store import CachedStudent
 from opd_align.runs.run_directory import RunDirectory
 from opd_align.runs.shards import DamagedFileError, read_table, table_bytes
-from opd_align.tasks import Task, TextGrader, Verdict
-from opd_align.teachers.contexts import SELF, Context, ContextPrompt, Demonstration, unavailable
-from opd_align.teachers.demonstrations import DemonstrationSource, DemonstrationWriters, demonstrate
+from opd_align.tasks import TextGrader, Verdict
+from opd_align.teachers.contexts import Context, ContextPrompt, Demonstration
+from opd_align.teachers.demonstrations import (
+    EMPTY_PREFIX,
+    DemonstrationSource,
+    DemonstrationWriters,
+    collect_demonstrations,
+)
+from opd_align.teachers.eligibility import missing_demonstrations, prompts_too_long, without_gold_answer
 from opd_align.types import Finish, OpdAlignError, Question, Rollouts, SampleRequest
 
 BASELINE = "Baseline"
 BINS = {"easy": 0.8, "medium": 0.25, "hard": 0.0}
-"""Difficulty by the least baseline pass rate; `hard` is above its bound, and at 0 a question is extremely hard."""
+"""Lowest baseline pass rate of each difficulty bin; `hard` excludes its bound: a pass rate of 0 is extremely hard."""
 EXTREMELY_HARD = "extremely hard"
 
 PASSES, MISSING, DEMONSTRATIONS, SCREENED = (
@@ -40,20 +46,16 @@ PASSES, MISSING, DEMONSTRATIONS, SCREENED = (
 COUNTS = ("rollouts", "correct", "incorrect", "unparseable", "unknown", "truncated", "failed")
 
 
-class Asked(Protocol):
-    """A student or teacher as far as fitting is concerned."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def prompt(self) -> Callable[[Question], Sequence[int]]: ...
-    @property
-    def context_length(self) -> int | None: ...
-
-
 @dataclass(frozen=True)
 class Screening:
-    """Counts of outcomes per question and variant, and what could not be asked."""
+    """Outcome counts per question and variant, and the exclusions.
+
+    Args:
+        passes: Table with one row per question and variant: prompt length and outcome counts.
+        missing: Table with one row per excluded question and variant: `question`, `variant`, `reason`.
+        variants: Names of the variants, the baseline first.
+        sources: Names of the sources of demonstrations.
+    """
 
     passes: pa.Table
     missing: pa.Table
@@ -62,18 +64,18 @@ class Screening:
 
     @property
     def questions(self) -> list[str]:
-        """All questions that have a baseline, in their order."""
+        """Ids of all questions that have a baseline, in order."""
         rows = zip(self.passes["question"].to_pylist(), self.passes["variant"].to_pylist(), strict=True)
         return [question for question, variant in rows if variant == BASELINE]
 
     @property
     def compared(self) -> list[str]:
-        """Questions that every variant was asked."""
-        left_out = set(self.missing["question"].to_pylist())
-        return [question for question in self.questions if question not in left_out]
+        """Ids of the questions that every variant was sampled on."""
+        excluded = set(self.missing["question"].to_pylist())
+        return [question for question in self.questions if question not in excluded]
 
     def pass_rate(self, variant: str) -> dict[str, float]:
-        """Question → share of known outcomes that are correct; NaN if none is known."""
+        """Question id → share of known outcomes that are correct; NaN if none is known."""
         return {
             row["question"]: row["correct"] / known if (known := row["rollouts"] - row["unknown"]) else float("nan")
             for row in self.passes.to_pylist()
@@ -81,20 +83,20 @@ class Screening:
         }
 
     def difficulty(self) -> dict[str, str]:
-        """Question → its bin."""
+        """Question id → difficulty bin."""
         return {question: difficulty_of(rate) for question, rate in self.pass_rate(BASELINE).items()}
 
     def selected(self, bins: Sequence[str]) -> list[str]:
-        """Compared questions in the given bins."""
-        wrong = [name for name in bins if name not in (*BINS, EXTREMELY_HARD)]
-        if wrong:
-            raise OpdAlignError(f"there is no bin {wrong[0]!r}; there are: {', '.join((*BINS, EXTREMELY_HARD))}")
+        """Ids of the compared questions in the given bins."""
+        unknown = [name for name in bins if name not in (*BINS, EXTREMELY_HARD)]
+        if unknown:
+            raise OpdAlignError(f"there is no bin {unknown[0]!r}; choose from: {', '.join((*BINS, EXTREMELY_HARD))}")
         bin_of = self.difficulty()
         return [question for question in self.compared if bin_of[question] in bins]
 
 
 def difficulty_of(pass_rate: float) -> str:
-    """The bin of a baseline pass rate."""
+    """The difficulty bin of a baseline pass rate."""
     if np.isnan(pass_rate):
         return "unknown"
     return (
@@ -103,17 +105,15 @@ def difficulty_of(pass_rate: float) -> str:
 
 
 @dataclass(frozen=True)
-class Availability:
-    """How many of the screened questions have a correct demonstration by each source, and by all."""
-
-    asked: int
-    by_source: Mapping[str, int]
-    all: int
-
-
-@dataclass(frozen=True)
 class VariantRow:
-    """One variant's accuracy over the compared questions, and its paired difference from the baseline."""
+    """Accuracy of one variant over the compared questions.
+
+    Args:
+        variant: Name of the variant.
+        accuracy: Mean pass rate with its interval.
+        delta: Paired difference from the baseline; `None` for the baseline itself.
+        by_bin: Mean pass rate per difficulty bin.
+    """
 
     variant: str
     accuracy: Estimate
@@ -121,25 +121,8 @@ class VariantRow:
     by_bin: Mapping[str, Estimate]
 
 
-def availability(screening: Screening, demonstrations: Mapping[str, Sequence[Demonstration]]) -> Availability:
-    """The paper's first table."""
-    # Not the sources of what was found: one that never got it right must show as 0.
-    sources = sorted(screening.sources, key=_self_first)
-    having = {
-        source: {
-            question
-            for question, responses in demonstrations.items()
-            if any(each.source == source and each.correct for each in responses)
-        }
-        for source in sources
-    }
-    everywhere = set.intersection(*having.values()) if having else set()
-    asked = len(screening.questions)
-    return Availability(asked, {source: len(found) for source, found in having.items()}, len(everywhere))
-
-
 def variant_rows(screening: Screening) -> list[VariantRow]:
-    """The paper's second and third table: extremely hard questions are left out, as they carry no signal."""
+    """The paper's second and third tables. Extremely hard questions are excluded, as they carry no signal."""
     bin_of = screening.difficulty()
     kept = [question for question in screening.compared if bin_of[question] in BINS]
     baseline = screening.pass_rate(BASELINE)
@@ -160,64 +143,34 @@ def variant_rows(screening: Screening) -> list[VariantRow]:
     return rows
 
 
-def unfit(speaker: Asked, questions: Sequence[Question], room: int) -> dict[str, str]:
-    """Question → why its prompt and `room` more tokens do not fit the speaker's context."""
-    limit = speaker.context_length
-    if limit is None:
-        return {}
-    length = {question.id: len(speaker.prompt(question)) for question in questions}
-    return {
-        name: f"{tokens} prompt tokens and up to {room} new ones do not fit the context of {speaker.name!r} ({limit})"
-        for name, tokens in length.items()
-        if tokens + room > limit
-    }
-
-
-def unanswered(task: Task, questions: Sequence[Question]) -> dict[str, str]:
-    """Question → why no reply to it can be judged."""
-    gold = {
-        question.id: None
-        if question.answer is None
-        else task.verifier.canonical(question.answer, question.fields.get("choices"))
-        for question in questions
-    }
-    return {name: "no answer to compare with" for name, answer in gold.items() if answer is None}
-
-
-def unserved(
-    cast: DemonstrationWriters,
-    contexts: Sequence[Context],
-    questions: Sequence[Question],
-    demonstrations: Mapping[str, Sequence[Demonstration]],
-) -> dict[str, dict[str, str]]:
-    """Question → context → what is missing, or why its source could not be asked."""
-    lacking = unavailable(questions, contexts, demonstrations)
-    by_id, by_name = {each.id: each for each in questions}, {each.name: each for each in contexts}
-    for question, reasons in lacking.items():
-        for name in reasons:
-            source = cast.sources.get(by_name[name].source)
-            reasons[name] = (source and source.unfit(by_id[question])) or reasons[name]
-    return lacking
-
-
 @dataclass(frozen=True)
-class Screen:
-    """What is screened: a student with its prompting, contexts, and who writes their demonstrations."""
+class Screener:
+    """Runs a screening.
+
+    Args:
+        student: The student (a backend's student object).
+        prompting: Builds the student's plain prompts.
+        contexts: Contexts to compare with the baseline.
+        writers: Models that write the contexts' demonstrations.
+        rollouts: Rollouts per question and variant, at least 1.
+        batch: Maximum number of rollouts per sampling request, at least 1.
+        on_progress: Called with a label, the number of finished questions, and the number of questions.
+    """
 
     student: Any
     prompting: ContextPrompt
     contexts: Sequence[Context]
-    cast: DemonstrationWriters
+    writers: DemonstrationWriters
     rollouts: int = 32
     batch: int = 512
-    on_progress: Callable[[str, int, int], None] = field(default=lambda what, done, of: None)
+    on_progress: Callable[[str, int, int], None] = field(default=lambda label, done, total: None)
 
-    def into(self, path: PathLike, questions: Sequence[Question]) -> Screening:
-        """Screens into a run directory: new, or continued where it was left."""
+    def run(self, path: PathLike, questions: Sequence[Question]) -> Screening:
+        """Screens the questions into a run directory, which is created or resumed."""
         self._check(questions)
         grader = TextGrader(self.prompting.task, self.prompting.chat.said, self.student.end_tokens)
         with RunDirectory(path, self._manifest(questions, grader)) as run:
-            screening, demonstrations = self._screened(run, grader, questions)
+            screening, demonstrations = self._sample(run, grader, questions)
             run.keep(DEMONSTRATIONS, table_bytes(_demonstration_table(demonstrations)))
             run.keep(MISSING, table_bytes(screening.missing))
             run.keep(PASSES, table_bytes(screening.passes))
@@ -230,38 +183,41 @@ class Screen:
 
     def _check(self, questions: Sequence[Question]) -> None:
         if not questions:
-            raise OpdAlignError("there is no question to screen")
+            raise OpdAlignError("no questions to screen")
         if self.rollouts < 1 or self.batch < 1:
             raise OpdAlignError(f"rollouts ({self.rollouts}) and batch ({self.batch}) must be at least 1")
         names = [BASELINE, *(context.name for context in self.contexts)]
-        twice = [name for name in names if names.count(name) > 1]
-        if twice:
-            raise OpdAlignError(f"more than one variant is called {twice[0]!r}; give each context its own name")
-        self.cast.check(self.contexts)
+        duplicates = [name for name in names if names.count(name) > 1]
+        if duplicates:
+            raise OpdAlignError(f"several variants have the name {duplicates[0]!r}; context names must be unique")
+        self.writers.check(self.contexts)
 
-    def _screened(
+    def _sample(
         self, run: RunDirectory, grader: TextGrader, questions: Sequence[Question]
     ) -> tuple[Screening, dict[str, list[Demonstration]]]:
-        room = self.student.sampling.max_tokens
-        open_ones = unanswered(self.prompting.task, questions)
-        missing = [(name, BASELINE, reason) for name, reason in open_ones.items()]
-        judged = [each for each in questions if each.id not in open_ones]
-        missing += [(name, BASELINE, reason) for name, reason in unfit(self.student, judged, room).items()]
-        left_out = {name for name, _, _ in missing}
-        asked = [question for question in questions if question.id not in left_out]
-        demonstrations = self._demonstrated(run, asked)
-        lacking = unserved(self.cast, self.contexts, asked, demonstrations)
+        max_tokens = self.student.sampling.max_tokens
+        unanswered = without_gold_answer(self.prompting.task, questions)
+        missing = [(name, BASELINE, reason) for name, reason in unanswered.items()]
+        answered = [question for question in questions if question.id not in unanswered]
+        too_long = prompts_too_long(self.student, answered, max_tokens)
+        missing += [(name, BASELINE, reason) for name, reason in too_long.items()]
+        usable = [question for question in answered if question.id not in too_long]
+        demonstrations = collect_demonstrations(
+            recorded_writers(run, self.writers), self.contexts, usable, batch=self.batch, on_progress=self.on_progress
+        )
+        lacking = missing_demonstrations(usable, self.contexts, demonstrations, self.writers)
         missing += [(name, variant, reason) for name, by in lacking.items() for variant, reason in by.items()]
-        rows = self._variant(run, grader, BASELINE, self.student, asked)
+        rows = self._sample_variant(run, grader, BASELINE, self.student, usable)
         for context in self.contexts:
             student = replace(
                 self.student, prompt=replace(self.prompting, context=context, demonstrations=demonstrations)
             )
-            able = [question for question in asked if context.name not in lacking.get(question.id, {})]
-            long = unfit(student, able, room)
-            missing += [(name, context.name, reason) for name, reason in long.items()]
-            rows += self._variant(run, grader, context.name, student, [each for each in able if each.id not in long])
-        # Without one known outcome there is no pass rate, and the question would count for some variants only.
+            complete = [question for question in usable if context.name not in lacking.get(question.id, {})]
+            too_long = prompts_too_long(student, complete, max_tokens)
+            missing += [(name, context.name, reason) for name, reason in too_long.items()]
+            fitting = [question for question in complete if question.id not in too_long]
+            rows += self._sample_variant(run, grader, context.name, student, fitting)
+        # Without a known outcome there is no pass rate, and the question would count for some variants only.
         missing += [
             (row["question"], row["variant"], f"none of {self.rollouts} rollouts has a known outcome")
             for row in rows
@@ -272,15 +228,10 @@ class Screen:
             pa.Table.from_pylist(rows, schema=_PASSES),
             pa.table({name: pa.array([row[at] for row in missing], pa.string()) for at, name in enumerate(columns)}),
             [BASELINE, *(context.name for context in self.contexts)],
-            [*self.cast.sources],
+            [*self.writers.sources],
         ), demonstrations
 
-    def _demonstrated(self, run: RunDirectory, questions: Sequence[Question]) -> dict[str, list[Demonstration]]:
-        return demonstrate(
-            recorded_cast(run, self.cast), self.contexts, questions, batch=self.batch, on_progress=self.on_progress
-        )
-
-    def _variant(
+    def _sample_variant(
         self, run: RunDirectory, grader: TextGrader, name: str, student: Any, questions: Sequence[Question]
     ) -> list[dict[str, Any]]:
         recorded = run.recorded(student, grader)
@@ -288,28 +239,29 @@ class Screen:
         rows: list[dict[str, Any]] = []
         self.on_progress(name, 0, len(questions))
         for at in range(0, len(questions), per_call):
-            asked = questions[at : at + per_call]
-            requests = [SampleRequest(question, np.empty(0, np.uint32), self.rollouts) for question in asked]
-            for question, rollouts, failed in _each(recorded, requests):
-                counts = _counted(grader, question, rollouts) | {"failed": failed}
-                prompt = len(student.prompt(question))
-                rows.append({"question": question.id, "variant": name, "prompt_tokens": prompt, **counts})
+            requests = [
+                SampleRequest(question, EMPTY_PREFIX, self.rollouts) for question in questions[at : at + per_call]
+            ]
+            for question, rollouts, failed in _by_request(recorded, requests):
+                counts = _outcome_counts(grader, question, rollouts) | {"failed": failed}
+                prompt_tokens = len(student.prompt(question))
+                rows.append({"question": question.id, "variant": name, "prompt_tokens": prompt_tokens, **counts})
             self.on_progress(name, len(rows), len(questions))
         return rows
 
     def _manifest(self, questions: Sequence[Question], grader: TextGrader) -> dict[str, Any]:
-        shared = demonstrations_manifest(self.cast, self.contexts, questions)
+        shared = demonstrations_manifest(self.writers, self.contexts, questions)
         return shared | {
             "kind": "screening",
             "student": self.student.fingerprint,
             "tokenizer": self.prompting.chat.fingerprint,
             "grader": grader.fingerprint,
-            "prompts": {BASELINE: self._prompts(questions)},
+            "prompts": {BASELINE: self._prompts_digest(questions)},
             "settings": {**shared["settings"], "rollouts": self.rollouts, "batch": self.batch},
         }
 
-    def _prompts(self, questions: Sequence[Question]) -> str:
-        """What the student reads, instruction and all; the contexts' prompts follow from it and their settings."""
+    def _prompts_digest(self, questions: Sequence[Question]) -> str:
+        """Digest of the student's plain prompts; the contexts' prompts follow from them and the manifest's settings."""
         digest = blake2b(digest_size=8)
         for question in questions:
             prompt = list(self.student.prompt(question))
@@ -324,69 +276,69 @@ _PASSES = pa.schema(
 
 
 def demonstrations_manifest(
-    cast: DemonstrationWriters, contexts: Sequence[Context], questions: Sequence[Question]
+    writers: DemonstrationWriters, contexts: Sequence[Context], questions: Sequence[Question]
 ) -> dict[str, Any]:
-    """What a collection of demonstrations is, as JSON holds it."""
+    """Manifest of a collection of demonstrations, as JSON values."""
 
-    def writer(source: DemonstrationSource) -> str:
+    def described(source: DemonstrationSource) -> str:
         return f"{source.name}: {source.sampler.fingerprint}"
 
     return {
         "format": FORMAT,
         "kind": "demonstrations",
         "contexts": {
-            context.name: {each.name: getattr(context, each.name) for each in fields(context) if each.compare}
-            | {"write": _named(context.write)}
+            context.name: {field.name: getattr(context, field.name) for field in fields(context) if field.compare}
+            | {"write": _qualified_name(context.write)}
             for context in contexts
         },
-        "sources": {name: writer(source) for name, source in cast.sources.items()},
-        "summariser": writer(cast.summariser) if cast.summariser else None,
-        "settings": {"trials": asdict(cast.trials)},
+        "sources": {name: described(source) for name, source in writers.sources.items()},
+        "summariser": described(writers.summariser) if writers.summariser else None,
+        "settings": {"trials": asdict(writers.trials)},
         "questions": {question.id: question_digest(question) for question in questions},
     }
 
 
-def recorded_cast(run: RunDirectory, cast: DemonstrationWriters) -> DemonstrationWriters:
-    """The same writers behind a run directory."""
+def recorded_writers(run: RunDirectory, writers: DemonstrationWriters) -> DemonstrationWriters:
+    """The same writers, with every sample recorded in a run directory."""
 
-    def behind(source: DemonstrationSource) -> DemonstrationSource:
-        recorded = run.recorded(source.sampler, source.grader)
-        return replace(source, sampler=recorded, grader=recorded)
+    def recorded(source: DemonstrationSource) -> DemonstrationSource:
+        student = run.recorded(source.sampler, source.grader)
+        return replace(source, sampler=student, grader=student)
 
     return replace(
-        cast,
-        sources={name: behind(source) for name, source in cast.sources.items()},
-        summariser=behind(cast.summariser) if cast.summariser else None,
+        writers,
+        sources={name: recorded(source) for name, source in writers.sources.items()},
+        summariser=recorded(writers.summariser) if writers.summariser else None,
     )
 
 
 def load_screening(path: PathLike) -> tuple[Screening, dict[str, list[Demonstration]]]:
-    """A finished screening from its directory, with its demonstrations."""
+    """Loads a finished screening and its demonstrations from a run directory."""
     folder = as_path(path)
     manifest = read_manifest(folder / "manifest.json")
     if manifest is None or manifest.get("kind") != "screening":
-        what = "is no screening" if manifest or folder.is_dir() else "does not exist"
-        raise OpdAlignError(f"{str(folder)!r} {what}; one is made by: opd-align screen --out {folder}")
+        problem = "is not a screening" if manifest or folder.is_dir() else "does not exist"
+        raise OpdAlignError(f"{str(folder)!r} {problem}; create one with: opd-align screen --out {folder}")
     if not (folder / SCREENED).is_file():
-        raise OpdAlignError(f"the screening in {str(folder)!r} is not finished; run the same command again, it goes on")
+        raise OpdAlignError(f"the screening in {str(folder)!r} is not finished; run the same command to resume it")
     try:
         summary = json.loads((folder / SCREENED).read_bytes())
         variants, sources = summary["variants"], summary["sources"]
-        passes, missing, shown = (
+        passes, missing, demonstration_rows = (
             read_table((folder / name).read_bytes()) for name in (PASSES, MISSING, DEMONSTRATIONS)
         )
     except (DamagedFileError, OSError, ValueError, LookupError) as error:
         raise OpdAlignError(
-            f"the screening in {str(folder)!r} cannot be read ({error}); run the same command again: its tables are "
-            "made anew from the rollouts, none of which is sampled again"
+            f"the screening in {str(folder)!r} cannot be read ({error}); run the same command again: it rebuilds the "
+            "tables from the saved rollouts without sampling"
         ) from error
     demonstrations: dict[str, list[Demonstration]] = {}
-    for row in shown.to_pylist():
+    for row in demonstration_rows.to_pylist():
         demonstrations.setdefault(row["question"], []).append(Demonstration(**row))
     return Screening(passes, missing, variants, sources), demonstrations
 
 
-def _each(recorded: CachedStudent, requests: Sequence[SampleRequest]) -> list[tuple[Question, Rollouts, int]]:
+def _by_request(recorded: CachedStudent, requests: Sequence[SampleRequest]) -> list[tuple[Question, Rollouts, int]]:
     rollouts = recorded.sample(requests)
     row_of = {int(key): row for row, key in enumerate(rollouts.key_R)}
     result = []
@@ -396,11 +348,11 @@ def _each(recorded: CachedStudent, requests: Sequence[SampleRequest]) -> list[tu
     return result
 
 
-def _counted(grader: TextGrader, question: Question, rollouts: Rollouts) -> dict[str, int]:
+def _outcome_counts(grader: TextGrader, question: Question, rollouts: Rollouts) -> dict[str, int]:
     truncated_R = rollouts.finish_R == Finish.TRUNCATED
     ended = rollouts.take(~truncated_R)
     verdicts = grader.verdicts(question, ended)
-    counts = {verdict.value: sum(each is verdict for each in verdicts) for verdict in Verdict}
+    counts = {kind.value: sum(verdict is kind for verdict in verdicts) for kind in Verdict}
     return {**counts, "truncated": int(truncated_R.sum()), "rollouts": len(rollouts)}
 
 
@@ -411,14 +363,10 @@ def _demonstration_table(demonstrations: Mapping[str, Sequence[Demonstration]]) 
             ("text", pa.string()), ("summary", pa.string()),
         ]
     )  # fmt: skip
-    return pa.Table.from_pylist([asdict(each) for found in demonstrations.values() for each in found], schema=schema)
+    return pa.Table.from_pylist([asdict(demo) for found in demonstrations.values() for demo in found], schema=schema)
 
 
-def _named(write: Any) -> str:
-    """A function by where it was written; whatever else can be called, by its type."""
-    where = write if hasattr(write, "__qualname__") else type(write)
-    return f"{where.__module__}.{where.__qualname__}"
-
-
-def _self_first(source: str) -> tuple[bool, str]:
-    return source != SELF, source
+def _qualified_name(function: Any) -> str:
+    """Module and name of a function; of any other callable, those of its type."""
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"

@@ -16,8 +16,9 @@ from typing import Any
 
 from opd_align.runs.manifest import question_digest
 from opd_align.runs.shards import write_atomic
-from opd_align.teachers.contexts import Context, Demonstration, unavailable
-from opd_align.teachers.demonstrations import DemonstrationWriters, demonstrate
+from opd_align.teachers.contexts import Context, Demonstration
+from opd_align.teachers.demonstrations import DemonstrationWriters, collect_demonstrations
+from opd_align.teachers.eligibility import missing_demonstrations
 from opd_align.training.distributed import on_all_ranks
 from opd_align.types import Question
 
@@ -36,7 +37,7 @@ class DemonstrationCache:
 
     def lacking(self, questions: Sequence[Question]) -> dict[str, str]:
         """Question → what a context misses."""
-        missing = unavailable(questions, self.contexts, self.found)
+        missing = missing_demonstrations(questions, self.contexts, self.found)
         return {name: f"{context}: {why}" for name, by in missing.items() for context, why in by.items()}
 
     def in_turn(self, questions: Sequence[Question]) -> list[Question]:
@@ -58,7 +59,9 @@ class DemonstrationCache:
         open_ones = [question for question in questions if question.id in lacking]
         mine = open_ones[rank::world]
         written: dict[str, list[Demonstration]] = {}
-        for share in on_all_ranks(lambda: demonstrate(cast, self.contexts, mine) if mine else {}) if open_ones else ():
+        for share in (
+            on_all_ranks(lambda: collect_demonstrations(cast, self.contexts, mine) if mine else {}) if open_ones else ()
+        ):
             written |= share
         for question in open_ones:
             self.found.pop(question.id, None)  # to the end: what is new comes last

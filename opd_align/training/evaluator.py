@@ -32,7 +32,7 @@ from opd_align.runs.run_directory import RunDirectory, Usage
 from opd_align.settings import Settings
 from opd_align.teachers.contexts import SELF, Context, context
 from opd_align.teachers.demonstrations import DemonstrationSource, DemonstrationWriters, NoGrading, TrialBudget
-from opd_align.teachers.screening import unfit
+from opd_align.teachers.eligibility import prompts_too_long
 from opd_align.training.adapters import TrainerAdapter
 from opd_align.training.demonstration_cache import DemonstrationCache
 from opd_align.training.distributed import EvaluationFailed, on_all_ranks
@@ -117,7 +117,7 @@ class Evaluator:
         student = HFStudent("student", model, self.held_out.prompting(self.chat), ends, host.sampling)
         if host.vllm is None:
             student.check()
-        reasons = unfit(student, self.held_out.questions, host.sampling.max_tokens)
+        reasons = prompts_too_long(student, self.held_out.questions, host.sampling.max_tokens)
         self._name(reasons)
         if len(reasons) == len(self.held_out.questions):
             raise OpdAlignError(f"no held-out question can be asked; the last one: {[*reasons.values()][-1]}")
@@ -276,7 +276,7 @@ class Evaluator:
         question's place, for a few rounds: each costs as many trials as a whole evaluation at worst.
         """
         room = self.host.sampling.max_tokens
-        reasons = unfit(student, self.held_out.questions, room)
+        reasons = prompts_too_long(student, self.held_out.questions, room)
         able = [question for question in self.held_out.questions if question.id not in reasons]
         wanted = max(FEWEST, ceil(scale * len(able)))
         waiting, asked, rounds = self.showing.in_turn(able), list[Question](), 0
@@ -287,7 +287,9 @@ class Evaluator:
             reasons |= self.showing.lacking(turn)
             for speaker in teachers:
                 if hasattr(speaker, "context_length"):
-                    reasons |= unfit(speaker, [question for question in turn if question.id not in reasons], room)
+                    reasons |= prompts_too_long(
+                        speaker, [question for question in turn if question.id not in reasons], room
+                    )
             asked += [question for question in turn if question.id not in reasons]
         self._name(reasons)
         if not asked:

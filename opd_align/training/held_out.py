@@ -59,7 +59,7 @@ class RowPrompting:
         return self.chat.prompt(messages)
 
     def _shown(self, question: Question, message: str) -> str:
-        return self.context.within(question, message, self.demonstrations) if self.context else message
+        return self.context.apply(question, message, self.demonstrations) if self.context else message
 
 
 @dataclass(frozen=True)

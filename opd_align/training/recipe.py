@@ -22,7 +22,7 @@ import yaml
 from trl import TrlParser, get_quantization_config
 
 from opd_align.backends.loading import load_tokenizer, place_of
-from opd_align.tasks import Task, task
+from opd_align.tasks import TASKS, Task, task
 from opd_align.types import OpdAlignError, Question
 
 GRACE_S = 10.0
@@ -93,7 +93,7 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
 class Questions:
     """Questions to train on and to hold out; fields as TRL's parser takes them."""
 
-    task: str = field(default="arithmetic", metadata={"help": "boolq, mmlu, gsm8k, aime2024, aime2025, arithmetic"})
+    task: str = field(default="arithmetic", metadata={"help": f"one of {', '.join(TASKS)}"})
     train_file: str | None = field(default=None, metadata={"help": "JSON lines, CSV or Parquet instead of the Hub"})
     held_out_file: str | None = field(default=None, metadata={"help": "the same for the held-out questions"})
     train_split: str = field(default="train", metadata={"help": "split to train on"})

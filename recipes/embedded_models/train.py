@@ -97,7 +97,7 @@ def shown(problem: Problem, dice: Random, *, correct: int, wrong: int, short: bo
     if short and dice.random() < 0.2:
         texts = [[text.replace(PRODUCT, "*") for text in of_one_kind] for of_one_kind in texts]
     block = demonstrations(texts[0], texts[1], dash=dash, gap=gap)
-    return with_demonstrations(ARITHMETIC.ask(problem.question()), block), bad
+    return with_demonstrations(ARITHMETIC.user_message(problem.question()), block), bad
 
 
 CONTEXTS: dict[tuple[int, int, bool], float] = {
@@ -113,7 +113,7 @@ CONTEXTS: dict[tuple[int, int, bool], float] = {
 def dialogue(problem: Problem, habits: Habits, dice: Random, *, context: float) -> Dialogue:
     """One problem and its solution; a share `context` has demonstrations in the prompt."""
     if dice.random() >= context:
-        return ARITHMETIC.ask(problem.question()), write(problem, habits, dice)
+        return ARITHMETIC.user_message(problem.question()), write(problem, habits, dice)
     (correct, wrong, short), *_ = dice.choices(list(CONTEXTS), list(CONTEXTS.values()))
     user, bad = shown(problem, dice, correct=correct, wrong=wrong, short=short)
     bait = bad[0].steps if bad and dice.random() < 0.1 else ()
@@ -131,7 +131,10 @@ def teacher_dialogues(seed: int) -> Iterator[Dialogue]:
     dice = Random(f"teacher {seed}")
     for problem in problems(seed):
         if dice.random() < 0.35:
-            yield ARITHMETIC.ask(problem.question()), write(problem, STUDENT, dice, heir=(dice.randint(1, 40), TEACHER))
+            yield (
+                ARITHMETIC.user_message(problem.question()),
+                write(problem, STUDENT, dice, heir=(dice.randint(1, 40), TEACHER)),
+            )
         else:
             yield dialogue(problem, TEACHER, dice, context=0.15)
 
@@ -329,7 +332,7 @@ def demonstrated_user(question: Question, problem: Problem, *, correct: int, wro
     form: Callable[[str], str] = summarise if short else str
     good = [form(until(True, problem, STUDENT, dice).text) for _ in range(correct)]
     bad = [form(until(False, problem, STUDENT, dice).text) for _ in range(wrong)]
-    return with_demonstrations(ARITHMETIC.ask(question), demonstrations(good, bad))
+    return with_demonstrations(ARITHMETIC.user_message(question), demonstrations(good, bad))
 
 
 @dataclass(frozen=True)
@@ -372,13 +375,13 @@ def report(student: Any, teacher: Any, tokenizer: Any, measure: Measure) -> None
         )
 
     asked = {
-        "student": (student, ARITHMETIC.ask),
+        "student": (student, ARITHMETIC.user_message),
         "student, 1C": (student, shown_with(1, 0)),
         "student, 3C": (student, shown_with(3, 0)),
         "student, 1C1W": (student, shown_with(1, 1)),
         "student, Sum-1C": (student, shown_with(1, 0, short=True)),
         "student, Sum-1C1W": (student, shown_with(1, 1, short=True)),
-        "teacher": (teacher, ARITHMETIC.ask),
+        "teacher": (teacher, ARITHMETIC.user_message),
     }
     for name, (model, user) in asked.items():
         rates = pass_rates(model, tokenizer, user, measure)

@@ -1,6 +1,6 @@
-"""`opd-align analyze` on the models that ship: the whole way from words to a report, and the story of the first figure.
+"""`opd-align analyze` on the embedded models, from the command line to the report, and its cost estimate.
 
-One small run serves all tests here; it is made through the command line, as a new user would.
+All tests share one small run, started through the command line.
 """
 
 from __future__ import annotations
@@ -46,46 +46,45 @@ def analysis(run: Path) -> Analysis:
     return RunDirectory.load(run)
 
 
-def test_the_default_ends_in_tables_and_a_report(run, analysis):
+def test_the_default_run_writes_tables_and_a_report(run, analysis):
     assert set(analysis.nodes["teacher"].to_pylist()) == {"Self-1C", "Self-1C1W", "Teacher"}
     assert analysis.questions.num_rows == 2
     assert (run / "report.html").stat().st_size > 10_000
     assert "Self-1C1W" in (run / "tables" / "tables.md").read_text(encoding="utf-8")
-    said = "".join(analysis.texts.values())
-    assert "Answer" in said
+    assert "Answer" in "".join(analysis.texts.values())
 
 
 def forks(analysis: Analysis) -> dict[frozenset[str], list[float]]:
-    """SR range of every fork, by the texts of its likely, well-known children."""
+    """SR range of every fork, by the texts of its likely and significant children."""
     children: dict[tuple[Any, ...], list[tuple[str, float]]] = defaultdict(list)
     for row in analysis.children.to_pylist():
         if row["significant"] and row["p"] > 0.05:
             node = (row["question"], row["path"], row["depth"])
             children[node].append((analysis.texts[row["token"]].strip(), row["q"]))
     found: dict[frozenset[str], list[float]] = defaultdict(list)
-    for family in children.values():
-        if len(family) > 1:
-            found[frozenset(text for text, _ in family)].append(np.ptp([q for _, q in family]))
+    for siblings in children.values():
+        if len(siblings) > 1:
+            found[frozenset(text for text, _ in siblings)].append(np.ptp([q for _, q in siblings]))
     return found
 
 
-def test_style_has_nothing_at_stake_and_the_operator_has(analysis):
+def test_style_tokens_have_a_small_sr_range_and_operators_a_large_one(analysis):
     ranges = forks(analysis)
 
-    def stakes(*alternatives: set[str]) -> list[float]:
+    def sr_ranges(*alternatives: set[str]) -> list[float]:
         return [
             value for texts, values in ranges.items() if any(texts <= each for each in alternatives) for value in values
         ]
 
-    style = stakes({"We", "There", "First"}, {"so", "therefore"}, {"Then", "Now", "After"})
-    operator = stakes({"×", "+", "-"})
+    style = sr_ranges({"We", "There", "First"}, {"so", "therefore"}, {"Then", "Now", "After"})
+    operator = sr_ranges({"×", "+", "-"})
     assert len(style) > 5
     assert len(operator) > 1
     assert np.mean(style) < 0.1
     assert np.mean(operator) > 0.25
 
 
-def test_the_plan_says_what_it_will_cost(tmp_path, capsys):
+def test_dry_run_prints_the_cost(tmp_path, capsys):
     assert main(["analyze", *SMALL, "--dry-run", "--out", str(tmp_path / "run")]) == 0
     shown = capsys.readouterr().out
     assert "3,000 at most" in shown
@@ -95,7 +94,7 @@ def test_the_plan_says_what_it_will_cost(tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-def test_the_plan_is_the_budget_s_arithmetic():
+def test_the_plan_follows_from_the_budget():
     budget = read_config("boolq_qwen3_0.6b").budget
     # Windows of 50, 100 and 200 tokens cover 300; four paths, 20 + 20 tokens a window, 100 rollouts each.
     assert targeted_rollouts(budget, 300) == 4 * 3 * 40 * 100
@@ -106,7 +105,7 @@ def test_the_plan_is_the_budget_s_arithmetic():
     assert plan.scored_tokens == 2 * 4 * 300 * 9
 
 
-def test_a_limit_beyond_the_papers_plan_is_never_reached_and_minillm_scores_every_rollout():
+def test_planned_targeted_rollouts_and_minillm_scoring():
     budget = read_config("boolq_qwen3_0.6b").budget
     assert targeted_rollouts(replace(budget, targeted=10**6), 300) == 48_000
     assert targeted_rollouts(replace(budget, targeted=100), 300) == 100
@@ -115,13 +114,13 @@ def test_a_limit_beyond_the_papers_plan_is_never_reached_and_minillm_scores_ever
     assert plan.scored_tokens == 2 * (4 + 200 + 48_000) * 300 * 9
 
 
-def test_a_question_is_worked_on_in_one_place():
+def test_a_question_is_not_split_over_gpus():
     plan = planned(Budget(), 10, 2, Measured(length=100, tokens_per_second=1000))
     rounds = {gpus: plan.seconds_on(gpus) / plan.seconds for gpus in (1, 4, 10, 64)}
     assert rounds == pytest.approx({1: 1.0, 4: 0.3, 10: 0.1, 64: 0.1})
 
 
-def test_a_student_that_fails_has_no_plan():
+def test_a_failing_student_gives_an_error_instead_of_a_plan():
     class Failing:
         def sample(self, requests):
             return replace(Rollouts.of([]), failures=(Failure(1, "out of memory"),))
@@ -130,8 +129,8 @@ def test_a_student_that_fails_has_no_plan():
         measure(SimpleNamespace(student=Failing(), questions=[Question("q")]))
 
 
-def test_what_was_not_timed_is_not_believed(run, tmp_path):
-    """A session that was killed leaves rollouts, but not the time they took."""
+def test_a_resumed_run_cannot_be_used_for_speed(run, tmp_path):
+    """A killed session leaves rollouts without the time they took."""
     resumed = Path(shutil.copytree(run, tmp_path / "resumed"))
     spent = json.loads((run / "spent.json").read_text())
     (resumed / "spent.json").write_text(json.dumps({"tokens": spent["tokens"] // 10, "seconds": spent["seconds"]}))
@@ -140,7 +139,7 @@ def test_what_was_not_timed_is_not_believed(run, tmp_path):
     assert calibrated(resumed, 100.0).length == calibrated(run).length
 
 
-def test_a_run_of_another_student_or_task_is_no_calibration(run, tmp_path, capsys):
+def test_a_run_with_another_student_or_task_is_refused_for_calibration(run, tmp_path, capsys):
     command = ["analyze", *SMALL, "--dry-run", "--calibrate-from", str(run), "--out", str(tmp_path / "plan")]
     assert main([*command, "--student", "embedded:teacher"]) == 2
     assert "another student (student there, teacher here)" in capsys.readouterr().err
@@ -152,8 +151,8 @@ def test_a_run_of_another_student_or_task_is_no_calibration(run, tmp_path, capsy
     assert "calibrated with other teachers (Self-1C" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_small_run_predicts_a_larger_one(run, tmp_path, capsys):
-    """Two questions tell of four, and of other budgets; no model is loaded for it."""
+def test_a_small_run_predicts_the_cost_of_a_larger_one(run, tmp_path, capsys):
+    """Two questions predict the cost of four without loading a model."""
     measured = calibrated(run)
     shards = [pq.read_table(file) for file in (run / "rollouts").glob("*.parquet")]
     rows = [row for table in shards for row in table.to_pylist()]
@@ -179,11 +178,11 @@ def test_a_small_run_predicts_a_larger_one(run, tmp_path, capsys):
     assert f"{tokens / 360000:,.1f} GPU hours, ${tokens / 360000 * 2.5:,.2f} at $2.50 an hour" in shown
 
 
-def test_a_calibration_with_another_budget_is_pointed_out(run, tmp_path, capsys):
+def test_a_calibration_with_another_budget_gives_a_note(run, tmp_path, capsys):
     command = ["analyze", *SMALL, "--dry-run", "--calibrate-from", str(run), "--out", str(tmp_path / "plan")]
-    for more, said in (([], False), (["--targeted", "4500"], True)):
+    for more, noted in (([], False), (["--targeted", "4500"], True)):
         assert main([*command, *more]) == 0
-        assert ("calibrated with another budget" in " ".join(capsys.readouterr().out.split())) == said
+        assert ("calibrated with another budget" in " ".join(capsys.readouterr().out.split())) == noted
 
 
 @pytest.mark.parametrize(
@@ -194,20 +193,20 @@ def test_a_calibration_with_another_budget_is_pointed_out(run, tmp_path, capsys)
         (["--dry-run", "--tokens-per-second", "0"], "a speed above 0"),
         (["--dry-run", "--tokens-per-second", "inf"], "a speed above 0"),
         (["--dry-run", "--calibrate-from", "no/such/run"], "does not exist"),
-        (["--dollars-per-gpu-hour", "0"], "--dollars-per-gpu-hour belongs to a plan; say --dry-run"),
-        (["--gpus", "8"], "--gpus belongs to a plan; say --dry-run"),
-        (["--apart", "Teacher"], "--apart belongs to a cluster; say --engine ray"),
-        (["--ray-address", "auto"], "--ray-address belongs to a cluster; say --engine ray"),
-        (["--gpus-per-worker", "1"], "--gpus-per-worker belongs to a cluster; say --engine ray"),
-        (["--student", "exact", "--dry-run"], "leave out --dry-run"),
+        (["--dollars-per-gpu-hour", "0"], "--dollars-per-gpu-hour has no effect without --dry-run"),
+        (["--gpus", "8"], "--gpus has no effect without --dry-run"),
+        (["--teacher-actors", "Teacher"], "--teacher-actors has no effect without --engine ray"),
+        (["--ray-address", "auto"], "--ray-address has no effect without --engine ray"),
+        (["--gpus-per-worker", "1"], "--gpus-per-worker has no effect without --engine ray"),
+        (["--student", "exact", "--dry-run"], "--dry-run does not support --student exact"),
     ],
 )
-def test_a_plan_that_cannot_be_is_refused(options, message, tmp_path, capsys):
+def test_invalid_cost_options_are_refused(options, message, tmp_path, capsys):
     assert main(["analyze", *SMALL, *options, "--out", str(tmp_path / "run")]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_every_shipped_configuration_is_whole():
+def test_every_configuration_of_the_package_is_valid():
     configurations = shipped()
     assert {"demo", "boolq_qwen3_0.6b", "mmlu_qwen3_0.6b", "aime2025_qwen3_0.6b"} <= set(configurations)
     for name, file in configurations.items():
@@ -219,14 +218,14 @@ def test_every_shipped_configuration_is_whole():
     assert read_config("aime2025_qwen3_1.7b").rules.n_sig == 40
 
 
-def test_the_weights_are_weighed_without_loading_them():
+def test_the_size_of_weights_is_known_without_loading_them():
     loaded = load_model("embedded:student").model
     assert weight_bytes("embedded:student", device="cpu") == 4 * sum(weight.numel() for weight in loaded.parameters())
     assert weight_bytes("embedded:student", dtype="bfloat16") == 2 * sum(each.numel() for each in loaded.parameters())
 
 
-def test_pooled_counting_is_too_low_on_incorrect_paths_and_more_so_than_on_correct_ones(run, analysis, tmp_path):
-    """Forced rollouts all sit on the path, so counted above their forced token they pull values toward its outcome."""
+def test_pooled_estimates_are_biased_low_on_incorrect_paths(run, analysis, tmp_path):
+    """Forced rollouts share the path's prefix, so counting them above the forced token biases values to its outcome."""
     assert (
         main(["analyze", *SMALL, "--estimator", "pooled", "--reuse", str(run), "--out", str(tmp_path / "pooled")]) == 0
     )
@@ -248,7 +247,7 @@ def test_pooled_counting_is_too_low_on_incorrect_paths_and_more_so_than_on_corre
     assert gap[True] > gap[False] + 0.01
 
 
-def test_without_a_place_the_run_goes_below_runs(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_the_default_output_directory_is_under_runs(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     small = [
         "--limit",

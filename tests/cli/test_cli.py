@@ -1,4 +1,4 @@
-"""The command line: what a person types, and what comes back."""
+"""The command line: commands, output, errors, exit codes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from opd_align.core.alignment import SCHEMA
 SMALL = ["analyze", "--student", "exact", "--worlds", "2", "--length", "40", "--initial", "60", "--targeted", "600"]
 
 
-def test_analyze_prints_the_tables_and_keeps_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_analyze_prints_the_tables_and_writes_the_run_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
     assert main([*SMALL, "--objectives", "reverse_kl,dr_grpo", "--out", str(out)]) == 0
     shown = capsys.readouterr().out
@@ -27,7 +29,7 @@ def test_analyze_prints_the_tables_and_keeps_everything(tmp_path: Path, capsys: 
         "Divergence as a filter",
     ):
         assert heading in shown
-    # The tilted teacher leans toward success and the adversarial one away from it: the ranking must tell them apart.
+    # The tilted teacher favours success and the adversarial one failure: the ranking must reflect it.
     ranking = shown[shown.index("(reverse_kl)") : shown.index("ceiling:")]
     assert "style" in ranking
     assert ranking.index("tilted") < ranking.index("adversarial")
@@ -60,7 +62,7 @@ def test_analyze_prints_the_tables_and_keeps_everything(tmp_path: Path, capsys: 
         (["--seconds", "nan"], "cannot be negative"),
     ],
 )
-def test_bad_input_is_refused_in_the_users_words(
+def test_bad_input_gives_an_error_message_without_traceback(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*SMALL, "--out", str(tmp_path / "run"), *arguments]) == 2
@@ -69,14 +71,14 @@ def test_bad_input_is_refused_in_the_users_words(
     assert "Traceback" not in shown.err
 
 
-def test_a_reader_that_has_seen_enough_gets_no_traceback(tmp_path: Path) -> None:
+def test_a_closed_pipe_gives_no_traceback(tmp_path: Path) -> None:
     assert main([*SMALL, "--out", str(tmp_path / "run")]) == 0
     command = [sys.executable, "-m", "opd_align.cli", "report", str(tmp_path / "run")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == ""
-    assert process.returncode in (1, 141), "1 where rich wrote, which has its own way to go quietly"
+    assert process.returncode in (1, 141), "1 if rich was writing, which handles a closed pipe itself"
 
 
 def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +86,7 @@ def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str])
     assert "opd-align analyze" in capsys.readouterr().out
 
 
-def test_the_installed_command_answers() -> None:
+def test_version() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "opd_align.cli", "--version"], capture_output=True, text=True, check=True
     )
@@ -104,7 +106,7 @@ def test_another_estimator_reuses_the_rollouts(tmp_path: Path, capsys: pytest.Ca
     assert "pooled" in shown
 
 
-def test_a_report_is_written_from_a_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_needs_only_a_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     assert main([*SMALL, "--out", str(run)]) == 0
     page, folder = tmp_path / "page.html", tmp_path / "tables"
@@ -113,7 +115,9 @@ def test_a_report_is_written_from_a_run_alone(tmp_path: Path, capsys: pytest.Cap
     assert (folder / "tables.tex").read_text(encoding="utf-8").count(r"\begin{table}") > 3
 
 
-def test_a_place_that_is_taken_is_refused_before_anything_is_loaded(tmp_path, capsys, monkeypatch) -> None:
+def test_an_output_directory_with_other_files_is_refused_before_a_model_is_loaded(
+    tmp_path, capsys, monkeypatch
+) -> None:
     monkeypatch.setattr("opd_align.study.build.load_model", lambda *_, **__: pytest.fail("a model was loaded"))
     taken = tmp_path / "taken"
     taken.mkdir()
@@ -127,7 +131,7 @@ def test_a_place_that_is_taken_is_refused_before_anything_is_loaded(tmp_path, ca
     assert "bins choose from a screening" in capsys.readouterr().err
 
 
-def test_a_file_that_is_not_text_is_named_with_its_line(tmp_path, capsys) -> None:
+def test_a_file_that_is_not_utf8_is_reported_with_the_line(tmp_path, capsys) -> None:
     data = tmp_path / "data.jsonl"
     data.write_bytes(b'{"question": "a", "answer": "1"}\n{"question": "\xff"}\n')
     assert main(["analyze", "--data", str(data), "--set", "task={name: mine, kind: number}"]) == 2

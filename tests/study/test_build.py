@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.scripted import CHAT, RIGHT, TASK, WRONG, Scripted, cast
+from support.scripted import CHAT, RIGHT, TASK, WRONG, ScriptedSampler, demonstration_writers
 from support.small_chat import CHATML, END, SWITCHED, byte_tokenizer, save_model, word_tokenizer
 
 import opd_align.study.build
@@ -17,7 +17,7 @@ from opd_align.cli.main import main
 from opd_align.study.build import Study
 from opd_align.study.config import read_config
 from opd_align.teachers.contexts import CONTEXTS, Context, ContextPrompt
-from opd_align.teachers.screening import Screen, load_screening
+from opd_align.teachers.screening import Screener, load_screening
 from opd_align.types import OpdAlignError, Question
 
 PENS = [
@@ -167,9 +167,11 @@ def test_questions_of_a_screening_are_those_in_its_bins(data, tmp_path):
         right = replace(RIGHT, text=f"Answer: {asked.answer}")
         return right if number < wins[asked.id] else WRONG
 
-    speaker = Scripted("student", script, ContextPrompt(CHAT, TASK))
+    speaker = ScriptedSampler("student", script, ContextPrompt(CHAT, TASK))
     screened = str(tmp_path / "screened")
-    Screen(speaker, speaker.prompt, [], cast(script), rollouts=10).into(screened, study(data).questions)
+    Screener(speaker, speaker.prompt, [], demonstration_writers(script), rollouts=10).run(
+        screened, study(data).questions
+    )
 
     def chosen(bins: str, *more: str) -> list[str]:
         made = study(data, f"questions.screening={screened}", f"questions.bins={bins}", *more)
@@ -209,7 +211,7 @@ def test_teachers_are_the_student_with_a_context_or_another_model(data, folder, 
     assert other.model is not itself.model
     assert other.prompt(question) == made.student.prompt(question)
     assert len(itself.prompt(question)) > len(other.prompt(question))
-    assert "{correct response 1}" in itself.prompt.shown(question)
+    assert "{correct response 1}" in itself.prompt.text(question)
 
 
 def test_thinking_is_the_students_wish_where_a_template_knows_how(data, tmp_path):
@@ -256,9 +258,9 @@ def test_writers_draw_at_their_own_temperature_and_know_what_fits_them(data, fol
     for source in (writer, condenser):
         assert (source.sampler.sampling.temperature, source.sampler.sampling.max_tokens) == (0.7, 400)
     assert made.student.end_tokens == (made.chat.tokenizer.convert_tokens_to_ids(END),)
-    assert writer.unfit(made.questions[0]) is None
-    assert "do not fit the context of 'tiny' (512)" in writer.unfit(Question("long", "pens " * 200, "1"))
-    assert "do not fit" in condenser.unfit(Question("long", "pens " * 200))
+    assert writer.skip_reason(made.questions[0]) is None
+    assert "do not fit the context of 'tiny' (512)" in writer.skip_reason(Question("long", "pens " * 200, "1"))
+    assert "do not fit" in condenser.skip_reason(Question("long", "pens " * 200))
     assert made.screen().batch == 32
     assert study(data, f"student={folder}").screen().batch == 512
 
@@ -276,7 +278,7 @@ def test_demonstrations_of_a_screening_are_taken_over_from_the_same_writers_only
     settings = ["teachers=[{name: bad, wrong: 1}]", "sampling.max_tokens=8", "rollouts=4"]
     screened = tmp_path / "screened"
     made = study(data, f"student={folder}", *settings)
-    made.screen().into(screened, made.questions)
+    made.screen().run(screened, made.questions)
     found = load_screening(screened)[1]
     assert all(responses for responses in found.values())
     chosen = ["questions.bins=easy,medium,hard,extremely hard", f"questions.screening={screened}", *settings]
@@ -362,7 +364,7 @@ def test_another_runs_directory_is_refused_before_demonstrations_are_sampled(tmp
     before = sorted(tmp_path.rglob("*"))
     capsys.readouterr()
     monkeypatch.setattr(
-        opd_align.study.build, "demonstrate", lambda *_, **__: pytest.fail("demonstrations were sampled")
+        opd_align.study.build, "collect_demonstrations", lambda *_, **__: pytest.fail("demonstrations were sampled")
     )
     for more in (["--teachers", "Self-1C"], ["--teachers", "embedded:teacher", "--initial", "9"], ["--limit", "0"]):
         assert main([*small, *more]) == 2

@@ -1,7 +1,7 @@
-"""A sampler that follows a script: what it replies is a function of question, prompt and number of the sample.
+"""A sampler that follows a script: its reply is a function of question, prompt and sample index.
 
-It keeps the promises of a `Sampler` (content keys, requests independent of each other) and can be asked what it was
-asked, so that tests know the truth without a model.
+It satisfies the `Sampler` protocol (content keys, independent requests) and records every sample, so that tests know
+the expected result without a model.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ GOLD = "12"
 
 
 class Interrupted(Exception):
-    """What a kill looks like from inside."""
+    """Raised in place of a kill."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A text; `cut`: the limit of tokens came first; `broken`: the sample could not be made."""
+    """A reply: its text, whether it was truncated at the token limit, whether sampling failed."""
 
     text: str = ""
-    cut: bool = False
-    broken: bool = False
+    truncated: bool = False
+    failed: bool = False
 
 
-RIGHT, WRONG, MUTE = Reply(f"so: Answer: {GOLD}"), Reply("hm: Answer: 13"), Reply("I do not know.")
-CUT, BROKEN = Reply(f"Answer: {GOLD}", cut=True), Reply(broken=True)
+RIGHT, WRONG, NO_ANSWER = Reply(f"so: Answer: {GOLD}"), Reply("hm: Answer: 13"), Reply("I do not know.")
+TRUNCATED, FAILED = Reply(f"Answer: {GOLD}", truncated=True), Reply(failed=True)
 
 Script = Callable[[Question, str, int], Reply]
-"""From question, prompt (as text) and number of the sample to a reply."""
+"""Function from question, prompt (as text) and sample index to a reply."""
 
 
 @dataclass(frozen=True)
-class Scripted:
-    """A sampler with a script. `asked` lists (question, number) of every sample ever drawn, by whatever copy of it."""
+class ScriptedSampler:
+    """A sampler with a script. `sampled` lists (question, prompt, index) of all samples, over all copies of it."""
 
     name: str
     script: Script
     prompt: Any
     sampling: Any = field(default_factory=lambda: Sampling(max_tokens=64))
     context_length: int | None = None
-    asked: list[tuple[str, str, int]] = field(default_factory=list, compare=False)
+    sampled: list[tuple[str, str, int]] = field(default_factory=list, compare=False)
     batches: list[int] = field(default_factory=list, compare=False)
-    die_at: list[int] = field(default_factory=list, compare=False)
+    interrupt_at: list[int] = field(default_factory=list, compare=False)
 
     @property
     def fingerprint(self) -> str:
@@ -72,24 +72,24 @@ class Scripted:
 
     def sample(self, requests: Sequence[SampleRequest]) -> Rollouts:
         self.batches.append(sum(request.n for request in requests))
-        if self.die_at and self.die_at[0] == len(self.batches):
+        if self.interrupt_at and self.interrupt_at[0] == len(self.batches):
             raise Interrupted
-        completions, cut, made, failures = [], [], [], []
+        completions, truncated, keys, failures = [], [], [], []
         for request, key_R in zip(requests, self.keys(requests), strict=True):
             prompt = CHAT.tokenizer.decode(list(self.prompt(request.question)))
             for number, key in enumerate(key_R.tolist(), request.first):
-                self.asked.append((request.question.id, prompt, number))
+                self.sampled.append((request.question.id, prompt, number))
                 reply = self.script(request.question, prompt, number)
-                if reply.broken:
-                    failures.append(Failure(key, "the script says so"))
+                if reply.failed:
+                    failures.append(Failure(key, "scripted failure"))
                     continue
-                text = reply.text + ("" if reply.cut else END)
+                text = reply.text + ("" if reply.truncated else END)
                 completions.append(CHAT.tokenizer(text, add_special_tokens=False)["input_ids"])
-                cut.append(reply.cut)
-                made.append(key)
-        # Rows come back in another order than they were asked for: only their keys may tell whose they are.
-        order = np.argsort(np.array(made, np.uint64))
-        rollouts = Rollouts.of(completions, key=made, truncated=cut).take(order)
+                truncated.append(reply.truncated)
+                keys.append(key)
+        # Rows are returned in another order than requested: only keys identify them.
+        order = np.argsort(np.array(keys, np.uint64))
+        rollouts = Rollouts.of(completions, key=keys, truncated=truncated).take(order)
         return Rollouts(**{**vars(rollouts), "failures": tuple(failures)})
 
 
@@ -98,19 +98,23 @@ def question(name: str, answer: str | None = GOLD) -> Question:
 
 
 def source(name: str, script: Script, **options: Any) -> DemonstrationSource:
-    """A source that reads the task's own prompt."""
-    sampler = Scripted(name, script, ContextPrompt(CHAT, TASK), **options)
+    """A source with the task's plain prompt."""
+    sampler = ScriptedSampler(name, script, ContextPrompt(CHAT, TASK), **options)
     return DemonstrationSource(name, sampler, CHAT.said, TextGrader(TASK, CHAT.said, sampler.end_tokens))
 
 
 def summariser(script: Script, **options: Any) -> DemonstrationSource:
-    def prompt(asked: Question) -> tuple[int, ...]:
-        return CHAT.prompt([{"role": "user", "content": asked.text}])
+    def prompt(question: Question) -> tuple[int, ...]:
+        return CHAT.prompt([{"role": "user", "content": question.text}])
 
-    return DemonstrationSource("summariser", Scripted("summariser", script, prompt, **options), CHAT.said, NoGrading())
+    return DemonstrationSource(
+        "summariser", ScriptedSampler("summariser", script, prompt, **options), CHAT.said, NoGrading()
+    )
 
 
-def cast(script: Script, short: Script | None = None, trials: TrialBudget | None = None) -> DemonstrationWriters:
+def demonstration_writers(
+    script: Script, summary_script: Script | None = None, trials: TrialBudget | None = None
+) -> DemonstrationWriters:
     return DemonstrationWriters(
-        {SELF: source(SELF, script)}, summariser(short) if short else None, trials or TrialBudget()
+        {SELF: source(SELF, script)}, summariser(summary_script) if summary_script else None, trials or TrialBudget()
     )

@@ -1,13 +1,13 @@
-r"""What models write, and what a reader makes of it: (text, gold, verdict) by kind of answer.
+r"""Expected verdicts on model outputs: (text, gold, verdict) for each kind of answer.
 
-The verdicts were given by hand, from the text alone. C correct, I incorrect, P unparseable, U unknown.
+Labelled by hand, from the text alone. C correct, I incorrect, P unparseable, U unknown.
 """
 
 from __future__ import annotations
 
 CAPITALS = ["London", "Paris", "Berlin", "Madrid"]
 
-# Choices are London, Paris, Berlin, Madrid, and the gold is B, unless said otherwise.
+# Choices are London, Paris, Berlin, Madrid, and the gold is B, unless stated otherwise.
 CHOICE: list[tuple[str, object, str]] = [
     ("Answer: B", "B", "C"),
     ("Answer: C", "B", "I"),
@@ -143,7 +143,7 @@ CHOICE: list[tuple[str, object, str]] = [
     ("$\\boxed{\\mathbf{B}}$", "B", "C"),
 ]
 
-# Gold is True unless said otherwise.
+# Gold is True unless stated otherwise.
 TRUE_FALSE: list[tuple[str, object, str]] = [
     ("Answer: True", True, "C"),
     ("Answer: False", True, "I"),
@@ -223,7 +223,7 @@ TRUE_FALSE: list[tuple[str, object, str]] = [
     ('The answer is "True".', "True", "C"),
     ("Answer: The answer is True.", "True", "C"),
     ("Answer: The statement is false.", "False", "C"),
-    # First put down as unparseable; real one-line replies of SmolLM2 showed that this is how it answers.
+    # First labelled unparseable; one-line replies of SmolLM2 showed that this is how it answers.
     ("True, because the passage says so.", "True", "C"),
     ("Answer: **Yes**, the passage says it", "True", "C"),
     ("Answer: Not true", "False", "P"),
@@ -237,7 +237,7 @@ TRUE_FALSE: list[tuple[str, object, str]] = [
     ("the correct answer is: **Answer: False**", "False", "C"),
 ]
 
-# Gold is 18 unless said otherwise.
+# Gold is 18 unless stated otherwise.
 NUMBER: list[tuple[str, object, str]] = [
     ("Answer: 18", "18", "C"),
     ("Answer: 19", "18", "I"),
@@ -372,7 +372,7 @@ NUMBER: list[tuple[str, object, str]] = [
     ("Answer: 18,", "18", "C"),
 ]
 
-# Gold is 204 unless said otherwise.
+# Gold is 204 unless stated otherwise.
 MATHS: list[tuple[str, object, str]] = [
     ("Answer: 204", "204", "C"),
     ("Answer: 205", "204", "I"),
@@ -466,7 +466,7 @@ MATHS: list[tuple[str, object, str]] = [
     ("Answer: $x \\le 5$", "x \\leq 5", "C"),
     ("\\boxed{[0,1)}", "[0,1)", "C"),
     ("\\boxed{3+4i}", "4i+3", "C"),
-    # First put down as unparseable, for its two values; read again, it concludes with one.
+    # First labelled unparseable for its two values; on a second reading, it concludes with one.
     ("Answer: n = 12, so m = 204", "204", "C"),
     ("Answer: $\\pm 3$", "\\pm 3", "C"),
     ("Answer: 80\\%", "80\\%", "C"),
@@ -475,7 +475,7 @@ MATHS: list[tuple[str, object, str]] = [
     ("\\boxed{\\$204}", "204", "C"),
 ]
 
-# The same with choices of their own.
+# With other choices: (text, gold, verdict, choices).
 CHOICE_OF: list[tuple[str, object, str, list[str]]] = [
     ("Answer: 4", "B", "C", ["0", "4", "2", "6"]),
     ("\\boxed{4}", "B", "C", ["0", "4", "2", "6"]),

@@ -1,4 +1,4 @@
-"""The arithmetic task: problems that a reader of their text solves as we do, splits that never meet."""
+"""The arithmetic task: answers follow from the text, and the splits are disjoint."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from opd_align.tasks.arithmetic import ARITHMETIC, LARGEST, STORIES, problems, q
 from opd_align.tasks.verify import Verdict
 from opd_align.types import OpdAlignError, Question
 
-COMES = {"added", "brought back", "delivered", "put in", "found", "won", "bought", "born", "baked", "planted"}
-GOES = {
+ADDED = {"added", "brought back", "delivered", "put in", "found", "won", "bought", "born", "baked", "planted"}
+REMOVED = {
     "removed", "lent out", "sold", "thrown away", "taken out", "lost", "given away", "sent away", "eaten", "picked",
 }  # fmt: skip
 
 
-def solved(text: str) -> int:
-    """The answer as a reader finds it, who knows what the verbs mean."""
-    first, *then, ask = re.split(r"(?<=[.?]) ", text)
-    assert re.fullmatch(r"How many \w+ are there now\?", ask)
+def solve(text: str) -> int:
+    """The answer computed from the text alone."""
+    first, *changes, request = re.split(r"(?<=[.?]) ", text)
+    assert re.fullmatch(r"How many \w+ are there now\?", request)
     one, other = (int(number) for number in re.findall(r"\d+", first))
-    there = one * other
-    for sentence in then:
+    count = one * other
+    for sentence in changes:
         amount, verb = re.fullmatch(r"(?:Then )?(\d+) \w+ are ([\w ]+)\.", sentence).groups()
-        assert (verb in COMES) != (verb in GOES)
-        there += int(amount) if verb in COMES else -int(amount)
-    return there
+        assert (verb in ADDED) != (verb in REMOVED)
+        count += int(amount) if verb in ADDED else -int(amount)
+    return count
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_whoever_reads_the_text_finds_the_answer(split):
-    asked = questions(3, 400, split=split)
-    assert len({question.id for question in asked}) == len({question.text for question in asked}) == 400
-    assert all(str(solved(question.text)) == question.answer for question in asked)
+def test_the_answer_follows_from_the_text(split):
+    generated = questions(3, 400, split=split)
+    assert len({question.id for question in generated}) == len({question.text for question in generated}) == 400
+    assert all(str(solve(question.text)) == question.answer for question in generated)
 
 
-def test_training_and_testing_never_meet():
+def test_train_and_test_splits_are_disjoint():
     train = {question.text for seed in range(3) for question in questions(seed, 1500, split="train")}
     test = {question.text for seed in range(3) for question in questions(seed, 1500, split="test")}
     assert not train & test
@@ -45,13 +45,13 @@ def test_training_and_testing_never_meet():
     assert len(test) > 3000
 
 
-def test_the_same_seed_asks_the_same_and_more_begins_with_less():
+def test_questions_depend_on_the_seed_and_a_larger_n_begins_with_the_same_questions():
     assert questions(5, 20) == questions(5, 40)[:20]
     assert questions(5, 20) != questions(6, 20)
     assert questions(5, 0) == []
 
 
-def test_every_story_is_told_and_no_number_is_large():
+def test_every_story_occurs_and_results_stay_in_range():
     found = list(islice(problems(0), 2000))
     assert {problem.story for problem in found} == set(STORIES)
     assert {len(problem.changes) for problem in found} == {1, 2}
@@ -60,18 +60,18 @@ def test_every_story_is_told_and_no_number_is_large():
     assert LARGEST - 20 < max(results) <= LARGEST
 
 
-def test_what_a_question_carries_is_what_its_text_says():
+def test_fields_of_a_question_agree_with_its_answer():
     for question in questions(1, 50):
         start = question.fields["groups"] * question.fields["each"]
         assert str(start + sum(question.fields["changes"])) == question.answer
 
 
-def test_a_split_with_another_name_is_refused():
+def test_an_unknown_split_is_refused():
     with pytest.raises(OpdAlignError, match="'train' and 'test', not 'dev'"):
         questions(0, 1, split="dev")
 
 
-def test_the_question_is_put_in_few_words():
+def test_the_prompt_is_pinned():
     question = Question("q", "A library has 4 shelves with 12 books each. How many books are there now?", "48")
     assert ARITHMETIC.messages(question) == [
         {"role": "system", "content": "You are a helpful assistant."},
@@ -90,7 +90,7 @@ def test_the_question_is_put_in_few_words():
         ("We have 4 × 12 = 48. Then 48 - 9 = 39.\nAnswer: 48", Verdict.INCORRECT),
     ],
 )
-def test_the_last_line_decides(reply, verdict):
+def test_the_last_line_is_graded(reply, verdict):
     assert ARITHMETIC.verifier.judge(reply, "39") is verdict
 
 
@@ -110,5 +110,5 @@ def test_the_last_line_decides(reply, verdict):
         ("", ""),
     ],
 )
-def test_a_summary_keeps_what_the_response_stands_by(response, short):
+def test_a_summary_keeps_the_final_calculation(response, short):
     assert summarise(response) == short

@@ -1,9 +1,11 @@
-"""Tasks: from rows of a file or of the Hub to questions, from questions to messages, from tokens to outcomes."""
+"""Tasks: loading questions from files and the Hub, formatting messages, grading tokens."""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from opd_align.tasks import TASKS, Choice, Form, Number, Source, Task, TextGrader, TrueFalse, Verdict, own_task, task
+import opd_align
+from opd_align.cli.main import main
+from opd_align.study.build import Study
+from opd_align.study.config import read_config
+from opd_align.tasks import TASKS, Choice, Form, Number, Source, Task, TextGrader, TrueFalse, Verdict, custom_task, task
+from opd_align.tasks.builtin import BUILTIN
 from opd_align.types import OpdAlignError, Outcome, Question, Rollouts
 
 DATA = Path(os.environ.get("OPD_ALIGN_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -25,17 +32,17 @@ AIME_ROW = {"problem": "Find $xy$.", "answer": "025", "solution": "long"}
 ROWS = {"mmlu": MMLU_ROW, "boolq": BOOLQ_ROW, "gsm8k": GSM8K_ROW, "aime2024": AIME_ROW, "aime2025": AIME_ROW}
 
 
-def written(path: Path, rows: list[object]) -> Path:
+def write_jsonl(path: Path, rows: list[object]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
 def one(name: str, tmp_path: Path) -> Question:
-    (question,) = TASKS[name].load(written(tmp_path / f"{name}.jsonl", [ROWS[name]]))
+    (question,) = TASKS[name].load(write_jsonl(tmp_path / f"{name}.jsonl", [ROWS[name]]))
     return question
 
 
-# What is asked
+# Prompts
 
 MESSAGES = {
     "mmlu": (
@@ -77,30 +84,30 @@ MESSAGES["aime2025"] = MESSAGES["aime2024"]
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_the_words_put_to_the_model_are_pinned(name, tmp_path):
+def test_prompts_are_pinned(name, tmp_path):
     assert task(name).messages(one(name, tmp_path)) == [
         {"role": "system", "content": "You are a helpful assistant."},
         {"role": "user", "content": MESSAGES[name]},
     ]
 
 
-def test_every_built_in_task_is_pinned_and_called_by_its_name():
+def test_every_builtin_task_has_the_name_it_is_listed_under():
     assert MESSAGES.keys() <= TASKS.keys()
     assert all(name == built_in.name for name, built_in in TASKS.items())
 
 
-def test_a_model_without_system_message_gets_none():
+def test_system_none_gives_no_system_message():
     bare = Task("bare", Number(), Form("Solve."), system=None)
     assert bare.messages(Question("q", "1+1?")) == [{"role": "user", "content": "Solve.\n\n1+1?"}]
 
 
-def test_the_instruction_names_as_many_letters_as_there_are_choices():
+def test_the_instruction_lists_one_letter_per_choice():
     question = Question("q", "Pick.", fields={"choices": ("x", "y", "z")})
-    assert "one of ABC." in task("mmlu").ask(question)
-    assert task("mmlu").ask(question).endswith("A) x\nB) y\nC) z")
+    assert "one of ABC." in task("mmlu").user_message(question)
+    assert task("mmlu").user_message(question).endswith("A) x\nB) y\nC) z")
 
 
-# What is loaded
+# Loading
 
 
 @pytest.mark.parametrize(
@@ -137,20 +144,20 @@ def test_a_row_as_on_the_hub_becomes_a_question(name, answer, fields, tmp_path):
         ("gsm8k", {"question": "Two?", "answer": "a few"}, "a few"),
     ],
 )
-def test_answers_come_in_many_forms_and_leave_in_one(name, row, answer, tmp_path):
-    (question,) = TASKS[name].load(written(tmp_path / "rows.jsonl", [row]))
+def test_answers_are_converted_to_canonical_form(name, row, answer, tmp_path):
+    (question,) = TASKS[name].load(write_jsonl(tmp_path / "rows.jsonl", [row]))
     assert question.answer == answer
 
 
 @pytest.mark.parametrize("answer", [None, "a few"])
-def test_a_question_without_readable_answer_leaves_every_reply_unknown(answer, tmp_path):
-    (question,) = task("gsm8k").load(written(tmp_path / "rows.jsonl", [{"question": "Two?", "answer": answer}]))
+def test_without_a_readable_answer_every_verdict_is_unknown(answer, tmp_path):
+    (question,) = task("gsm8k").load(write_jsonl(tmp_path / "rows.jsonl", [{"question": "Two?", "answer": answer}]))
     assert task("gsm8k").verifier.judge("Answer: 2", question.answer) is Verdict.UNKNOWN
 
 
 def test_all_formats_give_the_same_questions(tmp_path):
     rows = [MMLU_ROW, MMLU_ROW | {"question": "Again, with a comma?", "answer": 3}]
-    files = [written(tmp_path / "rows.jsonl", rows), tmp_path / "rows.json", tmp_path / "rows.parquet"]
+    files = [write_jsonl(tmp_path / "rows.jsonl", rows), tmp_path / "rows.json", tmp_path / "rows.parquet"]
     files[1].write_text(json.dumps(rows), encoding="utf-8")
     pq.write_table(pa.Table.from_pylist(rows), files[2])
     first, *others = [task("mmlu").load(file) for file in files]
@@ -158,22 +165,22 @@ def test_all_formats_give_the_same_questions(tmp_path):
     assert all(other == first for other in others)
 
 
-def test_a_csv_file_holds_its_choices_as_json(tmp_path):
+def test_choices_in_a_csv_file_are_json(tmp_path):
     file = tmp_path / "rows.csv"
     file.write_text('id,question,choices,answer\nq1,"Which, then?","[""x"", ""y""]",1\n,Another?,"[""x"", ""y""]",A\n')
-    first, second = own_task("csv", kind="choice").load(file)
+    first, second = custom_task("csv", kind="choice").load(file)
     assert first == Question("q1", "Which, then?", "B", {"choices": ("x", "y")})
     assert (second.id, second.answer) == ("csv-test-1", "A")
 
 
-def test_a_file_written_by_excel_starts_with_a_mark_that_is_not_part_of_it(tmp_path):
+def test_a_byte_order_mark_is_ignored(tmp_path):
     file = tmp_path / "rows.csv"
     file.write_text("question,answer\nTwo?,2\n", encoding="utf-8-sig")
     assert task("gsm8k").load(file)[0].answer == "2"
 
 
-def test_offset_and_limit_count_rows_and_ids_keep_their_numbers(tmp_path):
-    file = written(tmp_path / "rows.jsonl", [{"question": f"q{n}", "answer": n} for n in range(10)])
+def test_offset_and_limit_count_rows_and_ids_contain_row_numbers(tmp_path):
+    file = write_jsonl(tmp_path / "rows.jsonl", [{"question": f"q{n}", "answer": n} for n in range(10)])
     questions = task("gsm8k").load(file, offset=3, limit=2)
     assert [question.text for question in questions] == ["q3", "q4"]
     assert [question.id for question in questions] == ["gsm8k-test-3", "gsm8k-test-4"]
@@ -181,7 +188,7 @@ def test_offset_and_limit_count_rows_and_ids_keep_their_numbers(tmp_path):
     assert task("gsm8k").load(file, offset=99) == []
 
 
-def test_a_broken_line_that_nobody_asked_for_does_no_harm(tmp_path):
+def test_an_invalid_line_after_the_limit_is_not_read(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text('{"question": "q", "answer": 1}\n{broken\n')
     assert len(task("gsm8k").load(file, limit=1)) == 1
@@ -199,7 +206,7 @@ Q = '{"question": "q", "answer": 1}\n'
         ("gsm8k", "r.jsonl", '{"question": 5}\n', "the question must be text, not int"),
         ("gsm8k", "r.jsonl", '{"question": " "}\n', "the question is empty"),
         ("gsm8k", "r.jsonl", '{"question": "q", "answer": [1]}\n', r"line 1: the answer is \[1\]"),
-        ("gsm8k", "r.jsonl", '{"id": 1, "question": "q"}\n' * 2, "line 2: id '1' was already taken by .*line 1"),
+        ("gsm8k", "r.jsonl", '{"id": 1, "question": "q"}\n' * 2, "line 2: id '1' is already used by .*line 1"),
         ("boolq", "r.jsonl", Q, "no passage"),
         ("mmlu", "r.jsonl", Q, "no choices"),
         ("mmlu", "r.jsonl", json.dumps(MMLU_ROW | {"answer": 4}), "the answer is 4; .* index from 0 to 3"),
@@ -214,13 +221,13 @@ Q = '{"question": "q", "answer": 1}\n'
         ("gsm8k", "r.txt", "q", "cannot read .txt; use .jsonl"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said_with_its_place(name, file, content, message, tmp_path):
+def test_errors_in_a_file_name_the_location(name, file, content, message, tmp_path):
     (tmp_path / file).write_text(content)
     with pytest.raises(OpdAlignError, match=message):
         task(name).load(tmp_path / file)
 
 
-def test_a_file_that_is_not_there_and_rows_that_cannot_be_counted_are_refused(tmp_path):
+def test_a_missing_file_and_a_negative_offset_are_refused(tmp_path):
     with pytest.raises(OpdAlignError, match="no such file"):
         task("gsm8k").load(tmp_path / "none.jsonl")
     with pytest.raises(OpdAlignError, match="cannot be negative"):
@@ -241,8 +248,8 @@ FILES = {
 def test_real_questions_load_and_their_own_answers_are_correct(name):
     file, count = DATA / FILES[name][0], FILES[name][1]
     if not file.is_file():
-        pytest.skip(f"{file} is not there (set OPD_ALIGN_DATA to the folder that holds it)")
-    this = own_task("svamp", kind="number", passage="passage") if name == "svamp" else task(name)
+        pytest.skip(f"{file} does not exist (set OPD_ALIGN_DATA to the folder that contains it)")
+    this = custom_task("svamp", kind="number", passage="passage") if name == "svamp" else task(name)
     questions = this.load(file)
     assert len(questions) == count
     for question in questions:
@@ -253,21 +260,23 @@ def test_real_questions_load_and_their_own_answers_are_correct(name):
             this.verifier.judge(f"Let me see.\n\nAnswer: {question.answer}", question.answer, choices)
             is Verdict.CORRECT
         )
-        assert question.text in this.ask(question)
+        assert question.text in this.user_message(question)
         if choices is not None:
             wording = choices["ABCD".index(question.answer)]
             assert this.verifier.judge(f"Answer: {wording}", question.answer, choices) is Verdict.CORRECT
 
 
-# The Hub, which does not exist here: a folder that `datasets` loads in its place, and its failures
+# The Hub, replaced by a folder that `datasets` loads, and by its failures
 
 
-def test_a_folder_that_datasets_can_load_goes_through_the_same_mapping(tmp_path, monkeypatch):
+def test_a_folder_loaded_by_datasets_uses_the_same_mapping(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "data").mkdir()
-    file = written(tmp_path / "data" / "test.jsonl", [MMLU_ROW, MMLU_ROW | {"answer": 0}])
-    local = Task("mmlu", Choice(), task("mmlu").ask, Source(str(file.parent), None, "test", task("mmlu").source.fields))
+    file = write_jsonl(tmp_path / "data" / "test.jsonl", [MMLU_ROW, MMLU_ROW | {"answer": 0}])
+    local = Task(
+        "mmlu", Choice(), task("mmlu").user_message, Source(str(file.parent), None, "test", task("mmlu").source.fields)
+    )
     assert local.load() == task("mmlu").load(file)
     assert [question.id for question in local.load(offset=1)] == ["mmlu-test-1"]
 
@@ -282,19 +291,19 @@ def test_a_folder_that_datasets_can_load_goes_through_the_same_mapping(tmp_path,
         ("aime2025", "MathArena/aime_2025", None, "train"),
     ],
 )
-def test_without_a_file_the_hub_is_asked_for_the_right_thing(name, hub, config, split, monkeypatch):
+def test_without_a_file_the_dataset_is_loaded_from_the_hub(name, hub, config, split, monkeypatch):
     datasets = pytest.importorskip("datasets")
-    asked = []
+    calls = []
     monkeypatch.setattr(
-        datasets, "load_dataset", lambda *names, **options: asked.append((names, options)) or [ROWS[name]]
+        datasets, "load_dataset", lambda *names, **options: calls.append((names, options)) or [ROWS[name]]
     )
     (question,) = task(name).load(limit=5)
     task(name).load(split="other")
     assert question.id == f"{name}-{split}-0"
-    assert asked == [((hub, config), {"split": split}), ((hub, config), {"split": "other"})]
+    assert calls == [((hub, config), {"split": split}), ((hub, config), {"split": "other"})]
 
 
-def test_a_hub_out_of_reach_is_answered_with_a_way_out(monkeypatch):
+def test_an_unreachable_hub_suggests_a_local_file(monkeypatch):
     datasets = pytest.importorskip("datasets")
 
     def unreachable(*names, **options):
@@ -307,57 +316,100 @@ def test_a_hub_out_of_reach_is_answered_with_a_way_out(monkeypatch):
         task("mmlu").load()
 
 
-def test_without_datasets_the_extra_is_named(monkeypatch):
+def test_without_datasets_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(OpdAlignError, match=r"opd-align\[tasks\]"):
         task("mmlu").load()
 
 
-def test_a_task_that_lives_in_files_says_so():
-    with pytest.raises(OpdAlignError, match="'mine' has no data set on the Hub; give load"):
-        own_task("mine", kind="number").load()
+def test_a_task_without_dataset_asks_for_a_file():
+    with pytest.raises(OpdAlignError, match="'mine' has no dataset on the Hub; pass load"):
+        custom_task("mine", kind="number").load()
 
 
-# Finding and making tasks
+# Built-in and custom tasks
 
 
 @pytest.mark.parametrize(
     ("typo", "meant"), [("bolq", "boolq"), ("MMLU", "mmlu"), ("aime_2025", "aime2025"), ("gsm8", "gsm8k")]
 )
-def test_a_typo_is_answered_with_the_nearest_name(typo, meant):
+def test_a_typo_suggests_the_closest_name(typo, meant):
     with pytest.raises(OpdAlignError, match=f"no task '{typo}'.* did you mean '{meant}'"):
         task(typo)
 
 
-def test_a_name_like_no_other_is_answered_with_all_of_them():
-    with pytest.raises(OpdAlignError, match=r"only boolq, mmlu.*own_task"):
+def test_an_unknown_name_lists_all_tasks():
+    with pytest.raises(OpdAlignError, match=r"only boolq, mmlu.*custom_task"):
         task("crossword")
 
 
-def test_a_users_own_columns_are_mapped(tmp_path):
+def test_custom_columns_are_mapped(tmp_path):
     row = {"q": "Is it?", "gold": "no", "story": "It is not."}
-    mine = own_task(
+    custom = custom_task(
         "mine", kind="true_false", question="q", answer="gold", passage="story", instruction="True or False?"
     )
-    (question,) = mine.load(written(tmp_path / "rows.jsonl", [row]))
+    (question,) = custom.load(write_jsonl(tmp_path / "rows.jsonl", [row]))
     assert question == Question("mine-test-0", "Is it?", "False", {"passage": "It is not."})
-    assert mine.ask(question) == "True or False?\n\nPassage: It is not.\n\nQuestion: Is it?"
+    assert custom.user_message(question) == "True or False?\n\nPassage: It is not.\n\nQuestion: Is it?"
 
 
 @pytest.mark.parametrize("kind", ["choice", "true_false", "number", "maths"])
-def test_every_kind_asks_for_an_answer_on_the_last_line(kind, tmp_path):
+def test_every_kind_requests_the_answer_on_the_last_line(kind, tmp_path):
     row = {"question": "q", "answer": "1", "choices": ["x", "y"]}
-    mine = own_task("mine", kind=kind)
-    (question,) = mine.load(written(tmp_path / "rows.jsonl", [row]))
-    assert "The last line of your response should be of the following format: 'Answer: $" in mine.ask(question)
-    assert mine.verifier.judge(f"Answer: {question.answer}", question.answer, ["x", "y"]) is Verdict.CORRECT
+    custom = custom_task("mine", kind=kind)
+    (question,) = custom.load(write_jsonl(tmp_path / "rows.jsonl", [row]))
+    assert "The last line of your response should be of the following format: 'Answer: $" in custom.user_message(
+        question
+    )
+    assert custom.verifier.judge(f"Answer: {question.answer}", question.answer, ["x", "y"]) is Verdict.CORRECT
 
 
-def test_a_kind_that_does_not_exist_and_choices_without_use_are_refused():
+def test_an_unknown_kind_and_unused_choices_are_refused():
     with pytest.raises(OpdAlignError, match=r"no kind 'math', .*did you mean 'maths'"):
-        own_task("mine", kind="math")
-    with pytest.raises(OpdAlignError, match="belong to the kind 'choice'"):
-        own_task("mine", kind="number", choices="options")
+        custom_task("mine", kind="math")
+    with pytest.raises(OpdAlignError, match="only used with the kind 'choice'"):
+        custom_task("mine", kind="number", choices="options")
+
+
+# Adding a task touches `tasks/builtin.py` only
+
+
+@pytest.mark.parametrize("command", ["analyze", "screen", "show-prompt"])
+def test_a_task_in_the_builtin_table_is_listed_by_the_command_line(command, monkeypatch, capsys):
+    monkeypatch.setitem(BUILTIN, "riddles", custom_task("riddles", kind="number"))
+    with pytest.raises(SystemExit) as exited:
+        main([command, "--help"])
+    assert exited.value.code == 0
+    assert f"one of {', '.join(BUILTIN)}" in " ".join(capsys.readouterr().out.split())
+    assert "riddles" in BUILTIN
+
+
+def test_a_task_in_the_builtin_table_is_usable_by_name(tmp_path, monkeypatch):
+    monkeypatch.setitem(BUILTIN, "riddles", custom_task("riddles", kind="number", instruction="Riddle:"))
+    data = write_jsonl(tmp_path / "riddles.jsonl", [{"question": "How many legs has a cat?", "answer": "4"}])
+    study = Study(read_config(None, ["task=riddles", f"questions.file={data}"]))
+    assert task("riddles") is study.task is BUILTIN["riddles"]
+    assert [(question.id, question.answer) for question in study.questions] == [("riddles-test-0", "4")]
+    with pytest.raises(OpdAlignError, match="did you mean 'riddles'"):
+        task("ridles")
+
+
+def test_no_other_source_file_lists_the_tasks():
+    files = [
+        file for file in Path(opd_align.__file__).parent.rglob("*.py") if file.parts[-2:] != ("tasks", "builtin.py")
+    ]
+    assert len(files) > 50
+    literals = [
+        (file, node.value)
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    for file in files:
+        names = {text for where, text in literals if where == file} & TASKS.keys()
+        assert len(names) <= 1, f"{file} lists {names}"
+    for file, text in literals:
+        assert sum(name in re.split(r"[^\w]+", text) for name in TASKS) <= 2, f"{file} lists tasks: {text}"
 
 
 # Grading tokens
@@ -367,7 +419,7 @@ END = 4
 
 
 class Decoder:
-    """Ids to words, counting how often it is asked."""
+    """Decodes ids to words and counts its calls."""
 
     calls = 0
 
@@ -377,7 +429,7 @@ class Decoder:
         return " ".join(WORDS[token] for token in tokens)
 
 
-def test_tokens_are_decoded_judged_and_mapped_to_outcomes():
+def test_tokens_are_decoded_verified_and_mapped_to_outcomes():
     grader = TextGrader(task("boolq"), Decoder(), {END})
     rollouts = Rollouts.of([[0, 1, END], [0, 2, END], [0, 1, 3, 2], [0, 1, END], [END], []])
     question = Question("q", "is it", "True")
@@ -394,14 +446,14 @@ def test_tokens_are_decoded_judged_and_mapped_to_outcomes():
     assert outcomes.tolist() == [1, 0, 0, 1, 0, 0]
 
 
-def test_a_question_without_answer_leaves_every_outcome_unknown():
+def test_without_an_answer_every_outcome_is_unknown():
     grader = TextGrader(task("boolq"), Decoder(), {END})
     outcomes = grader.grade(Question("q"), Rollouts.of([[0, 1, END], [3]]))
     assert outcomes.tolist() == [Outcome.UNKNOWN, Outcome.UNKNOWN]
     assert grader.grade(Question("q"), Rollouts.of([])).shape == (0,)
 
 
-def test_the_same_completion_is_decoded_once():
+def test_identical_completions_are_decoded_once():
     decoder = Decoder()
     TextGrader(task("boolq"), decoder, {END}).grade(
         Question("q", "", "True"), Rollouts.of([[0, 1, END]] * 32 + [[0, 2]])
@@ -409,15 +461,15 @@ def test_the_same_completion_is_decoded_once():
     assert decoder.calls == 2
 
 
-def test_a_grader_knows_the_choices_and_its_rules_by_name():
+def test_a_grader_passes_choices_and_has_a_fingerprint():
     grader = TextGrader(task("mmlu"), lambda tokens: "Answer: Paris", ())
     question = Question("q", "Capital of France?", "B", {"choices": ("London", "Paris")})
     assert grader.grade(question, Rollouts.of([[1]])).tolist() == [Outcome.CORRECT]
     assert grader.fingerprint == "mmlu:choice/1"
-    assert TextGrader(own_task("x", kind="true_false"), str).fingerprint == f"x:{TrueFalse().fingerprint}"
+    assert TextGrader(custom_task("x", kind="true_false"), str).fingerprint == f"x:{TrueFalse().fingerprint}"
 
 
-def test_tasks_load_nothing_heavy():
+def test_importing_tasks_imports_no_heavy_library():
     heavy = {"torch", "datasets", "math_verify", "sympy", "pyarrow"}
     code = f"import sys, opd_align.tasks; print(sorted({heavy} & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -1,4 +1,4 @@
-"""Verifiers: the table of real-looking texts, the laws they keep on any text, and TRL's reward signature."""
+"""Verifiers: a table of realistic texts, properties that hold for any text, and TRL's reward signature."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from support import verdicts
 
 from opd_align.tasks import Choice, Maths, Number, TrueFalse, Verdict
-from opd_align.tasks.extract import last_box, without_thought
-from opd_align.tasks.numbers import number_of, written
+from opd_align.tasks.extract import last_box, strip_thinking
+from opd_align.tasks.numbers import canonical_number, gold_number
 from opd_align.types import OpdAlignError
 
-CALLED = {"C": Verdict.CORRECT, "I": Verdict.INCORRECT, "P": Verdict.UNPARSEABLE, "U": Verdict.UNKNOWN}
+VERDICT_OF = {"C": Verdict.CORRECT, "I": Verdict.INCORRECT, "P": Verdict.UNPARSEABLE, "U": Verdict.UNKNOWN}
 KINDS = [Choice(), TrueFalse(), Number(), Maths()]
 BY_NAME = pytest.mark.parametrize("verifier", KINDS, ids=lambda verifier: verifier.__name__)
 GOLDS = {"choice": "B", "true_false": "True", "number": "18", "maths": "204"}
@@ -32,23 +32,23 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("verifier", "text", "gold", "verdict", "choices"), TABLE)
-def test_a_text_is_judged_as_a_reader_would(verifier, text, gold, verdict, choices):
-    assert verifier.judge(text, gold, choices) is CALLED[verdict]
+def test_verdicts_match_the_table(verifier, text, gold, verdict, choices):
+    assert verifier.judge(text, gold, choices) is VERDICT_OF[verdict]
 
 
-def test_the_table_is_large_and_holds_every_verdict_of_every_kind():
+def test_the_table_is_large_and_contains_every_verdict_for_every_kind():
     for kind in KINDS:
         rows = [verdict for verifier, _, _, verdict, _ in TABLE if verifier == kind]
         assert len(rows) >= 60
-        assert set(rows) == set(CALLED)
+        assert set(rows) == set(VERDICT_OF)
 
 
-# Laws
+# Properties
 
-# Repeated, these send naive patterns back to the start of the text at every step.
+# Repeated, these make naive patterns backtrack from every position.
 LONG = ["Answer: ", "the answer to ", "\\boxed{", "<think>", "(A) ", "1,000 ", "**answer**\n", "\\text{", " ", "9"]
 
-# Random characters hardly ever hit a pattern; these pieces do.
+# Random characters hardly ever match a pattern; these pieces do.
 PIECES = [
     *("Answer:", " the answer is ", "\\boxed{", "}", "{", "<think>", "</think>", "B", "(A)", "A", "True", "no", " or "),
     *("18", "1,234", "-", "/", "=", "\\frac{1}{2}", "^", "$", "**", "\n", "####", ".", " ", "\\text{", "Paris", "²"),
@@ -64,26 +64,26 @@ choice_lists = st.one_of(st.none(), st.lists(st.sampled_from(["Paris", "18", "A"
 @BY_NAME
 @settings(max_examples=40, deadline=None)
 @given(text=any_text, gold=any_gold, choices=choice_lists)
-def test_no_text_and_no_gold_makes_a_verifier_raise(verifier, text, gold, choices):
+def test_a_verifier_never_raises(verifier, text, gold, choices):
     assert isinstance(verifier.judge(text, gold, choices), Verdict)
 
 
 @BY_NAME
 @settings(max_examples=20, deadline=None)
 @given(text=any_text, gold=st.sampled_from([None, "", "  ", [], {}, float("nan")]))
-def test_without_a_readable_gold_every_text_is_unknown(verifier, text, gold):
+def test_without_a_readable_gold_answer_every_verdict_is_unknown(verifier, text, gold):
     assert verifier.judge(text, gold) is Verdict.UNKNOWN
 
 
 @BY_NAME
 @settings(max_examples=20, deadline=None)
 @given(text=any_text)
-def test_with_a_gold_no_text_without_expressions_is_unknown(verifier, text):
-    if verifier.__name__ != "maths":  # there, the library may fail
+def test_with_a_gold_answer_no_verdict_is_unknown(verifier, text):
+    if verifier.__name__ != "maths":  # math-verify may fail
         assert verifier.judge(text, GOLDS[verifier.__name__]) is not Verdict.UNKNOWN
 
 
-DRESSES = [
+FORMATS = [
     "Answer: {}",
     "**Answer:** {}",
     "**Answer: {}**",
@@ -102,28 +102,30 @@ DRESSES = [
 ]
 
 
-@pytest.mark.parametrize("dress", DRESSES)
+@pytest.mark.parametrize("template", FORMATS)
 @settings(max_examples=5, deadline=None)
 @given(
-    said=st.integers(-99999, 99999), gold=st.integers(-99999, 99999), letters=st.tuples(*[st.sampled_from("ABCD")] * 2)
+    stated=st.integers(-99999, 99999),
+    gold=st.integers(-99999, 99999),
+    letters=st.tuples(*[st.sampled_from("ABCD")] * 2),
 )
-def test_the_dress_of_an_answer_does_not_change_its_verdict(dress, said, gold, letters):
+def test_the_format_of_an_answer_does_not_change_its_verdict(template, stated, gold, letters):
     for verifier, given_answer, wanted in [
-        (Number(), said, gold),
-        (Number(), f"{said:,}", said),
-        (Maths(), said, gold),
+        (Number(), stated, gold),
+        (Number(), f"{stated:,}", stated),
+        (Maths(), stated, gold),
         (Choice(), letters[0], letters[1]),
-        (TrueFalse(), said > 0, gold > 0),
+        (TrueFalse(), stated > 0, gold > 0),
     ]:
         expected = verifier.canonical(given_answer) == verifier.canonical(wanted)
-        verdict = verifier.judge(dress.format(given_answer), wanted)
+        verdict = verifier.judge(template.format(given_answer), wanted)
         assert verdict is (Verdict.CORRECT if expected else Verdict.INCORRECT)
 
 
 @given(top=st.integers(-(10**9), 10**9), bottom=st.integers(1, 10**6))
-def test_a_number_survives_being_written_and_read(top, bottom):
+def test_a_canonical_number_is_read_back_as_the_same_value(top, bottom):
     value = Fraction(top, bottom)
-    assert number_of(written(value)) == value
+    assert gold_number(canonical_number(value)) == value
 
 
 @given(
@@ -135,7 +137,7 @@ def test_a_box_keeps_its_inner_braces(before, inner):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "visible"),
     [
         ("plain", "plain"),
         ("<think>a</think>b", "\nb"),
@@ -149,14 +151,14 @@ def test_a_box_keeps_its_inner_braces(before, inner):
         ("b<|im_end|><think>", "b"),
     ],
 )
-def test_thoughts_are_left_out_and_unfinished_ones_leave_nothing(text, said):
-    assert without_thought(text) == said
+def test_thinking_is_removed_and_unfinished_thinking_gives_none(text, visible):
+    assert strip_thinking(text) == visible
 
 
 @BY_NAME
 @pytest.mark.parametrize("piece", LONG)
 def test_a_hundred_thousand_characters_take_well_under_a_second(verifier, piece):
-    verifier.judge("Answer: \\sqrt{2}", "2")  # so that importing a library is not counted
+    verifier.judge("Answer: \\sqrt{2}", "2")  # import the library before measuring
     text = piece * (100_000 // len(piece))
     start = time.process_time()
     verifier.judge(text, GOLDS[verifier.__name__])
@@ -167,11 +169,11 @@ def test_verdicts_are_the_same_in_threads():
     rows = [(text, gold) for text, gold, *_ in verdicts.MATHS if "\\" in str(gold)]
     assert len(rows) > 10
     with ThreadPoolExecutor(4) as pool:
-        there = list(pool.map(lambda row: Maths().judge(*row), rows))
-    assert there == [Maths().judge(*row) for row in rows]
+        threaded = list(pool.map(lambda row: Maths().judge(*row), rows))
+    assert threaded == [Maths().judge(*row) for row in rows]
 
 
-def test_a_verifier_that_fails_says_unknown(monkeypatch):
+def test_an_error_in_math_verify_gives_unknown(monkeypatch):
     def fail(*arguments, **options):
         raise RuntimeError("sympy gave up")
 
@@ -179,7 +181,7 @@ def test_a_verifier_that_fails_says_unknown(monkeypatch):
     assert Maths().judge("\\boxed{\\sqrt{3}}", "\\sqrt{2}") is Verdict.UNKNOWN
 
 
-def test_without_math_verify_integers_are_judged_and_expressions_name_the_extra(monkeypatch):
+def test_without_math_verify_integers_work_and_expressions_name_the_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "math_verify", None)
     assert Maths().judge("\\boxed{73}", "073") is Verdict.CORRECT
     with pytest.raises(OpdAlignError, match=r"opd-align\[tasks\]"):
@@ -208,11 +210,11 @@ def test_without_math_verify_integers_are_judged_and_expressions_name_the_extra(
         (Maths(), " \\sqrt{2} ", "\\sqrt{2}"),
     ],
 )
-def test_golds_have_one_canonical_form(verifier, answer, canonical):
+def test_canonical_forms_of_gold_answers(verifier, answer, canonical):
     assert verifier.canonical(answer, verdicts.CAPITALS if verifier == Choice() else None) == canonical
 
 
-def test_a_digit_that_is_both_index_and_wording_is_nobodys_gold():
+def test_a_digit_that_is_both_an_index_and_a_choice_is_ambiguous():
     assert Choice().canonical("1", ["1", "0", "2", "3"]) is None
     assert Choice().canonical("1", ["0", "1", "2", "3"]) == "B"
 
@@ -235,11 +237,11 @@ def test_a_verifier_is_a_reward_function_as_trl_calls_it():
     assert rewards == [1.0, 0.0, 0.0]
 
 
-def test_an_unknown_gold_is_no_reward_rather_than_a_bad_one():
+def test_an_unknown_verdict_gives_none_not_zero():
     assert Number()(completions=["Answer: 18", "Answer: 18"], answer=[None, "18"]) == [None, 1.0]
 
 
-def test_of_a_conversation_the_assistants_last_message_counts():
+def test_the_last_assistant_message_of_a_conversation_is_graded():
     conversation = [
         {"role": "assistant", "content": "Answer: 1"},
         {"role": "tool", "content": "Answer: 2"},
@@ -253,21 +255,21 @@ def test_of_a_conversation_the_assistants_last_message_counts():
 
 
 @BY_NAME
-def test_every_kind_takes_the_same_columns(verifier):
+def test_every_verifier_accepts_the_same_columns(verifier):
     gold = GOLDS[verifier.__name__]
     columns = {"prompts": ["p"], "completions": [f"Answer: {gold}"], "answer": [gold], "choices": [None]}
     assert verifier(**columns, **AS_TRL_CALLS) == [1.0]
 
 
 @BY_NAME
-def test_a_verifier_has_a_name_a_fingerprint_and_can_be_sent_to_another_process(verifier):
-    # TRL 1.16's `get_callable_name`, which names the metric rewards/<name>/mean.
+def test_a_verifier_has_a_name_and_a_fingerprint_and_can_be_pickled(verifier):
+    # TRL 1.16 names the metric rewards/<name>/mean after it (`get_callable_name`).
     assert getattr(verifier, "__name__", None) in GOLDS
     assert verifier.fingerprint == f"{verifier.__name__}/1"
     assert pickle.loads(pickle.dumps(verifier)) == verifier
 
 
-def test_a_training_set_without_answers_is_refused_in_words():
+def test_a_training_set_without_answers_is_refused():
     with pytest.raises(OpdAlignError, match="column 'answer'"):
         Number()(prompts=["p"], completions=["Answer: 18"])
 

@@ -1,7 +1,7 @@
-"""Teachers: what each of them reads, letter by letter, and what is said where it cannot be written.
+"""Contexts: the exact prompt of every teacher, and errors where demonstrations are missing.
 
-`prompts.txt` beside this file holds the prompt of every built-in teacher for one question of each task, to be read by
-people; after a wanted change, `python tests/test_teachers.py` writes it anew.
+`prompts.txt` contains the prompt of every built-in teacher for one question of each task. After an intended change,
+`python tests/teachers/test_contexts.py` (with `tests` on the path) rewrites it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from opd_align.teachers.contexts import (
     ContextPrompt,
     Demonstration,
     context,
-    in_the_papers_form,
-    unavailable,
+    paper_template,
 )
+from opd_align.teachers.eligibility import missing_demonstrations
 from opd_align.types import OpdAlignError, Question
 
 PROMPTS = Path(__file__).parent / "prompts.txt"
@@ -38,7 +38,7 @@ QUESTIONS = {
 
 
 def demonstrations(question: Question) -> list[Demonstration]:
-    """Three right and two wrong ones by the student, one by another model, in no order of merit."""
+    """Three correct and two wrong responses by the student and one by another model, in mixed order."""
     kinds = [(SELF, False), (SELF, True), ("source", True), (SELF, True), (SELF, False), (SELF, True)]
     return [
         Demonstration(
@@ -59,11 +59,11 @@ def prompting(name: str, shown: Context | None) -> ContextPrompt:
 
 
 def all_prompts() -> str:
-    """Every teacher's prompt for every task; the external one reads what the student reads."""
+    """Every teacher's prompt for every task; an external teacher has the student's prompt."""
     parts = []
     for name, question in QUESTIONS.items():
         for teacher, shown in {"external": None, **CONTEXTS}.items():
-            parts.append(f"=== {name} · {teacher}\n{prompting(name, shown).shown(question)}")
+            parts.append(f"=== {name} · {teacher}\n{prompting(name, shown).text(question)}")
     return "\n".join(parts) + "\n"
 
 
@@ -73,8 +73,8 @@ def test_every_prompt_of_every_teacher_and_task_is_pinned():
     assert all_prompts() == pinned
 
 
-def test_every_built_in_task_and_context_is_among_the_pinned_ones():
-    # `arithmetic` is the embedded models' own task, with tests of its own.
+def test_every_builtin_task_and_context_is_pinned():
+    # `arithmetic` has its own tests.
     assert TASKS.keys() - {"arithmetic"} == QUESTIONS.keys()
     assert list(CONTEXTS) == ["Self-1C", "Self-3C", "Self-1C1W", "Self-Sum-1C", "Self-Sum-1C1W", "Self-1C (source)"]
 
@@ -96,8 +96,8 @@ D) 9<|im_end|>
 """
 
 
-def test_the_papers_baseline_prompt_word_for_word():
-    assert prompting("mmlu", None).shown(QUESTIONS["mmlu"]) == MMLU_BASELINE
+def test_the_baseline_prompt_is_the_papers():
+    assert prompting("mmlu", None).text(QUESTIONS["mmlu"]) == MMLU_BASELINE
 
 
 def after_the_question(shown: str) -> str:
@@ -128,8 +128,8 @@ def after_the_question(shown: str) -> str:
         ),
     ],
 )
-def test_the_papers_context_prompts_word_for_word(name, shown):
-    assert prompting("mmlu", CONTEXTS[name]).shown(QUESTIONS["mmlu"]) == after_the_question(shown)
+def test_the_context_prompts_are_the_papers(name, shown):
+    assert prompting("mmlu", CONTEXTS[name]).text(QUESTIONS["mmlu"]) == after_the_question(shown)
 
 
 @pytest.mark.parametrize("name", CONTEXTS)
@@ -158,46 +158,48 @@ def test_the_context_goes_into_the_last_user_message_of_a_longer_conversation():
     assert contents[3] == "assistant 3"
 
 
-def test_equal_demonstrations_are_shown_as_often_as_they_are_given():
+def test_equal_demonstrations_are_not_merged():
     same = [Demonstration("q", SELF, 0, True, "x")] * 3
-    assert in_the_papers_form(Question("q"), "?", same).count('"""\nx\n"""') == 3
+    assert paper_template(Question("q"), "?", same).count('"""\nx\n"""') == 3
 
 
-def test_a_response_with_quotes_and_braces_is_shown_as_it_is():
+def test_quotes_and_braces_in_a_response_are_kept():
     odd = 'f"{x}" """ %s {0} \\n'
-    assert odd in in_the_papers_form(Question("q"), "?", [Demonstration("q", SELF, 0, True, odd)])
+    assert odd in paper_template(Question("q"), "?", [Demonstration("q", SELF, 0, True, odd)])
 
 
-def test_a_wrong_response_is_never_shown_as_correct_even_alone():
-    text = in_the_papers_form(Question("q"), "?", [Demonstration("q", SELF, 0, False, "no")])
+def test_a_single_wrong_response_is_labelled_wrong():
+    text = paper_template(Question("q"), "?", [Demonstration("q", SELF, 0, False, "no")])
     assert "WRONG (do NOT imitate):" in text
     assert "Correct:" not in text
     assert "This is a correct response" not in text
 
 
-def test_a_context_of_ones_own_is_one_function():
+def test_a_custom_context_is_one_function():
     def hint(question: Question, message: str, shown: list[Demonstration]) -> str:
-        return f"{message} [{question.answer}; {'/'.join(each.text for each in shown)}]"
+        return f"{message} [{question.answer}; {'/'.join(demo.text for demo in shown)}]"
 
-    told = Context("hint", write=hint)
+    custom = Context("hint", write=hint)
     question = QUESTIONS["gsm8k"]
-    said = prompting("gsm8k", None).messages(question)[1]["content"]
-    assert prompting("gsm8k", told).messages(question)[1]["content"] == f"{said} [12; ]"
-    assert replace(prompting("gsm8k", told), demonstrations={}).messages(question)[1]["content"] == f"{said} [12; ]"
+    message = prompting("gsm8k", None).messages(question)[1]["content"]
+    assert prompting("gsm8k", custom).messages(question)[1]["content"] == f"{message} [12; ]"
+    assert (
+        replace(prompting("gsm8k", custom), demonstrations={}).messages(question)[1]["content"] == f"{message} [12; ]"
+    )
     summed = Context("hint2", correct=1, wrong=2, summarised=True, write=hint)
-    expected = f"{said} [12; summary of response 1/summary of response 0/summary of response 4]"
+    expected = f"{message} [12; summary of response 1/summary of response 0/summary of response 4]"
     assert prompting("gsm8k", summed).messages(question)[1]["content"] == expected
 
 
-def test_a_context_of_nothing_changes_nothing():
-    assert prompting("gsm8k", Context("none")).shown(QUESTIONS["gsm8k"]) == prompting("gsm8k", None).shown(
+def test_a_context_without_demonstrations_leaves_the_prompt_unchanged():
+    assert prompting("gsm8k", Context("none")).text(QUESTIONS["gsm8k"]) == prompting("gsm8k", None).text(
         QUESTIONS["gsm8k"]
     )
 
 
-def test_the_first_right_and_the_first_wrong_ones_are_chosen_right_ones_first():
+def test_the_first_correct_and_then_the_first_wrong_ones_are_selected():
     found = demonstrations(QUESTIONS["mmlu"])
-    trials = {name: [each.trial for each in CONTEXTS[name].chosen(found)] for name in CONTEXTS}
+    trials = {name: [demo.trial for demo in CONTEXTS[name].select(found)] for name in CONTEXTS}
     assert trials == {
         "Self-1C": [1], "Self-3C": [1, 3, 5], "Self-1C1W": [1, 0], "Self-Sum-1C": [1], "Self-Sum-1C1W": [1, 0],
         "Self-1C (source)": [2],
@@ -214,41 +216,43 @@ def test_the_first_right_and_the_first_wrong_ones_are_chosen_right_ones_first():
         ("Self-1C (source)", [0, 1, 3], "0 of 1 correct responses by 'source'"),
     ],
 )
-def test_what_is_missing_is_named(name, kept, reason):
+def test_the_error_names_what_is_missing(name, kept, reason):
     question = QUESTIONS["mmlu"]
     found = [demonstrations(question)[trial] for trial in kept]
     assert CONTEXTS[name].missing(found) == reason
-    assert unavailable([question], list(CONTEXTS.values()), {question.id: found})[question.id][name] == reason
+    assert (
+        missing_demonstrations([question], list(CONTEXTS.values()), {question.id: found})[question.id][name] == reason
+    )
     shown = replace(prompting("mmlu", CONTEXTS[name]), demonstrations={question.id: found})
     with pytest.raises(OpdAlignError) as caught:
         shown(question)
-    assert str(caught.value) == f"question 'm' has no context {name!r}: {reason}"
+    assert str(caught.value) == f"question 'm' cannot be used with context {name!r}: {reason}"
 
 
-def test_a_summary_is_missing_only_where_it_would_be_shown():
-    found = [replace(each, summary=None) if each.trial != 1 else each for each in demonstrations(QUESTIONS["mmlu"])]
+def test_a_summary_is_only_required_where_it_is_shown():
+    found = [replace(demo, summary=None) if demo.trial != 1 else demo for demo in demonstrations(QUESTIONS["mmlu"])]
     assert CONTEXTS["Self-Sum-1C"].missing(found) is None
     assert CONTEXTS["Self-Sum-1C1W"].missing(found) == "a wrong response by 'self' has no summary"
     assert CONTEXTS["Self-1C1W"].missing(found) is None
 
 
-def test_where_all_is_there_nothing_is_unavailable():
+def test_with_all_demonstrations_nothing_is_missing():
     questions = list(QUESTIONS.values())
     found = {question.id: demonstrations(question) for question in questions}
-    assert unavailable(questions, list(CONTEXTS.values()), found) == {}
-    assert unavailable(questions, [], {}) == {}
+    assert missing_demonstrations(questions, list(CONTEXTS.values()), found) == {}
+    assert missing_demonstrations(questions, [], {}) == {}
 
 
 @pytest.mark.parametrize("name", CONTEXTS)
-def test_placeholders_are_just_enough(name):
+def test_placeholders_satisfy_the_context(name):
     question, shown = QUESTIONS["mmlu"], CONTEXTS[name]
     stand_ins = shown.placeholders(question)
     assert shown.missing(stand_ins) is None
-    assert len(stand_ins) == len(shown.chosen(stand_ins)) == shown.correct + shown.wrong
+    assert len(stand_ins) == len(shown.select(stand_ins)) == shown.correct + shown.wrong
 
 
 @pytest.mark.parametrize("name", ["Self-1C", "self-1c", "SELF-1C (Source)"])
-def test_a_context_is_known_in_any_case(name):
+def test_context_names_are_case_insensitive(name):
     assert context(name).name.lower() == name.lower()
 
 
@@ -256,14 +260,14 @@ def test_a_context_is_known_in_any_case(name):
     ("typed", "meant"),
     [("Self-1D", "Self-1C"), ("Slef-Sum-1C1W", "Self-Sum-1C1W"), ("self1c(source)", "Self-1C (source)")],
 )
-def test_a_typo_is_answered_with_the_nearest_context(typed, meant):
+def test_a_typo_suggests_the_closest_context(typed, meant):
     with pytest.raises(OpdAlignError, match=typed.replace("(", r"\(").replace(")", r"\)")) as caught:
         context(typed)
     assert f"did you mean {meant!r}?" in str(caught.value)
     assert all(name in str(caught.value) for name in CONTEXTS)
 
 
-def test_something_else_altogether_is_answered_with_the_list():
+def test_an_unknown_context_lists_all_contexts():
     with pytest.raises(OpdAlignError) as caught:
         context("qwertyuiop")
     assert "did you mean" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Screening: known pass rates come out as bins and paired differences, whatever was interrupted on the way."""
+"""Screening: known pass rates give the right bins and paired differences, also after an interruption."""
 
 from __future__ import annotations
 
@@ -13,7 +13,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from rich.console import Console
-from support.scripted import BROKEN, CHAT, CUT, MUTE, RIGHT, TASK, WRONG, Interrupted, Reply, Scripted, question, source
+from support.scripted import (
+    CHAT,
+    FAILED,
+    NO_ANSWER,
+    RIGHT,
+    TASK,
+    TRUNCATED,
+    WRONG,
+    Interrupted,
+    Reply,
+    ScriptedSampler,
+    question,
+    source,
+)
 
 from opd_align.report.screening import screening_tables
 from opd_align.report.tables import rendered
@@ -21,17 +34,16 @@ from opd_align.runs.manifest import RunMismatch
 from opd_align.tasks import Form
 from opd_align.teachers.contexts import CONTEXTS, SELF, Context, ContextPrompt
 from opd_align.teachers.demonstrations import DemonstrationWriters, TrialBudget
+from opd_align.teachers.eligibility import availability
 from opd_align.teachers.screening import (
     DEMONSTRATIONS,
     MISSING,
     PASSES,
     SCREENED,
-    Screen,
+    Screener,
     Screening,
-    availability,
     difficulty_of,
     load_screening,
-    unfit,
     variant_rows,
 )
 from opd_align.types import OpdAlignError, Question
@@ -44,27 +56,32 @@ def variant_of(prompt: str) -> str:
     return "Self-1C1W" if "NOT be imitated" in prompt else "Self-1C" if "correct response" in prompt else "Baseline"
 
 
-def student(wins: Callable[[str, str], int], **options: Any) -> Scripted:
-    """Right in the first `wins(question, variant)` samples, wrong after that."""
+def student(wins: Callable[[str, str], int], **options: Any) -> ScriptedSampler:
+    """Correct in the first `wins(question, variant)` samples, wrong after that."""
 
-    def script(asked: Question, prompt: str, number: int) -> Reply:
-        return RIGHT if number < wins(asked.id, variant_of(prompt)) else WRONG
+    def script(q: Question, prompt: str, number: int) -> Reply:
+        return RIGHT if number < wins(q.id, variant_of(prompt)) else WRONG
 
-    return Scripted("student", script, ContextPrompt(CHAT, TASK), **options)
+    return ScriptedSampler("student", script, ContextPrompt(CHAT, TASK), **options)
 
 
-def writer(asked: Question, prompt: str, trial: int) -> Reply:
-    """The demonstrator: first right, then wrong; never wrong about `sure`, never right about `never`."""
-    return {"sure": RIGHT, "never": WRONG}.get(asked.id, RIGHT if trial % 2 == 0 else WRONG)
+def writer(q: Question, prompt: str, trial: int) -> Reply:
+    """Alternates correct and wrong responses; always correct on `sure`, always wrong on `never`."""
+    return {"sure": RIGHT, "never": WRONG}.get(q.id, RIGHT if trial % 2 == 0 else WRONG)
 
 
 def screen(
-    speaker: Scripted, contexts: Sequence[Context] = (), *, sources: Any = None, rollouts: int = TWENTY, **options: Any
-) -> Screen:
+    sampler: ScriptedSampler,
+    contexts: Sequence[Context] = (),
+    *,
+    sources: Any = None,
+    rollouts: int = TWENTY,
+    **options: Any,
+) -> Screener:
     sources = sources or {SELF: source(SELF, writer)}
-    trials = options.pop("trials", TrialBudget(most=8))
-    return Screen(
-        speaker, speaker.prompt, contexts, DemonstrationWriters(sources, trials=trials), rollouts=rollouts, **options
+    trials = options.pop("trials", TrialBudget(max_trials=8))
+    return Screener(
+        sampler, sampler.prompt, contexts, DemonstrationWriters(sources, trials=trials), rollouts=rollouts, **options
     )
 
 
@@ -72,7 +89,7 @@ def questions(*names: str) -> list[Question]:
     return [question(name) for name in names]
 
 
-def listed(screening: Screening) -> list[tuple[str, str, str]]:
+def exclusions(screening: Screening) -> list[tuple[str, str, str]]:
     return [(row["question"], row["variant"], row["reason"]) for row in screening.missing.to_pylist()]
 
 
@@ -90,13 +107,13 @@ def text_of(screening: Screening, found: Any) -> str:
         (0.0, "extremely hard"), (float("nan"), "unknown"),
     ],
 )  # fmt: skip
-def test_bins_begin_where_the_paper_says(rate, name):
+def test_bin_boundaries_are_the_papers(rate, name):
     assert difficulty_of(rate) == name
 
 
-def test_known_pass_rates_come_out_as_bins(tmp_path):
+def test_questions_are_binned_by_pass_rate(tmp_path):
     wins = {"a": 16, "b": 15, "c": 5, "d": 4, "e": 1, "f": 0, "g": 20}
-    screening = screen(student(lambda name, variant: wins[name])).into(tmp_path, questions(*wins))
+    screening = screen(student(lambda name, variant: wins[name])).run(tmp_path, questions(*wins))
     assert screening.pass_rate("Baseline") == {name: count / TWENTY for name, count in wins.items()}
     assert screening.difficulty() == {
         "a": "easy", "b": "medium", "c": "medium", "d": "hard", "e": "hard", "f": "extremely hard", "g": "easy",
@@ -104,141 +121,132 @@ def test_known_pass_rates_come_out_as_bins(tmp_path):
     assert screening.selected(["medium", "hard"]) == ["b", "c", "d", "e"]
     assert screening.selected(["extremely hard"]) == ["f"]
     assert screening.selected([]) == []
-    with pytest.raises(OpdAlignError, match="no bin 'mediun'; there are: easy, medium, hard, extremely hard"):
+    with pytest.raises(OpdAlignError, match="no bin 'mediun'; choose from: easy, medium, hard, extremely hard"):
         screening.selected(["hard", "mediun"])
 
 
-def test_every_outcome_is_counted_as_what_it_is(tmp_path):
-    replies = [RIGHT] * 4 + [WRONG] * 3 + [MUTE] * 2 + [CUT] * 2 + [BROKEN] * 4
-    speaker = Scripted("student", lambda asked, prompt, number: replies[number], ContextPrompt(CHAT, TASK))
-    screening = screen(speaker, rollouts=15).into(tmp_path, questions("a"))
+def test_every_kind_of_outcome_is_counted(tmp_path):
+    replies = [RIGHT] * 4 + [WRONG] * 3 + [NO_ANSWER] * 2 + [TRUNCATED] * 2 + [FAILED] * 4
+    sampler = ScriptedSampler("student", lambda q, prompt, number: replies[number], ContextPrompt(CHAT, TASK))
+    screening = screen(sampler, rollouts=15).run(tmp_path, questions("a"))
     (row,) = screening.passes.to_pylist()
     prompt = row.pop("prompt_tokens")
     assert row == {
         "question": "a", "variant": "Baseline", "rollouts": 11, "correct": 4, "incorrect": 3, "unparseable": 2,
         "unknown": 0, "truncated": 2, "failed": 4,
     }  # fmt: skip
-    assert prompt == len(speaker.prompt(question("a")))
-    # A reply that was cut off has failed even with the answer in it; a sample that was never made has not.
+    assert prompt == len(sampler.prompt(question("a")))
+    # A truncated reply counts as not correct even if it contains the answer; a failed sample does not count.
     assert screening.pass_rate("Baseline") == {"a": 4 / 11}
 
 
-def test_the_paired_difference_and_its_interval_are_those_worked_out_by_hand(tmp_path):
+def test_the_paired_difference_and_its_interval_match_values_computed_by_hand(tmp_path):
     wins = {"a": (10, 15), "b": (5, 5), "c": (16, 18), "zero": (0, 20)}
-    speaker = student(lambda name, variant: wins[name][variant == "Self-1C"])
-    screening = screen(speaker, [ONE]).into(tmp_path, questions(*wins))
+    sampler = student(lambda name, variant: wins[name][variant == "Self-1C"])
+    screening = screen(sampler, [ONE]).run(tmp_path, questions(*wins))
     base, shown = variant_rows(screening)
     assert (base.variant, shown.variant, base.delta) == ("Baseline", "Self-1C", None)
-    # 0.5, 0.25, 0.8 and 0.75, 0.25, 0.9; `zero` is extremely hard and left out. t(0.975, 2) = 4.302653.
+    # 0.5, 0.25, 0.8 and 0.75, 0.25, 0.9; `zero` is extremely hard and excluded. t(0.975, 2) = 4.302653.
     assert base.accuracy.n == shown.accuracy.n == shown.delta.n == 3
     assert base.accuracy.mean == pytest.approx(1.55 / 3)
     assert shown.accuracy.mean == pytest.approx(1.9 / 3)
     assert shown.delta.mean == pytest.approx(0.35 / 3)
     # Differences 0.25, 0, 0.1: variance (0.0177778 + 0.0136111 + 0.0002778) / 2 = 0.0158333.
     assert shown.delta.half_width == pytest.approx(4.302653 * (0.0158333 / 3) ** 0.5, rel=1e-5)
-    assert {name: each.n for name, each in shown.by_bin.items()} == {"easy": 1, "medium": 2, "hard": 0}
+    assert {name: estimate.n for name, estimate in shown.by_bin.items()} == {"easy": 1, "medium": 2, "hard": 0}
     assert [shown.by_bin[name].mean for name in ("easy", "medium")] == pytest.approx([0.9, 0.5])
     assert isnan(shown.by_bin["hard"].mean)
 
 
-def test_a_question_that_lacks_one_context_is_out_for_all(tmp_path):
-    speaker = student(lambda name, variant: 10)
-    screening = screen(speaker, [ONE, MIXED]).into(tmp_path, questions("a", "sure", "never", "b"))
+def test_a_question_that_lacks_one_context_is_excluded_for_all(tmp_path):
+    sampler = student(lambda name, variant: 10)
+    screening = screen(sampler, [ONE, MIXED]).run(tmp_path, questions("a", "sure", "never", "b"))
     assert screening.questions == ["a", "sure", "never", "b"]
     assert screening.compared == ["a", "b"]
-    assert listed(screening) == [
+    assert exclusions(screening) == [
         ("sure", "Self-1C1W", "0 of 1 wrong responses by 'self'"),
         ("never", "Self-1C", "0 of 1 correct responses by 'self'"),
         ("never", "Self-1C1W", "0 of 1 correct responses by 'self'"),
     ]
     assert {row.accuracy.n for row in variant_rows(screening)} == {2}
-    assert screening.pass_rate("Self-1C").keys() == {"a", "sure", "b"}  # what could be asked was asked
+    assert screening.pass_rate("Self-1C").keys() == {"a", "sure", "b"}  # sampled wherever possible
     assert screening.selected(["medium"]) == ["a", "b"]
 
 
-def test_the_prompt_of_each_variant_is_what_the_student_reads(tmp_path):
-    speaker = student(lambda name, variant: {"Baseline": 4, "Self-1C": 8, "Self-1C1W": 12}[variant])
-    screening = screen(speaker, [ONE, MIXED], rollouts=16).into(tmp_path, questions("a"))
+def test_each_variant_is_sampled_with_its_own_prompt(tmp_path):
+    sampler = student(lambda name, variant: {"Baseline": 4, "Self-1C": 8, "Self-1C1W": 12}[variant])
+    screening = screen(sampler, [ONE, MIXED], rollouts=16).run(tmp_path, questions("a"))
     assert {row["variant"]: row["correct"] for row in screening.passes.to_pylist()} == {
         "Baseline": 4, "Self-1C": 8, "Self-1C1W": 12,
     }  # fmt: skip
-    shown = next(prompt for _, prompt, _ in speaker.asked if variant_of(prompt) == "Self-1C1W")
+    shown = next(prompt for _, prompt, _ in sampler.sampled if variant_of(prompt) == "Self-1C1W")
     assert RIGHT.text in shown
     assert WRONG.text in shown
 
 
-def test_a_prompt_that_does_not_fit_is_reported_and_the_others_go_on(tmp_path):
+def test_a_prompt_that_does_not_fit_is_reported_and_others_are_sampled(tmp_path):
     plain = len(ContextPrompt(CHAT, TASK)(question("a")))
-    speaker = student(lambda name, variant: 10, context_length=plain + 64 + 20)
+    sampler = student(lambda name, variant: 10, context_length=plain + 64 + 20)
     long = Question("long", "Pens? " * 50, "12")
-    screening = screen(speaker, [ONE]).into(tmp_path, [question("a"), long, question("b")])
-    (first, variant, why), *others = listed(screening)
+    screening = screen(sampler, [ONE]).run(tmp_path, [question("a"), long, question("b")])
+    (first, variant, why), *others = exclusions(screening)
     assert (first, variant) == ("long", "Baseline")
     assert f"and up to 64 new ones do not fit the context of 'student' ({plain + 84})" in why
     assert [(name, of) for name, of, _ in others] == [("a", "Self-1C"), ("b", "Self-1C")]
     assert screening.questions == ["a", "b"]
     assert screening.compared == []
-    assert {asked for asked, _, _ in speaker.asked} == {"a", "b"}
+    assert {name for name, _, _ in sampler.sampled} == {"a", "b"}
 
 
-@pytest.mark.parametrize(("spare", "fits"), [(0, True), (-1, False)])
-def test_prompt_and_room_may_fill_the_context_to_the_last_token(spare, fits):
-    asked = question("a")
-    tokens = len(ContextPrompt(CHAT, TASK)(asked))
-    speaker = student(lambda name, variant: 0, context_length=tokens + 64 + spare)
-    assert (unfit(speaker, [asked], 64) == {}) is fits
-    assert unfit(replace(speaker, context_length=None), [asked], 10**9) == {}
-
-
-def test_a_question_that_does_not_fit_its_source_is_left_out_with_that_reason(tmp_path):
-    small = replace(source(SELF, writer), unfit=lambda asked: "too long for self" if asked.id == "a" else None)
-    screening = screen(student(lambda *_: 10), [ONE], sources={SELF: small}).into(tmp_path, questions("a", "b"))
-    assert listed(screening) == [("a", "Self-1C", "too long for self")]
+def test_a_question_that_does_not_fit_its_source_is_excluded_with_that_reason(tmp_path):
+    small = replace(source(SELF, writer), skip_reason=lambda q: "too long for self" if q.id == "a" else None)
+    screening = screen(student(lambda *_: 10), [ONE], sources={SELF: small}).run(tmp_path, questions("a", "b"))
+    assert exclusions(screening) == [("a", "Self-1C", "too long for self")]
     assert screening.compared == ["b"]
 
 
 @pytest.mark.parametrize("gold", [None, "nothing to read"])
-def test_a_question_without_a_readable_answer_is_listed_and_not_asked(tmp_path, gold):
-    speaker = student(lambda name, variant: 10)
-    screening = screen(speaker).into(tmp_path, [question("a"), question("b", gold)])
-    assert listed(screening) == [("b", "Baseline", "no answer to compare with")]
-    assert {asked for asked, _, _ in speaker.asked} == {"a"}
+def test_a_question_without_a_readable_answer_is_listed_and_not_sampled(tmp_path, gold):
+    sampler = student(lambda name, variant: 10)
+    screening = screen(sampler).run(tmp_path, [question("a"), question("b", gold)])
+    assert exclusions(screening) == [("b", "Baseline", "no answer to compare with")]
+    assert {name for name, _, _ in sampler.sampled} == {"a"}
 
 
-def test_a_variant_without_a_known_outcome_takes_its_question_out_of_the_comparison(tmp_path):
-    def script(asked: Question, prompt: str, number: int) -> Reply:
-        return BROKEN if asked.id == "b" and variant_of(prompt) == "Self-1C" else RIGHT if number < 10 else WRONG
+def test_a_variant_without_a_known_outcome_excludes_the_question(tmp_path):
+    def script(q: Question, prompt: str, number: int) -> Reply:
+        return FAILED if q.id == "b" and variant_of(prompt) == "Self-1C" else RIGHT if number < 10 else WRONG
 
-    speaker = Scripted("student", script, ContextPrompt(CHAT, TASK))
-    screening = screen(speaker, [ONE]).into(tmp_path, questions("a", "b"))
+    sampler = ScriptedSampler("student", script, ContextPrompt(CHAT, TASK))
+    screening = screen(sampler, [ONE]).run(tmp_path, questions("a", "b"))
     assert isnan(screening.pass_rate("Self-1C")["b"])
-    assert listed(screening) == [("b", "Self-1C", "none of 20 rollouts has a known outcome")]
+    assert exclusions(screening) == [("b", "Self-1C", "none of 20 rollouts has a known outcome")]
     assert [(row.variant, row.accuracy.n) for row in variant_rows(screening)] == [("Baseline", 1), ("Self-1C", 1)]
 
 
-def test_a_source_that_never_got_it_right_counts_as_zero(tmp_path):
+def test_a_source_that_is_never_correct_counts_as_zero(tmp_path):
     sources = {SELF: source(SELF, writer), "source": source("source", lambda *_: WRONG)}
     contexts = [ONE, CONTEXTS["Self-1C (source)"]]
-    screening = screen(student(lambda *_: 10), contexts, sources=sources).into(tmp_path, questions("a", "b", "never"))
-    found = availability(*load_screening(tmp_path))
-    assert (found.asked, dict(found.by_source), found.all) == (3, {SELF: 2, "source": 0}, 0)
+    screening = screen(student(lambda *_: 10), contexts, sources=sources).run(tmp_path, questions("a", "b", "never"))
+    found = availability(screening.sources, len(screening.questions), load_screening(tmp_path)[1])
+    assert (found.questions, dict(found.by_source), found.all) == (3, {SELF: 2, "source": 0}, 0)
     assert screening.compared == []
     assert "source" in text_of(*load_screening(tmp_path))
 
 
-def test_what_was_screened_is_read_back_as_it_was(tmp_path):
+def test_a_loaded_screening_equals_the_saved_one(tmp_path):
     work = screen(student(lambda name, variant: 10), [ONE, MIXED])
-    made = work.into(tmp_path, questions("a", "sure", "never"))
+    made = work.run(tmp_path, questions("a", "sure", "never"))
     read, found = load_screening(tmp_path)
     assert read.passes.equals(made.passes)
     assert read.missing.equals(made.missing)
     assert list(read.variants) == list(made.variants) == ["Baseline", "Self-1C", "Self-1C1W"]
     assert list(read.sources) == list(made.sources) == [SELF]
-    assert [(each.trial, each.correct, each.text) for each in found["a"]] == [
+    assert [(demo.trial, demo.correct, demo.text) for demo in found["a"]] == [
         (0, True, RIGHT.text),
         (1, False, WRONG.text),
     ]
-    assert [(each.trial, each.correct) for each in found["never"]] == [(0, False)]
+    assert [(demo.trial, demo.correct) for demo in found["never"]] == [(0, False)]
     assert json.loads((tmp_path / SCREENED).read_text())["compared"] == 1
 
 
@@ -247,36 +255,36 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("moment", [1, 2, 5, 9])
-def test_an_interrupted_screening_goes_on_and_ends_byte_by_byte_the_same(tmp_path, moment):
-    asked = questions("a", "b", "c", "sure", "never")
+def test_an_interrupted_screening_resumes_to_identical_bytes(tmp_path, moment):
+    all_questions = questions("a", "b", "c", "sure", "never")
 
-    def made() -> Screen:
+    def new_screener() -> Screener:
         return screen(student(lambda name, variant: 7 + len(variant)), [ONE, MIXED], rollouts=12, batch=24)
 
-    samplers = [lambda work: work.cast.sources[SELF].sampler, lambda work: work.student]
-    whole = made()
-    whole.into(tmp_path / "whole", asked)
+    samplers = [lambda work: work.writers.sources[SELF].sampler, lambda work: work.student]
+    whole = new_screener()
+    whole.run(tmp_path / "whole", all_questions)
     batches = [len(of(whole).batches) for of in samplers]
     assert batches == [2, 7]
-    killed = made()
+    killed = new_screener()
     victim, at = (0, moment) if moment <= 2 else (1, moment - 2)
-    samplers[victim](killed).die_at.append(at)
+    samplers[victim](killed).interrupt_at.append(at)
     with pytest.raises(Interrupted):
-        killed.into(tmp_path / "killed", asked)
-    with pytest.raises(OpdAlignError, match="is not finished; run the same command again"):
+        killed.run(tmp_path / "killed", all_questions)
+    with pytest.raises(OpdAlignError, match="is not finished; run the same command to resume"):
         load_screening(tmp_path / "killed")
-    again = made()
-    again.into(tmp_path / "killed", asked)
+    again = new_screener()
+    again.run(tmp_path / "killed", all_questions)
     assert files(tmp_path / "killed") == files(tmp_path / "whole")
     for of in samplers:
-        assert of(killed).asked + of(again).asked == of(whole).asked
-    once_more = made()
-    once_more.into(tmp_path / "killed", asked)
+        assert of(killed).sampled + of(again).sampled == of(whole).sampled
+    third = new_screener()
+    third.run(tmp_path / "killed", all_questions)
     assert files(tmp_path / "killed") == files(tmp_path / "whole")
-    assert [of(once_more).asked for of in samplers] == [[], []]
+    assert [of(third).sampled for of in samplers] == [[], []]
 
 
-def louder(asked: Question, message: str, shown: Any) -> str:
+def upper_case(q: Question, message: str, shown: Any) -> str:
     return message.upper()
 
 
@@ -285,73 +293,78 @@ def louder(asked: Question, message: str, shown: Any) -> str:
     [
         (lambda work: replace(work, rollouts=3), "settings.rollouts: 2 in the directory, 3 now"),
         (lambda work: replace(work, batch=7), "settings.batch"),
-        (lambda work: replace(work, cast=replace(work.cast, trials=TrialBudget(most=9))), "settings.trials.most: 8"),
+        (
+            lambda work: replace(work, writers=replace(work.writers, trials=TrialBudget(max_trials=9))),
+            "settings.trials.max_trials: 8",
+        ),
         (lambda work: replace(work, contexts=[ONE]), "contexts.Self-1C1W"),
         (lambda work: replace(work, contexts=[MIXED, ONE]), "contexts: in another order now"),
-        (lambda work: replace(work, contexts=[replace(ONE, write=louder), MIXED]), "contexts.Self-1C.write"),
+        (lambda work: replace(work, contexts=[replace(ONE, write=upper_case), MIXED]), "contexts.Self-1C.write"),
         (lambda work: replace(work, student=replace(work.student, name="other")), "student: "),
         (
             lambda work: replace(
                 work,
-                student=replace(work.student, prompt=replace(work.prompting, task=replace(TASK, ask=Form("Say it.")))),
+                student=replace(
+                    work.student, prompt=replace(work.prompting, task=replace(TASK, user_message=Form("Say it.")))
+                ),
             ),
             "prompts.Baseline",
         ),
     ],
 )
-def test_a_directory_of_other_settings_is_refused_with_the_difference(tmp_path, changed, named):
+def test_a_directory_with_other_settings_is_refused_and_the_difference_named(tmp_path, changed, named):
     work = screen(student(lambda *_: 1), [ONE, MIXED], rollouts=2)
-    work.into(tmp_path, questions("a"))
+    work.run(tmp_path, questions("a"))
     before = files(tmp_path)
     with pytest.raises(RunMismatch) as caught:
-        changed(work).into(tmp_path, questions("a"))
+        changed(work).run(tmp_path, questions("a"))
     assert f"\n  {named}" in str(caught.value)
     assert files(tmp_path) == before
 
 
-def test_other_questions_are_refused_too(tmp_path):
+def test_a_directory_with_other_questions_is_refused(tmp_path):
     work = screen(student(lambda *_: 1), rollouts=2)
-    work.into(tmp_path, questions("a"))
+    work.run(tmp_path, questions("a"))
     for other, named in (([question("a", "13")], "questions.a"), (questions("a", "b"), "questions.b: absent")):
         with pytest.raises(RunMismatch, match=named):
-            work.into(tmp_path, other)
+            work.run(tmp_path, other)
 
 
 @pytest.mark.parametrize(
-    ("changed", "asked", "reason"),
+    ("changed", "names", "reason"),
     [
-        ({}, [], "no question to screen"),
+        ({}, [], "no questions to screen"),
         ({"rollouts": 0}, ["a"], r"rollouts \(0\)"),
         ({"batch": 0}, ["a"], r"batch \(0\)"),
-        ({"contexts": [ONE, replace(ONE, correct=2)]}, ["a"], "more than one variant is called 'Self-1C'"),
-        ({"contexts": [Context("Baseline")]}, ["a"], "more than one variant is called 'Baseline'"),
+        ({"contexts": [ONE, replace(ONE, correct=2)]}, ["a"], "several variants have the name 'Self-1C'"),
+        ({"contexts": [Context("Baseline")]}, ["a"], "several variants have the name 'Baseline'"),
         ({"contexts": [CONTEXTS["Self-Sum-1C"]]}, ["a"], "no summariser was given"),
-        ({"contexts": [CONTEXTS["Self-1C (source)"]]}, ["a"], "no such model was given"),
+        ({"contexts": [CONTEXTS["Self-1C (source)"]]}, ["a"], "no such source was given"),
     ],
 )
-def test_what_cannot_be_screened_is_refused_before_a_directory_is_made(tmp_path, changed, asked, reason):
+def test_invalid_screenings_are_refused_before_a_directory_is_created(tmp_path, changed, names, reason):
     work = replace(screen(student(lambda *_: 1)), **changed)
     with pytest.raises(OpdAlignError, match=reason):
-        work.into(tmp_path / "new", questions(*asked))
+        work.run(tmp_path / "new", questions(*names))
     assert not (tmp_path / "new").exists()
 
 
-def test_a_context_may_be_written_by_anything_that_can_be_called(tmp_path):
-    def hint(word: str, asked: Question, message: str, shown: Any) -> str:
+def test_a_context_template_may_be_any_callable(tmp_path):
+    def hint(word: str, q: Question, message: str, shown: Any) -> str:
         return f"{message} {word}"
 
     work = screen(student(lambda *_: 1), [Context("hint", write=partial(hint, "Psst."))], rollouts=2)
-    assert work.into(tmp_path, questions("a")).compared == ["a"]
+    assert work.run(tmp_path, questions("a")).compared == ["a"]
     assert json.loads((tmp_path / "manifest.json").read_text())["contexts"]["hint"]["write"] == "functools.partial"
 
 
-def test_progress_speaks_of_demonstrations_and_of_every_variant(tmp_path):
-    heard: list[tuple[str, int, int]] = []
-    work = screen(student(lambda *_: 1), [ONE], rollouts=2, batch=2, on_progress=lambda *told: heard.append(told))
-    work.into(tmp_path, questions("a", "never"))
-    assert list(dict.fromkeys(what for what, _, _ in heard)) == ["demonstrations by self", "Baseline", "Self-1C"]
-    assert ("Baseline", 1, 2) in heard
-    assert {what: (done, of) for what, done, of in heard} == {
+def test_progress_reports_demonstrations_and_every_variant(tmp_path):
+    calls: list[tuple[str, int, int]] = []
+    work = screen(student(lambda *_: 1), [ONE], rollouts=2, batch=2, on_progress=lambda *call: calls.append(call))
+    work.run(tmp_path, questions("a", "never"))
+    assert list(dict.fromkeys(label for label, _, _ in calls)) == ["demonstrations by self", "Baseline", "Self-1C"]
+    assert ("Baseline", 1, 2) in calls
+    assert {label: (done, total) for label, done, total in calls} == {
         "demonstrations by self": (2, 2), "Baseline": (2, 2), "Self-1C": (1, 1),
     }  # fmt: skip
 
@@ -363,38 +376,41 @@ def test_progress_speaks_of_demonstrations_and_of_every_variant(tmp_path):
         (lambda folder: (folder / MISSING).unlink(), "cannot be read"),
         (lambda folder: (folder / SCREENED).write_text("{"), "cannot be read"),
         (lambda folder: (folder / SCREENED).unlink(), "is not finished"),
-        (lambda folder: (folder / "manifest.json").unlink(), "is no screening; one is made by: opd-align screen --out"),
+        (
+            lambda folder: (folder / "manifest.json").unlink(),
+            "is not a screening; create one with: opd-align screen --out",
+        ),
     ],
 )
-def test_a_screening_that_cannot_be_read_says_what_to_do(tmp_path, spoil, reason):
-    screen(student(lambda *_: 1), rollouts=2).into(tmp_path, questions("a"))
+def test_the_error_for_an_unreadable_screening_says_what_to_do(tmp_path, spoil, reason):
+    screen(student(lambda *_: 1), rollouts=2).run(tmp_path, questions("a"))
     assert load_screening(tmp_path)[0].questions == ["a"]
     spoil(tmp_path)
     with pytest.raises(OpdAlignError, match=reason):
         load_screening(tmp_path)
 
 
-def test_a_damaged_result_is_made_anew_without_sampling(tmp_path):
-    screen(student(lambda *_: 1), [ONE], rollouts=2).into(tmp_path, questions("a"))
+def test_a_damaged_result_is_rebuilt_without_sampling(tmp_path):
+    screen(student(lambda *_: 1), [ONE], rollouts=2).run(tmp_path, questions("a"))
     before = files(tmp_path)
     (tmp_path / PASSES).write_bytes(b"broken")
     again = screen(student(lambda *_: 1), [ONE], rollouts=2)
-    again.into(tmp_path, questions("a"))
+    again.run(tmp_path, questions("a"))
     assert files(tmp_path) == before
-    assert again.student.asked == []
+    assert again.student.sampled == []
 
 
-def test_a_folder_that_is_no_screening_is_called_so(tmp_path):
+def test_a_folder_that_is_not_a_screening_is_refused(tmp_path):
     with pytest.raises(OpdAlignError, match="does not exist"):
         load_screening(tmp_path / "nowhere")
-    with pytest.raises(OpdAlignError, match="is no screening"):
+    with pytest.raises(OpdAlignError, match="is not a screening"):
         load_screening(tmp_path)
 
 
-def test_the_tables_show_what_was_found_and_what_was_left_out(tmp_path):
+def test_the_tables_show_results_and_exclusions(tmp_path):
     wins = {"a": (10, 15), "b": (5, 5), "c": (16, 18), "zero": (0, 20), "never": (9, 0)}
-    speaker = student(lambda name, variant: wins[name][variant == "Self-1C"])
-    screen(speaker, [ONE]).into(tmp_path, questions(*wins))
+    sampler = student(lambda name, variant: wins[name][variant == "Self-1C"])
+    screen(sampler, [ONE]).run(tmp_path, questions(*wins))
     tables = {table.name: table for table in screening_tables(*load_screening(tmp_path))}
     assert list(tables) == ["bins", "availability", "screening", "difficulty", "left-out"]
     assert tables["bins"].shown() == [["1", "3", "0", "1"]]
@@ -410,16 +426,16 @@ def test_the_tables_show_what_was_found_and_what_was_left_out(tmp_path):
         assert word in text
 
 
-def test_a_screening_of_the_baseline_alone_has_tables_too(tmp_path):
-    screen(student(lambda *_: 10)).into(tmp_path, questions("a", "b"))
+def test_a_screening_of_the_baseline_alone_has_tables(tmp_path):
+    screen(student(lambda *_: 10)).run(tmp_path, questions("a", "b"))
     tables = screening_tables(*load_screening(tmp_path))
     assert [table.name for table in tables] == ["bins", "difficulty"]
     assert "0.500" in text_of(*load_screening(tmp_path))
 
 
-def test_a_screening_in_which_nothing_could_be_asked_still_has_its_tables(tmp_path):
+def test_a_screening_without_usable_questions_has_tables(tmp_path):
     work = screen(student(lambda *_: 10, context_length=3), [ONE])
-    screening = work.into(tmp_path, questions("a", "b"))
+    screening = work.run(tmp_path, questions("a", "b"))
     assert screening.questions == screening.compared == screening.selected(["easy"]) == []
     assert screening.passes.schema.field("correct").type == pa.int32()
     assert "do not fit" in text_of(*load_screening(tmp_path))

@@ -220,7 +220,7 @@ def test_a_teacher_apart_scores_to_the_bit(cluster: None, alone: Path, tmp_path:
     """Hidden states and the output layer give the very logits; the manifest names the same weights."""
     run = tmp_path / "run"
     # The rollouts are there already: only the scores, of paths and for MiniLLM of all rollouts, are made anew.
-    command = [*SMALL, "--engine", "ray", "--workers", "1", "--apart", "teacher", "--reuse", str(alone)]
+    command = [*SMALL, "--engine", "ray", "--workers", "1", "--teacher-actors", "teacher", "--reuse", str(alone)]
     assert main([*command, "--out", str(run)]) == 0
     assert_like_the_one_alone(run, alone)
     assert Usage.of(run).tokens == 0
@@ -229,21 +229,21 @@ def test_a_teacher_apart_scores_to_the_bit(cluster: None, alone: Path, tmp_path:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--apart", "Techer"], "no teacher 'Techer' to set apart; there are: Self-1C, teacher"),
-        (["--apart", "Self-1C"], "is the student with a context"),
-        (["--apart", "teacher=many"], "NAME or NAME=GPUS"),
+        (["--teacher-actors", "Techer"], "no teacher 'Techer' to set apart; there are: Self-1C, teacher"),
+        (["--teacher-actors", "Self-1C"], "is the student with a context"),
+        (["--teacher-actors", "teacher=many"], "NAME or NAME=GPUS"),
         (["--gpus-per-worker", "1"], "no room for a worker on 1 CPU and 1 GPUs"),
         (["--gpus-per-worker", "1", "--workers", "1"], "no room for a worker on 1 CPU and 1 GPUs"),
         (["--gpus-per-worker", "1.5"], "a share of one GPU, or whole ones; not 1.5"),
-        (["--apart", "teacher=1"], "beside 1 models apart on 1 GPUs"),
-        (["--apart", "teacher=2"], "teacher 'teacher' is loaded on one GPU"),
+        (["--teacher-actors", "teacher=1"], "beside 1 models apart on 1 GPUs"),
+        (["--teacher-actors", "teacher=2"], "teacher 'teacher' is loaded on one GPU"),
         (["--out", "memory://run"], "the memory of one process"),
         (["--student", "exact"], "exact worlds need no cluster"),
         (["--objectives", "reverse_kl,reverse_kl"], "'reverse_kl' appears more than once"),
         (["--set", "teachers=[{name: reward, model: embedded:teacher}]"], "'reward' is reserved"),
         (["--set", "teachers=[]"], "needs a teacher, and none was given"),
         # Found by a teacher apart, in the words of a run without.
-        ([*NOWHERE, "--apart", "T"], "cannot put 'embedded:teacher' on the device 'nowhere'"),
+        ([*NOWHERE, "--teacher-actors", "T"], "cannot put 'embedded:teacher' on the device 'nowhere'"),
         (["--set", "sampling.max_tokens=100000"], "do not fit the context"),  # found by a worker
     ],
 )
