@@ -59,7 +59,7 @@ def made_path(
         value_T, np.full(length, 0.01), offsets,
     )  # fmt: skip
     counts = PathCounts(
-        offsets, np.zeros(length, np.int64), token_C, *[visits_C] * 6, *[zero_C] * 2, np.zeros(len(token_C), bool)
+        offsets, np.zeros(length, np.int64), token_C, *[visits_C] * 6, *[zero_C] * 2
     )
     return EstimatedPath(question, index, index % 2 == 0, scores, estimate, counts, 0.5, (estimate, estimate))
 

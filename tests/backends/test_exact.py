@@ -119,7 +119,7 @@ def slow_log_probs(world: ExactWorld, table_LSV: Floats, completion: Any) -> lis
     return [float(table_LSV[i, states[i], token]) for i, token in enumerate(completion)]
 
 
-def live_prefixes(world: ExactWorld) -> list[Prefix]:
+def open_prefixes(world: ExactWorld) -> list[Prefix]:
     """Every prefix that may be continued."""
     return [prefix for depth in range(world.limit) for prefix in product(range(1, world.vocabulary), repeat=depth)]
 
@@ -128,9 +128,9 @@ def live_prefixes(world: ExactWorld) -> list[Prefix]:
 
 
 @tiny
-def test_q_is_the_share_of_completions_that_win(world: ExactWorld) -> None:
+def test_q_is_the_probability_of_correct_completions(world: ExactWorld) -> None:
     assert sum(ending.probability for ending in endings(world)) == pytest.approx(1)
-    prefixes = live_prefixes(world)
+    prefixes = open_prefixes(world)
     assert len(prefixes) == 1 + 3 + 9 + 27
     for prefix in prefixes:
         expected = [
@@ -158,7 +158,7 @@ def test_q_along_a_path_is_q_at_its_prefixes(world: ExactWorld) -> None:
 
 @tiny
 @pytest.mark.parametrize("forbids", [False, True])
-def test_reward_to_go_is_the_mean_log_ratio_of_what_follows(world: ExactWorld, forbids: bool) -> None:
+def test_reward_to_go_is_the_mean_log_ratio_of_continuations(world: ExactWorld, forbids: bool) -> None:
     teacher = tiny_teacher(world)
     if forbids:  # a teacher that never ends at the third position: whatever may end there expects minus infinity
         teacher.log_t_LSV[2, :, EOS] = -inf
@@ -214,9 +214,9 @@ def test_truncation_is_a_failure() -> None:
     assert world.grade(Q, ended).tolist() == [Outcome.CORRECT]
 
 
-def test_the_end_may_come_anywhere() -> None:
+def test_a_completion_may_end_at_any_position() -> None:
     world = uniform_world(limit=5, ends=True, wins=True)
-    for prefix in live_prefixes(world):
+    for prefix in open_prefixes(world):
         left = 5 - len(prefix)
         q = world.exact_q(tokens(prefix))
         assert q[EOS] == 1
@@ -344,9 +344,9 @@ def test_a_request_may_be_split(prefix: list[int], n: int, more: int, first: int
     assert rows_of(whole) == rows_of(parts)
 
 
-def test_keys_name_the_rollout() -> None:
+def test_keys_identify_the_rollout() -> None:
     world = TINY[0]
-    prefixes = live_prefixes(world)
+    prefixes = open_prefixes(world)
     requests = [ask(prefix, 50, question=Question(name)) for prefix in prefixes for name in "ab"]
     rollouts = world.sample(requests)
     assert len(np.unique(rollouts.key_R)) == len(rollouts) == 50 * 2 * len(prefixes)
@@ -360,12 +360,12 @@ def test_keys_name_the_rollout() -> None:
     assert not set(long.sample([ask(n=20)]).key_R) & set(ExactWorld.random(1, length=20).sample([ask(n=20)]).key_R)
 
 
-def test_nothing_asked_nothing_given() -> None:
+def test_no_requests_give_no_rollouts() -> None:
     assert len(TINY[0].sample([])) == 0
     assert len(TINY[0].sample([ask(n=0), ask((1,), 0)])) == 0
 
 
-def test_a_prefix_as_long_as_the_world_is_truncated() -> None:
+def test_a_prefix_of_maximum_length_is_truncated() -> None:
     rollouts = TINY[0].sample([ask((1, 2, 3, 1), 3), ask((1, 2), 2)])
     assert rollouts.finish_R[:3].tolist() == [Finish.TRUNCATED] * 3
     assert [rollouts.completion(row).tolist() for row in range(3)] == [[1, 2, 3, 1]] * 3
@@ -376,14 +376,14 @@ def test_a_prefix_as_long_as_the_world_is_truncated() -> None:
 
 
 @pytest.mark.parametrize("prefix", [(1, 2, 3, 1, 2), (EOS,), (1, EOS, 2), (4,), (1, 9)])
-def test_bad_prefixes_are_refused(prefix: Prefix) -> None:
+def test_invalid_prefixes_raise(prefix: Prefix) -> None:
     with pytest.raises(OpdAlignError, match="prefix"):
         TINY[0].sample([ask(), ask(prefix)])
     with pytest.raises(OpdAlignError, match="prefix"):
         TINY[0].exact_q(tokens(prefix))
 
 
-def test_nothing_follows_a_full_prefix() -> None:
+def test_a_prefix_of_maximum_length_has_no_next_token() -> None:
     with pytest.raises(OpdAlignError, match="prefix"):
         TINY[0].exact_q(tokens((1, 2, 3, 1)))
 
@@ -409,7 +409,7 @@ def test_nothing_follows_a_full_prefix() -> None:
     ],
     ids=str,
 )
-def test_bad_knobs_are_refused(knobs: dict[str, Any]) -> None:
+def test_invalid_options_raise(knobs: dict[str, Any]) -> None:
     with pytest.raises(OpdAlignError, match=next(iter(knobs))):
         ExactWorld.random(0, **knobs)
 
@@ -424,14 +424,14 @@ def test_bad_knobs_are_refused(knobs: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_knobs_at_their_ends_give_a_world(knobs: dict[str, Any]) -> None:
+def test_extreme_valid_options_give_a_world(knobs: dict[str, Any]) -> None:
     world = ExactWorld.random(0, **knobs)
     np.testing.assert_allclose(np.exp(world.log_p_LSV).sum(-1), 1)
     assert world.next_LSV.max() < len(world.success_S)
     assert len(world.sample([ask(n=3)])) == 3
 
 
-def test_large_vocabularies_are_refused_when_sampled() -> None:
+def test_sampling_large_vocabularies_raises() -> None:
     assert len(ExactWorld.random(0, length=4, vocabulary=256, states=4).sample([ask()])) == 1
     with pytest.raises(OpdAlignError, match="256"):
         ExactWorld.random(0, length=4, vocabulary=257, states=4).sample([ask()])
@@ -440,7 +440,7 @@ def test_large_vocabularies_are_refused_when_sampled() -> None:
 # -- seeds --------------------------------------------------------------------------------------------------
 
 
-def test_same_seed_same_world() -> None:
+def test_the_same_seed_gives_the_same_world() -> None:
     one, again = ExactWorld.random(5, length=20), ExactWorld.random(5, length=20)
     assert one.fingerprint == again.fingerprint
     assert rows_of(one.sample([ask(n=5)])) == rows_of(again.sample([ask(n=5)]))
@@ -455,7 +455,7 @@ def test_same_seed_same_world() -> None:
     assert len({world.fingerprint for world in (one, *others)}) == 1 + len(others)
 
 
-def test_teachers_follow_their_seed() -> None:
+def test_teachers_depend_on_their_seed() -> None:
     world = ExactWorld.random(5, length=20)
     for make in (world.tilted_teacher, world.adversarial_teacher, world.style_teacher):
         np.testing.assert_array_equal(make(seed=1).log_t_LSV, make(seed=1).log_t_LSV)
@@ -525,7 +525,7 @@ def test_scores_agree_with_a_loop_over_the_vocabulary(floor: float, holes: float
                     assert getattr(found, f"{column}_T")[depth] == pytest.approx(value, abs=1e-12), column
 
 
-def test_each_rule_keeps_a_token_by_itself() -> None:
+def test_each_rule_alone_keeps_a_token() -> None:
     p = np.log([0.004, 0.9, 0.05, 0.04, 0.005, 0.001])
     t = np.log([0.004, 0.9, 0.001, 0.005, 0.05, 0.04])
     world = ExactWorld(p.reshape(1, 1, 6), np.zeros((1, 1, 6), np.uint8), np.array([True]), 0)
@@ -540,7 +540,7 @@ def test_each_rule_keeps_a_token_by_itself() -> None:
     assert np.exp(score(world, [1], floor=1e-9).log_p_C).sum() == pytest.approx(1)
 
 
-def test_a_teacher_like_the_student_is_at_no_distance() -> None:
+def test_a_teacher_equal_to_the_student_has_zero_divergence() -> None:
     world = ExactWorld.random(2, length=20)
     same = score(world, world.sample([ask()]).completion(0), ExactTeacher("same", world.log_p_LSV)).teachers["same"]
     for column in ("kl_T", "js_T", "l2_T"):
@@ -591,7 +591,7 @@ def policy_value(world: ExactWorld, teacher: ExactTeacher) -> float:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_tilted_teachers_lead_to_success_and_adversarial_ones_to_failure(seed: int) -> None:
+def test_tilted_teachers_raise_success_and_adversarial_ones_lower_it(seed: int) -> None:
     world = ExactWorld.random(seed, length=40, vocabulary=10, states=60)
     student = world.value_LS[0, world.start]
     tilted, adversarial = world.tilted_teacher(), world.adversarial_teacher()
@@ -608,7 +608,7 @@ def test_tilted_teachers_lead_to_success_and_adversarial_ones_to_failure(seed: i
 
 
 @pytest.mark.parametrize("world", [ExactWorld.random(0, length=40, vocabulary=10, states=60), *TINY])
-def test_style_teacher_differs_only_where_nothing_is_at_stake(world: ExactWorld) -> None:
+def test_style_teacher_differs_only_where_success_does_not_change(world: ExactWorld) -> None:
     style = world.style_teacher()
     np.testing.assert_allclose(np.exp(style.log_t_LSV).sum(-1), 1)
     differs = 0
@@ -626,7 +626,7 @@ def test_style_teacher_differs_only_where_nothing_is_at_stake(world: ExactWorld)
         assert (np.abs(visited.advantage_N) <= 0.0101 * 2 * visited.variation_N + 1e-12).all()
 
 
-def test_style_teacher_leaves_the_impossible_impossible() -> None:
+def test_style_teacher_keeps_zero_probabilities() -> None:
     """The only token with nothing at stake is one that the student never says: there is no mass to move."""
     p_LSV = np.zeros((2, 3, 4))
     p_LSV[0, :] = [0, 0.5, 0.5, 0]  # token 1 leads to state 0, which wins, token 2 to state 1, which loses
@@ -642,7 +642,7 @@ def test_style_teacher_leaves_the_impossible_impossible() -> None:
 # -- many worlds --------------------------------------------------------------------------------------------
 
 
-def test_a_family_answers_with_the_world_of_the_question() -> None:
+def test_a_family_uses_the_world_of_the_question() -> None:
     family = ExactFamily.random(4, 2, length=12, vocabulary=6)
     one, two = family.questions
     assert {one.id, two.id} == set(family.worlds)
@@ -667,7 +667,7 @@ def test_a_family_answers_with_the_world_of_the_question() -> None:
     assert family.fingerprint != ExactFamily.random(5, 2, length=12, vocabulary=6).fingerprint
 
 
-def test_a_family_names_the_question_it_does_not_know() -> None:
+def test_a_family_raises_for_an_unknown_question() -> None:
     family = ExactFamily.random(4, 1, length=12, vocabulary=6)
     teacher, stranger = family.teacher("tilt", lambda world: world.tilted_teacher()), Question("stranger")
     rollouts = family.sample([ask(question=family.questions[0])])
@@ -685,7 +685,7 @@ def test_a_family_names_the_question_it_does_not_know() -> None:
 # -- size ---------------------------------------------------------------------------------------------------
 
 
-def test_a_world_of_thirty_thousand_tokens_stays_small() -> None:
+def test_a_world_of_thirty_thousand_tokens_uses_little_memory() -> None:
     started = time.process_time()
     world = ExactWorld.random(0, length=30_000, vocabulary=6)
     assert world.log_p_LSV.shape == (45_000, 24, 6)

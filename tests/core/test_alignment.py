@@ -124,7 +124,7 @@ def test_two_children_are_aligned_or_opposed(children) -> None:
     assert row["p_positive"] == (push * gain > 0)
 
 
-def test_forward_and_reverse_kl_are_rows_of_their_own() -> None:
+def test_forward_and_reverse_kl_have_separate_rows() -> None:
     node = Node([0.5, 0.3, 0.2], [0.9, 0.1, 0.5], {"A": [0.2, 0.5, 0.3], "B": [0.7, 0.2, 0.1]})
     rows = rows_of(path_of(node), objectives=[ReverseKL(), ForwardKL()])
     assert {(row["teacher"], row["objective"]) for row in rows} == {
@@ -145,7 +145,7 @@ def test_advantage_and_sr_range_by_hand() -> None:
     assert row["value"] == pytest.approx(0.58)
 
 
-def test_sums_run_over_the_known_children_only() -> None:
+def test_sums_include_only_significant_children() -> None:
     node = Node([0.4, 0.3, 0.2, 0.1], [0.9, 0.1, 0.5, 0.0], {"A": [0.1, 0.4, 0.3, 0.2]})
     path = path_of(node)
     path = replace(path, estimate=replace(path.estimate, effective_C=np.array([50.0, 20.0, 19.9, 1e9])))
@@ -163,7 +163,7 @@ def test_sums_run_over_the_known_children_only() -> None:
 # -- corners --------------------------------------------------------------------------------------------------
 
 
-def test_a_teacher_equal_to_the_student_pushes_nowhere() -> None:
+def test_a_teacher_equal_to_the_student_has_zero_alignment() -> None:
     nodes = [
         Node([0.5, 0.3, 0.2], [0.9, 0.1, 0.5], {"same": [0.5, 0.3, 0.2]}),
         Node([0.6, 0.4], [0, 1], {"same": [0.6, 0.4]}),
@@ -180,7 +180,7 @@ def test_a_teacher_equal_to_the_student_pushes_nowhere() -> None:
             assert row["verdict"] == "undecided"
 
 
-def test_the_ranking_of_such_a_teacher_is_defined() -> None:
+def test_the_ranking_of_a_teacher_equal_to_the_student_is_defined() -> None:
     node = Node([0.5, 0.3, 0.2], [0.9, 0.1, 0.5], {"same": [0.5, 0.3, 0.2], "other": [0.2, 0.5, 0.3]})
     paths = [path_of(node, node, question=name) for name in ("a", "b")]
     ranks = {rank.teacher: rank for rank in metrics.teacher_ranking(node_table(paths, RKL, Rules()))}
@@ -192,7 +192,7 @@ def test_the_ranking_of_such_a_teacher_is_defined() -> None:
     assert ranks["other"].harmful == 1
 
 
-def test_a_node_with_one_known_child_has_no_row() -> None:
+def test_a_node_with_one_significant_child_has_no_row() -> None:
     fork = Node([0.6, 0.4], [0.2, 0.8], {"A": [0.5, 0.5]})
     path = path_of(Node([1.0], [0.5], {"A": [1.0]}), fork, fork, Node([0.99, 0.01], [1, 0], {"A": [0.99, 0.01]}))
     effective_C = np.array([1e9, 1e9, 1e9, 1e9, 3.0, 1e9, 1e9])
@@ -201,21 +201,21 @@ def test_a_node_with_one_known_child_has_no_row() -> None:
     assert rows_of(path_of(Node([1.0], [0.5], {"A": [1.0]}))) == []
 
 
-def test_known_by_opinion_alone_is_not_known() -> None:
+def test_children_without_visits_do_not_make_a_node() -> None:
     path = path_of(Node([0.5, 0.3, 0.2], [0.9, 0.1, 0.5], {"A": [0.2, 0.5, 0.3]}))
     for visits, expected in (([5, 0, 0], 0), ([5, 7, 0], 3)):
         seen = replace(path, estimate=replace(path.estimate, visits_C=np.array(visits)))
         assert significant(seen.scores, seen.estimate, Rules()).sum() == expected
 
 
-def test_a_child_matters_if_student_or_teacher_think_so_or_the_path_takes_it() -> None:
+def test_a_child_is_significant_if_probable_for_student_or_teacher_or_on_the_path() -> None:
     node = Node([0.9, 0.01, 0.01, 0.01], [0.1, 0.2, 0.3, 0.4], {"A": [0.9, 0.05, 0.01, 0.01]}, taken=4)
     path = path_of(node)
     assert significant(path.scores, path.estimate, Rules(tau=0.02)).tolist() == [True, True, False, True]
     assert significant(path.scores, path.estimate, Rules(tau=0.005)).all()
 
 
-def test_no_sr_range_no_alignment_and_metrics_pass_it_by() -> None:
+def test_zero_sr_range_gives_no_alignment_and_metrics_skip_it() -> None:
     flat, fork = Node([0.6, 0.4], [0.7, 0.7], {"A": [0.1, 0.9]}), Node([0.6, 0.4], [0.2, 0.8], {"A": [0.1, 0.9]})
     table = node_table([path_of(flat, fork)], RKL, Rules())
     by_depth = {row["depth"]: row for row in table.to_pylist()}
@@ -249,13 +249,13 @@ def test_zero_probabilities_give_finite_rows(p, t, restrict) -> None:
         assert -1 <= row["alignment"] <= 1
 
 
-def test_a_teacher_that_forbids_the_bad_token_is_helpful() -> None:
+def test_a_teacher_with_zero_probability_for_the_bad_token_is_helpful() -> None:
     (row,) = rows_of(path_of(Node([0.7, 0.3], [0.9, 0.0], {"A": [1.0, 0.0]})))
     assert row["alignment"] == pytest.approx(1.0)
     assert row["advantage"] == pytest.approx(0.9 - 0.63)
 
 
-def test_cosine_of_no_push_is_zero_not_nan() -> None:
+def test_cosine_of_a_zero_update_is_zero_not_nan() -> None:
     assert cosine(
         np.array([[1.0, -1.0], [0.0, 0.0], [1.0, -1.0]]), np.array([[0.0, 0.0], [1.0, -1.0], [2.0, -2.0]])
     ) == (pytest.approx([0.0, 0.0, 1.0]))
@@ -275,7 +275,7 @@ def full_update(p: Sequence[float], t: Sequence[float]) -> np.ndarray:
     return p * (f - p @ f)
 
 
-def test_full_restricts_the_update_of_the_whole_vocabulary() -> None:
+def test_full_restricts_the_full_vocabulary_update() -> None:
     # The last two tokens are too unlikely to be in S_u, but the teacher shuns one of them: that lifts all the others.
     node = Node([0.5, 0.3, 0.17, 0.015, 0.015], [0.9, 0.1, 0.5, 0.0, 0.0], {"A": [0.45, 0.35, 0.184, 1e-6, 0.015999]})
     (full,), (renormalised,) = (rows_of(path_of(node), restrict=restrict) for restrict in ("full", "renormalise"))
@@ -290,7 +290,7 @@ def test_full_restricts_the_update_of_the_whole_vocabulary() -> None:
     assert full["sr_range"] == renormalised["sr_range"]
 
 
-def test_what_is_not_kept_acts_as_one_more_token() -> None:
+def test_the_rest_of_the_vocabulary_acts_as_one_more_token() -> None:
     node = Node([0.5, 0.2], [0.9, 0.1], {"A": [0.3, 0.3]})
     (row,) = rows_of(path_of(node), restrict="full")
     push = full_update([0.5, 0.2, 0.3], [0.3, 0.3, 0.4])[:2]
@@ -301,7 +301,7 @@ def test_what_is_not_kept_acts_as_one_more_token() -> None:
     assert abs(row["alignment"]) < 0.999
 
 
-def test_full_and_renormalise_agree_where_everything_is_known() -> None:
+def test_full_and_renormalise_agree_if_all_children_are_significant() -> None:
     node = Node([0.5, 0.3, 0.2], [0.9, 0.1, 0.5], {"A": [0.2, 0.5, 0.3]})
     (full,), (renormalised,) = (rows_of(path_of(node), restrict=restrict) for restrict in ("full", "renormalise"))
     assert full["alignment"] == pytest.approx(renormalised["alignment"], abs=1e-12)
@@ -310,7 +310,7 @@ def test_full_and_renormalise_agree_where_everything_is_known() -> None:
 # -- rows -----------------------------------------------------------------------------------------------------
 
 
-def test_every_row_says_where_it_is() -> None:
+def test_every_row_has_question_path_and_depth() -> None:
     two = Node([0.6, 0.4], [0.2, 0.8], {"A": [0.5, 0.5], "B": [0.8, 0.2]})
     three = Node([0.5, 0.3, 0.2], [0.9, 0.1, 0.5], {"A": [0.2, 0.5, 0.3], "B": [0.5, 0.2, 0.3]}, taken=3)
     paths = [
@@ -336,7 +336,7 @@ def test_every_row_says_where_it_is() -> None:
     assert isnan(row["alignment_b"])
 
 
-def test_nothing_to_show_is_an_empty_table() -> None:
+def test_no_rows_give_an_empty_table() -> None:
     assert node_table([], RKL, Rules()).schema == SCHEMA
     assert len(node_table([path_of(Node([1.0], [0.5], {"A": [1.0]}))], RKL, Rules())) == 0
 
@@ -352,7 +352,7 @@ def test_an_objective_without_a_teacher_has_one_row_per_node() -> None:
     assert all(isnan(ideal[name]) for name in ("advantage", "kl", "js", "l2", "cosine", "teacher_entropy"))
 
 
-def test_a_policy_gradient_reads_the_natural_rollouts() -> None:
+def test_a_policy_gradient_uses_the_natural_rollouts() -> None:
     node = Node([0.5, 0.5], [0.9, 0.1], {})
     path = path_of(node)
     rollouts = Rollouts.of([[1], [1], [2], [2]], outcome=[1, 1, 0, 1], launch=[0, 0, 0, 1])
@@ -366,7 +366,7 @@ def test_a_policy_gradient_reads_the_natural_rollouts() -> None:
     assert row["visits"] == 3
 
 
-def test_an_objective_that_gives_another_shape_is_refused_by_name() -> None:
+def test_an_update_with_a_wrong_shape_raises_with_the_objective_name() -> None:
     class Lopsided:
         name, signal = "lopsided", "teacher"
 
@@ -380,7 +380,7 @@ def test_an_objective_that_gives_another_shape_is_refused_by_name() -> None:
 # -- uncertainty ----------------------------------------------------------------------------------------------
 
 
-def test_clear_cases_are_decided_and_close_ones_are_not() -> None:
+def test_verdicts_are_decided_only_for_clear_cases() -> None:
     teachers = {"up": [0.8, 0.2], "down": [0.2, 0.8]}
     clear, close = Node([0.5, 0.5], [0.8, 0.2], teachers), Node([0.5, 0.5], [0.51, 0.5], teachers)
     path = uncertain(path_of(clear, close), [0.002, 0.002, 0.01, 0.01])
@@ -398,7 +398,7 @@ def test_clear_cases_are_decided_and_close_ones_are_not() -> None:
         assert abs(rows[1, teacher]["alignment"]) == pytest.approx(1)
 
 
-def test_p_positive_is_that_of_the_posterior() -> None:
+def test_p_positive_matches_the_posterior() -> None:
     node = Node([0.5, 0.5], [0.55, 0.5], {"A": [0.8, 0.2]})
     (row,) = rows_of(uncertain(path_of(node), [0.001, 0.0015]), draws=20_000)
     # The difference has mean 0.05 and standard deviation 0.05.
@@ -406,7 +406,7 @@ def test_p_positive_is_that_of_the_posterior() -> None:
     assert row["alignment_mean"] == pytest.approx(2 * row["p_positive"] - 1, abs=1e-9)
 
 
-def test_error_that_the_siblings_share_does_not_open_a_verdict() -> None:
+def test_shared_error_of_siblings_does_not_make_a_verdict_undecided() -> None:
     path = uncertain(path_of(Node([0.5, 0.5], [0.5, 0.4], {"A": [0.8, 0.2]})), [0.0, 1e-5])
     shared = replace(path.estimate, path_var_T=np.array([0.02]), load_C=np.array([1.0, 0.95]))
     alone = replace(path.estimate, own_var_C=shared.se_C**2)
@@ -416,7 +416,7 @@ def test_error_that_the_siblings_share_does_not_open_a_verdict() -> None:
 
 
 @pytest.mark.parametrize("confidence", [0.6, 0.8, 0.95, 0.99])
-def test_a_verdict_is_spoken_at_the_asked_confidence(confidence: float) -> None:
+def test_verdicts_use_the_configured_confidence(confidence: float) -> None:
     rng = np.random.default_rng(0)
     nodes = [Node([0.5, 0.5], [0.5 + gap, 0.5], {"A": [0.7, 0.3]}) for gap in rng.normal(0, 0.1, 300)]
     rows = rows_of(uncertain(path_of(*nodes), np.full(600, 0.003)), confidence=confidence, draws=100)
@@ -429,7 +429,7 @@ def test_a_verdict_is_spoken_at_the_asked_confidence(confidence: float) -> None:
     assert min(said.values()) > 10
 
 
-def test_halves_are_measured_like_the_whole() -> None:
+def test_split_halves_are_computed_like_the_whole() -> None:
     node = Node([0.5, 0.3, 0.2], [0.9, 0.1, 0.5], {"A": [0.2, 0.5, 0.3]})
     path = path_of(node)
     other = [0.1, 0.5, 0.6]
@@ -442,7 +442,7 @@ def test_halves_are_measured_like_the_whole() -> None:
 # -- seeds ----------------------------------------------------------------------------------------------------
 
 
-def shaky(question: str, index: int = 0) -> EstimatedPath:
+def high_variance_estimate(question: str, index: int = 0) -> EstimatedPath:
     node = Node([0.5, 0.3, 0.2], [0.5, 0.45, 0.55], {"A": [0.2, 0.5, 0.3]})
     two = Node([0.6, 0.4], [0.45, 0.5], {"A": [0.5, 0.5]})
     path = path_of(node, two, node, question=question, index=index)
@@ -450,21 +450,21 @@ def shaky(question: str, index: int = 0) -> EstimatedPath:
 
 
 def test_rows_of_a_question_do_not_depend_on_the_others() -> None:
-    alone = rows_of(shaky("b"))
-    among = rows_of(shaky("a"), shaky("b"), shaky("c"), shaky("b", index=1))
+    alone = rows_of(high_variance_estimate("b"))
+    among = rows_of(high_variance_estimate("a"), high_variance_estimate("b"), high_variance_estimate("c"), high_variance_estimate("b", index=1))
     assert [row for row in among if (row["question"], row["path"]) == ("b", 0)] == alone
-    reordered = rows_of(shaky("b", index=1), shaky("c"), shaky("b"))
+    reordered = rows_of(high_variance_estimate("b", index=1), high_variance_estimate("c"), high_variance_estimate("b"))
     assert [row for row in reordered if (row["question"], row["path"]) == ("b", 0)] == alone
 
 
-def test_another_seed_question_or_path_draws_afresh() -> None:
+def test_another_seed_question_or_path_gives_other_draws() -> None:
     def drawn(path: EstimatedPath, seed: int = 0) -> list[float]:
         return [row["alignment_mean"] for row in rows_of(path, seed=seed)]
 
-    assert drawn(shaky("a")) == drawn(shaky("a"))
-    assert drawn(shaky("a")) != drawn(shaky("a"), seed=1)
-    assert drawn(shaky("a")) != drawn(shaky("b"))
-    assert drawn(shaky("a")) != drawn(shaky("a", index=1))
+    assert drawn(high_variance_estimate("a")) == drawn(high_variance_estimate("a"))
+    assert drawn(high_variance_estimate("a")) != drawn(high_variance_estimate("a"), seed=1)
+    assert drawn(high_variance_estimate("a")) != drawn(high_variance_estimate("b"))
+    assert drawn(high_variance_estimate("a")) != drawn(high_variance_estimate("a", index=1))
 
 
 # -- an exact world -------------------------------------------------------------------------------------------
@@ -512,7 +512,7 @@ def test_the_exact_estimate_gives_the_exact_alignment(world, truth) -> None:
     assert checked > 30
 
 
-def test_teachers_that_know_the_way_are_told_from_those_that_lead_astray(truth) -> None:
+def test_helpful_and_harmful_teachers_are_distinguished(truth) -> None:
     ranks = {rank.teacher: rank for rank in metrics.teacher_ranking(truth[0])}
     assert ranks["tilted"].weighted_cosine.mean > 0.7
     assert ranks["adversarial"].weighted_cosine.mean < -0.7
@@ -522,7 +522,7 @@ def test_teachers_that_know_the_way_are_told_from_those_that_lead_astray(truth) 
 # -- the table of children ------------------------------------------------------------------------------------
 
 
-def test_every_kept_child_has_a_row_and_what_makes_the_node_is_in_it() -> None:
+def test_the_child_table_has_every_kept_child_and_reproduces_the_node_table() -> None:
     objectives = [ReverseKL(), ForwardKL(), DrGRPO()]
     fork = Node(
         [0.5, 0.3, 0.195, 0.005], [0.5, 0.9, 0.1, 0.7], {"A": [0.2, 0.6, 0.195, 0.005], "B": [0.6, 0.2, 0.195, 0.005]}
@@ -552,7 +552,7 @@ def test_every_kept_child_has_a_row_and_what_makes_the_node_is_in_it() -> None:
         np.testing.assert_allclose(float(cosine(ideal, update)), nodes[pair], atol=1e-5)
 
 
-def test_a_question_without_a_path_still_names_teachers_and_pairs() -> None:
+def test_a_question_without_paths_still_has_teacher_and_pair_metadata() -> None:
     table = child_table([], ["A"], [ReverseKL()], Rules())
     assert table.num_rows == 0
     assert (teachers_of(table), pairs_of(table)) == (["A"], [("A", "reverse_kl")])

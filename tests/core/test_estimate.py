@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from opd_align.backends.exact import ExactWorld
 from opd_align.core.collect import Evidence, collect
-from opd_align.core.estimate import CERTAIN, PathEstimate, estimate, exact_estimate, laid_out
+from opd_align.core.estimate import CERTAIN, PathEstimate, estimate, exact_estimate
 from opd_align.core.tree import GenerationTree
 from opd_align.settings import Budget, Settings
 from opd_align.types import OpdAlignError, PathScores, Question, Rollouts
@@ -65,7 +65,7 @@ NATURAL: list[Row] = [*[((1, 1, END), 0, 1)] * 9, ((1, 2, END), 0, 0), *[((2, 3,
 
 
 @pytest.mark.parametrize("method", ["direct", "backup"])
-def test_forced_rollouts_say_nothing_about_their_ancestors(method) -> None:
+def test_forced_rollouts_do_not_count_at_their_ancestors(method) -> None:
     path = scored((1, 1, END), FORKED)
     forced: list[Row] = [((1, 2, END), 2, 0)] * 100
     before = estimate(tree_of(NATURAL), [path], method=method, shrink=False)[0]
@@ -75,7 +75,7 @@ def test_forced_rollouts_say_nothing_about_their_ancestors(method) -> None:
     assert np.allclose(after.value_T, before.value_T, atol=1e-12)
 
 
-def test_pooled_counting_believes_them_everywhere_and_is_biased() -> None:
+def test_pooled_counts_forced_rollouts_everywhere_and_is_biased() -> None:
     path = scored((1, 1, END), FORKED)
     forced: list[Row] = [((1, 2, END), 2, 0)] * 100
     pooled = estimate(tree_of([*NATURAL, *forced]), [path], method="pooled")[0]
@@ -94,7 +94,7 @@ def test_direct_counts_a_rollout_from_its_launch_on() -> None:
     assert np.array_equal(found.effective_C, found.visits_C)
 
 
-def test_a_rollout_forced_past_its_exit_says_nothing_here() -> None:
+def test_a_rollout_forced_past_its_exit_does_not_count() -> None:
     path = scored((1, 1, END), FORKED)
     past: list[Row] = [((2, 3, 3, END), 3, 1)] * 50
     for method in ("direct", "backup"):
@@ -116,7 +116,7 @@ def test_an_exit_that_is_a_scored_path_takes_that_paths_value() -> None:
         assert result.value_T[0] == pytest.approx(0.5 * 0.9 + 0.5 * 0.25)
 
 
-def test_the_unkept_rest_is_valued_by_those_who_chose_it_themselves() -> None:
+def test_the_rest_slot_counts_only_natural_rollouts() -> None:
     kept = {(): {1: 0.5, 2: 0.1}, (1,): {END: 1.0}}
     path = scored((1, END), kept)
     rows: list[Row] = [((1, END), 0, 1), ((2, 4, END), 0, 0)]
@@ -161,7 +161,7 @@ def test_certain_ends_are_known_exactly(shrink: bool, outcome: int) -> None:
         assert 0 < effective[child] < 100
 
 
-def test_a_grader_of_two_minds_makes_nothing_certain() -> None:
+def test_inconsistent_grades_are_not_certain() -> None:
     kept = {(): {2: 0.5, 1: 0.5}, (1,): {END: 1.0}}
     path = scored((1, END), kept)
     rows: list[Row] = [((1, END), 0, 1), ((2,), 0, 1), ((2,), 0, 0)]
@@ -251,7 +251,7 @@ def slow_backup(rows: Sequence[Row], paths: Sequence[PathScores]) -> dict[tuple[
 
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(deadline=None)
-def test_backup_is_the_formula(seed: int) -> None:
+def test_backup_matches_the_formula(seed: int) -> None:
     rows, paths = tiny(seed)
     slow = slow_backup(rows, paths)
     for path, fast in zip(paths, estimate(tree_of(rows), paths, shrink=False), strict=True):
@@ -269,7 +269,7 @@ def test_backup_is_the_formula(seed: int) -> None:
             assert effective == pytest.approx(min(max(mean * (1 - mean), 0.001) / max(var, 1e-12), CERTAIN), rel=1e-6)
 
 
-def test_the_tiny_trees_contain_what_the_twin_is_there_for() -> None:
+def test_the_small_trees_cover_all_cases_of_the_reference() -> None:
     shared = branched_twice = rest = past_exit = zero = 0
     for seed in range(100):
         rows, paths = tiny(seed)
@@ -288,7 +288,7 @@ def test_the_tiny_trees_contain_what_the_twin_is_there_for() -> None:
 
 @given(seed=st.integers(0, 2**32 - 1), shrink=st.booleans(), method=st.sampled_from(["backup", "direct", "pooled"]))
 @settings(deadline=None, max_examples=60)
-def test_the_order_of_arrival_is_irrelevant(seed: int, shrink: bool, method) -> None:
+def test_the_order_of_arrival_does_not_matter(seed: int, shrink: bool, method) -> None:
     rows, paths = tiny(seed)
     batch = tree_of(rows).rollouts()
     order = np.random.default_rng(seed).permutation(len(batch))
@@ -299,7 +299,7 @@ def test_the_order_of_arrival_is_irrelevant(seed: int, shrink: bool, method) -> 
 
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(deadline=None, max_examples=60)
-def test_the_order_of_the_paths_is_irrelevant(seed: int) -> None:
+def test_the_order_of_the_paths_does_not_matter(seed: int) -> None:
     rows, paths = tiny(seed)
     one, other = (estimate(tree_of(rows), given, shrink=False) for given in (paths, paths[::-1]))
     for path, a, b in zip(paths, one, other[::-1], strict=True):
@@ -325,7 +325,7 @@ def test_paths_that_share_a_node_agree_on_it(seed: int) -> None:
 # -- shrinkage ------------------------------------------------------------------------------------------------
 
 
-def test_shrinking_pulls_few_samples_to_their_siblings_and_leaves_many_alone() -> None:
+def test_shrinkage_is_strong_for_few_samples_and_weak_for_many() -> None:
     kept = {(): {1: 0.4, 2: 0.3, 3: 0.3}, (1,): {4: 0.5, END: 0.5}}
     path = scored((1, END), kept)
     shares = {}
@@ -349,7 +349,7 @@ def test_an_exit_without_samples_is_not_certain() -> None:
 
 
 @pytest.mark.parametrize("won", [0, 1])
-def test_all_won_and_all_lost_are_finite(won: int) -> None:
+def test_all_correct_and_all_incorrect_are_finite(won: int) -> None:
     path = scored((1, 1, END), FORKED)
     for shrink in (True, False):
         found = estimate(tree_of([(c, launch, won) for c, launch, _ in NATURAL]), [path], shrink=shrink)[0]
@@ -361,23 +361,23 @@ def test_all_won_and_all_lost_are_finite(won: int) -> None:
 # -- refusals -------------------------------------------------------------------------------------------------
 
 
-def test_a_path_that_is_not_in_the_tree_is_refused() -> None:
+def test_a_path_that_is_not_in_the_tree_raises() -> None:
     kept = {**FORKED, (1, 1): {2: 1.0}, (1, 1, 2): {END: 1.0}}
     with pytest.raises(OpdAlignError, match="not among the rollouts"):
         estimate(tree_of(NATURAL), [scored((1, 1, 2, END), kept)])
 
 
-def test_a_prefix_of_a_rollout_is_not_that_rollout() -> None:
+def test_a_prefix_of_a_rollout_is_not_in_the_tree() -> None:
     with pytest.raises(OpdAlignError, match="not among the rollouts"):
         estimate(tree_of(NATURAL), [scored((1, 1), FORKED)])
 
 
-def test_an_unknown_method_is_refused_with_the_choices() -> None:
+def test_an_unknown_method_raises_with_the_choices() -> None:
     with pytest.raises(OpdAlignError, match=r"'beckup'.*backup, direct, pooled"):
         estimate(tree_of(NATURAL), [scored((1, 1, END), FORKED)], method="beckup")  # type: ignore[arg-type]
 
 
-def test_the_same_path_twice_is_refused() -> None:
+def test_the_same_path_twice_raises() -> None:
     path = scored((1, 1, END), FORKED)
     with pytest.raises(ValueError, match="give each completion once"):
         estimate(tree_of(NATURAL), [path, path])
@@ -390,7 +390,7 @@ def test_shared_nodes_must_have_the_same_children() -> None:
         estimate(tree_of(NATURAL), [one, two])
 
 
-def test_no_paths_no_estimates() -> None:
+def test_no_paths_give_no_estimates() -> None:
     for method in ("backup", "direct", "pooled"):
         assert estimate(tree_of(NATURAL), [], method=method) == []
         assert estimate(GenerationTree.build(), [], method=method) == []
@@ -399,17 +399,16 @@ def test_no_paths_no_estimates() -> None:
 # -- layout ---------------------------------------------------------------------------------------------------
 
 
-def test_counts_are_laid_out_like_the_scores() -> None:
+def test_counts_are_reindexed_to_the_scores() -> None:
     kept = {(): {1: 0.5, 5: 0.25, 6: 0.25}, (1,): {1: 0.9, 2: 0.1}, (1, 1): {END: 0.9, 4: 0.1}}
     path, tree = scored((1, 1, END), kept), tree_of(NATURAL)
-    counts = laid_out(tree.counts_along(path.completion_T), path)
+    counts = tree.counts_along(path.completion_T).reindex(path.offsets, path.token_C)
     expected = {(0, 1): 10, (0, 5): 0, (0, 6): 0, (1, 1): 9, (1, 2): 1, (2, END): 9, (2, 4): 0}
     assert by_child(path, counts.visits_C) == expected
-    assert by_child(path, counts.terminal_C)[2, END]
     assert np.array_equal(counts.token_C, path.token_C)
 
 
-def test_whoever_knows_the_truth_has_no_uncertainty() -> None:
+def test_the_exact_estimate_has_no_uncertainty() -> None:
     path = scored((1, 1, END), FORKED)
     truth = exact_estimate(path, np.array([0.9, 0.2, 1.0, 0.0, 1.0]))
     assert truth.value_T == pytest.approx([0.55, 0.9, 1.0])
@@ -431,7 +430,7 @@ def posterior_of(q: Sequence[float], own_var: Sequence[float], load: Sequence[fl
     )  # fmt: skip
 
 
-def test_draws_have_the_mean_and_the_spread_that_is_claimed() -> None:
+def test_draws_have_the_stated_mean_and_spread() -> None:
     found = posterior_of([0.4, 0.6, 0.5], [0.0, 0.004, 0.001], [1.0, 0.5, 0.0], 0.003)
     draws = found.draws(np.array([[0, 1, 2]]), np.array([0]), n=40_000, rng=np.random.default_rng(0))[:, 0]
     assert draws.shape == (40_000, 3)
@@ -441,7 +440,7 @@ def test_draws_have_the_mean_and_the_spread_that_is_claimed() -> None:
     assert np.corrcoef(draws[:, 0], draws[:, 2])[0, 1] == pytest.approx(0, abs=0.02)
 
 
-def test_what_siblings_share_cancels_in_their_difference() -> None:
+def test_shared_error_cancels_between_siblings() -> None:
     found = posterior_of([0.4, 0.5], [0.0, 1e-5], [1.0, 0.95], 0.01)
     draws = found.draws(np.array([[0, 1]]), np.array([0]), n=20_000, rng=np.random.default_rng(1))[:, 0]
     assert draws.std(0).min() > 0.09
@@ -454,13 +453,13 @@ def test_what_siblings_share_cancels_in_their_difference() -> None:
     assert (difference > 0).mean() > 0.999
 
 
-def test_draws_are_probabilities_even_at_the_edge() -> None:
+def test_draws_are_probabilities_near_zero_and_one() -> None:
     found = posterior_of([0.002, 0.999, 0.5], [0.0, 0.01, 0.2], [1.0, 0.8, 0.5], 0.01)
     draws = found.draws(np.array([[0, 1, 2]]), np.array([0]), n=2000, rng=np.random.default_rng(2))
     assert ((draws >= 0) & (draws <= 1)).all()
 
 
-def test_an_interval_holds_its_share_of_the_draws() -> None:
+def test_an_interval_contains_its_fraction_of_the_draws() -> None:
     found = posterior_of([0.3, 0.7, 1.0], [0.0, 0.01, 0.0], [1.0, 0.0, 0.0], 0.005)
     low_C, high_C = found.interval_C(0.8)
     draws = found.draws(np.array([[0, 1, 2]]), np.array([0]), n=20_000, rng=np.random.default_rng(3))[:, 0]
@@ -495,7 +494,7 @@ def errors(world: ExactWorld, evidence: Evidence, method, least: int = 20) -> It
         yield np.where(known_C, found.q_C - world.exact_q_along(scores), np.nan), found
 
 
-def test_backup_beats_direct_and_direct_beats_pooled(explored) -> None:
+def test_backup_is_better_than_direct_and_direct_than_pooled(explored) -> None:
     mean = {}
     for method in ("pooled", "direct", "backup"):
         rows = [np.abs(miss_C) for world, evidence in explored for miss_C, _ in errors(world, evidence, method)]
@@ -521,7 +520,7 @@ def test_direct_is_unbiased_and_pooled_is_not(explored) -> None:
     assert z["pooled"].std() > 2
 
 
-def test_pooled_flatters_correct_paths_and_damns_incorrect_ones(explored) -> None:
+def test_pooled_is_too_high_on_correct_and_too_low_on_incorrect_paths(explored) -> None:
     bias: dict[bool, list[float]] = {True: [], False: []}
     for world, evidence in explored:
         for scores, right, (miss_C, _) in zip(
@@ -543,7 +542,7 @@ def test_ninety_percent_intervals_cover_about_ninety_percent(explored) -> None:
     assert 0.8 < np.concatenate(inside).mean() < 0.97
 
 
-def test_more_rollouts_less_error() -> None:
+def test_more_rollouts_give_less_error() -> None:
     mean = []
     for n_min, initial in ((5, 20), (40, 160), (320, 1280)):
         rows = []
@@ -559,7 +558,7 @@ def test_more_rollouts_less_error() -> None:
     assert mean[2] < 0.7 * mean[1]
 
 
-def test_ends_along_a_path_are_right_for_sure(explored) -> None:
+def test_ends_along_a_path_are_exact(explored) -> None:
     ends = 0
     for world, evidence in explored:
         for scores, found in zip(evidence.paths, estimate(evidence.tree, evidence.paths), strict=True):

@@ -111,7 +111,7 @@ GAINS: dict[str, tuple[Objective, Any]] = {
 
 @pytest.mark.parametrize("name", GAINS)
 @pytest.mark.parametrize("k", [1, 2, 5])
-def test_update_is_the_gradient_of_what_it_improves(name: str, k: int) -> None:
+def test_update_is_the_gradient_of_the_objective(name: str, k: int) -> None:
     objective, gain = GAINS[name]
     nodes = random_nodes(seed=k, n=20, k=k)
     update = objective.update(nodes)
@@ -123,7 +123,7 @@ def test_update_is_the_gradient_of_what_it_improves(name: str, k: int) -> None:
     assert k == 1 or np.abs(update).max() > 1e-3
 
 
-def test_jsd_is_named_after_its_beta_and_refuses_others() -> None:
+def test_jsd_has_beta_in_its_name_and_checks_its_range() -> None:
     assert [GeneralisedJSD(beta).name for beta in (0.0, 0.25, 1.0)] == ["jsd_0", "jsd_0.25", "jsd_1"]
     for beta in (-0.1, 1.1, float("nan")):
         with pytest.raises(ValueError, match="beta"):
@@ -131,7 +131,7 @@ def test_jsd_is_named_after_its_beta_and_refuses_others() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_minillm_is_the_gradient_through_a_whole_tree(seed: int) -> None:
+def test_minillm_is_the_gradient_over_a_whole_tree(seed: int) -> None:
     """Two steps: the first token a leads to a node of its own, with 1, 2 or 3 next tokens b."""
     rng = np.random.default_rng(seed)
     widths = (1, 2, 3, 2)
@@ -163,7 +163,7 @@ def test_minillm_is_the_gradient_through_a_whole_tree(seed: int) -> None:
     assert np.abs(first.grad.numpy()).max() > 1e-2
 
 
-def test_minillm_without_a_future_says_so() -> None:
+def test_minillm_without_reward_to_go_raises() -> None:
     with pytest.raises(ValueError, match="reward-to-go"):
         MiniLLM().update(make_nodes([[-1.0, -0.5]]))
 
@@ -230,7 +230,7 @@ def test_grpo_with_equal_lengths_is_dr_grpo_over_the_length() -> None:
 
 
 @pytest.mark.parametrize("objective", [SingleSample(), DrGRPO(), GRPO()])
-def test_no_rollouts_no_push(objective: Objective) -> None:
+def test_no_rollouts_give_a_zero_update(objective: Objective) -> None:
     assert not objective.update(make_nodes([[-1.0, -0.5, -2.0]], [[-0.5, -1.0, -2.0]], mean_reward=0.5)).any()
 
 
@@ -249,7 +249,7 @@ def multinomial_counts(n: int, p: Floats) -> Iterator[tuple[tuple[int, ...], flo
 
 @pytest.mark.parametrize("n", [1, 2, 6])
 @pytest.mark.parametrize("k", [2, 3])
-def test_single_sample_expects_reverse_kl(n: int, k: int) -> None:
+def test_single_sample_is_reverse_kl_in_expectation(n: int, k: int) -> None:
     nodes = random_nodes(seed=10 * n + k, n=1, k=k, spread=1.0)
     cases = list(multinomial_counts(n, nodes.p[0]))
     weight_E = np.array([weight for _, weight in cases])
@@ -260,7 +260,7 @@ def test_single_sample_expects_reverse_kl(n: int, k: int) -> None:
 
 
 @pytest.mark.parametrize("mean_reward", [0.0, 0.35])
-def test_dr_grpo_expects_the_ideal(mean_reward: float) -> None:
+def test_dr_grpo_is_the_ideal_in_expectation(mean_reward: float) -> None:
     """Enumerates which child each of 3 rollouts takes and whether it wins; any fixed baseline gives the ideal."""
     k, n, nodes = 3, 3, random_nodes(seed=5, n=1, k=3, spread=1.0)
     expected, total = np.zeros(k), 0.0
@@ -276,7 +276,7 @@ def test_dr_grpo_expects_the_ideal(mean_reward: float) -> None:
     np.testing.assert_allclose(expected, Ideal().update(nodes)[0], atol=1e-12)
 
 
-def test_grpo_expects_another_direction_when_winners_are_long() -> None:
+def test_grpo_differs_in_expectation_if_correct_rollouts_are_longer() -> None:
     """Both children are equally good, but the winners of the first are ten times as long: GRPO takes sides."""
     nodes = make_nodes(np.log([[0.5, 0.5]]), q=np.array([[0.5, 0.5]]))
     half = [Chosen(0, 1, 100), Chosen(0, 0, 10), Chosen(1, 1, 10), Chosen(1, 0, 10)]
@@ -285,7 +285,7 @@ def test_grpo_expects_another_direction_when_winners_are_long() -> None:
     assert GRPO().update(seen)[0, 0] < -1e-3
 
 
-def test_many_rollouts_bring_every_sampled_update_to_its_expectation() -> None:
+def test_sampled_updates_converge_to_their_expectation() -> None:
     nodes = random_nodes(seed=8, n=1, k=4, spread=1.0)
     rng = np.random.default_rng(0)
     n = 400_000
@@ -350,7 +350,7 @@ def test_updates_sum_to_zero_and_are_finite_down_to_the_floor(nodes: Nodes) -> N
 
 
 @pytest.mark.parametrize("objective", EVERY, ids=lambda objective: objective.name)
-def test_a_forbidden_token_pushes_hard_but_not_infinitely(objective: Objective) -> None:
+def test_a_zero_probability_token_gives_a_large_finite_update(objective: Objective) -> None:
     log_p, log_t = np.array([[0.0, LOG_FLOOR]]), np.array([[LOG_FLOOR, 0.0]])
     natural = np.array([[9.0, 1.0]])
     q = np.array([[0.0, 1.0]])
@@ -358,7 +358,7 @@ def test_a_forbidden_token_pushes_hard_but_not_infinitely(objective: Objective) 
     assert np.isfinite(objective.update(nodes)).all()
 
 
-def test_forward_kl_pulls_where_reverse_kl_no_longer_can() -> None:
+def test_forward_kl_raises_tokens_that_reverse_kl_cannot() -> None:
     """The student never says what the teacher always says: mode covering against mode seeking."""
     nodes = make_nodes([[0.0, LOG_FLOOR]], [[LOG_FLOOR, 0.0]])
     np.testing.assert_allclose(ForwardKL().update(nodes), [[-1.0, 1.0]], atol=1e-15)
@@ -367,7 +367,7 @@ def test_forward_kl_pulls_where_reverse_kl_no_longer_can() -> None:
 
 @laws
 @given(nodes=any_nodes())
-def test_a_single_child_is_not_pushed(nodes: Nodes) -> None:
+def test_a_single_child_has_a_zero_update(nodes: Nodes) -> None:
     only = {name: value[:, :1] if isinstance(value, np.ndarray) else value for name, value in vars(nodes).items()}
     certain = np.zeros((len(nodes.log_p), 1))
     for objective in EVERY:
@@ -377,7 +377,7 @@ def test_a_single_child_is_not_pushed(nodes: Nodes) -> None:
 
 @laws
 @given(nodes=any_nodes(low=-200.0))
-def test_a_teacher_that_agrees_pushes_nowhere(nodes: Nodes) -> None:
+def test_a_teacher_equal_to_the_student_gives_a_zero_update(nodes: Nodes) -> None:
     for objective in DISTILLING:
         update = objective.update(replace(nodes, log_t=nodes.log_p))
         # The mixture of JSD is a rounded sum of two parts; the others are exactly zero.
@@ -408,7 +408,7 @@ def test_a_scaled_f_scales_the_update(nodes: Nodes, scale: float) -> None:
 
 @laws
 @given(nodes=any_nodes(), times=st.integers(1, 20))
-def test_more_of_the_same_rollouts_change_nothing(nodes: Nodes, times: int) -> None:
+def test_repeating_all_rollouts_changes_nothing(nodes: Nodes, times: int) -> None:
     names = ("natural", "natural_wins", "natural_inverse_length", "natural_wins_inverse_length")
     repeated = replace(nodes, **{name: times * getattr(nodes, name) for name in names})
     for objective in (SingleSample(), DrGRPO(), GRPO()):
@@ -417,7 +417,7 @@ def test_more_of_the_same_rollouts_change_nothing(nodes: Nodes, times: int) -> N
 
 @laws
 @given(nodes=any_nodes(), data=st.data())
-def test_children_have_no_order_and_nodes_no_neighbours(nodes: Nodes, data: st.DataObject) -> None:
+def test_updates_do_not_depend_on_child_order_or_other_nodes(nodes: Nodes, data: st.DataObject) -> None:
     n, k = nodes.log_p.shape
     order = data.draw(st.permutations(range(k)))
     node = data.draw(st.integers(0, n - 1))
@@ -468,7 +468,7 @@ class Backwards:
 
 
 @dataclass(frozen=True)
-class Spy:
+class RecordingObjective:
     """Does what another objective does under a name of its own, and remembers what it was shown."""
 
     of: Objective
@@ -485,7 +485,7 @@ class Spy:
 
 
 @dataclass(frozen=True)
-class Misshapen:
+class WrongShape:
     """Forgets an axis."""
 
     name: str = "misshapen"
@@ -517,10 +517,10 @@ def columns(analysis: Analysis, objective: str) -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize("restrict", ["renormalise", "full"])
 @pytest.mark.parametrize("objective", [ReverseKL(), MiniLLM(), DrGRPO()], ids=lambda objective: objective.name)
-def test_own_objective_gets_the_rows_of_a_built_in_one(
+def test_a_custom_objective_has_the_same_rows_as_a_built_in_one(
     world: ExactWorld, objective: Objective, restrict: Literal["renormalise", "full"]
 ) -> None:
-    spy = Spy(objective)
+    spy = RecordingObjective(objective)
     analysis = analysed(world, objective, spy, restrict=restrict)
     built_in, own = columns(analysis, objective.name), columns(analysis, "spy")
     assert len(own["alignment"]) > 20
@@ -542,7 +542,7 @@ def test_own_objective_gets_the_rows_of_a_built_in_one(
         assert (nodes.to_go is None) == (objective.signal != "future")
 
 
-def test_own_objective_against_success_is_harmful_everywhere(world: ExactWorld) -> None:
+def test_a_custom_objective_against_success_is_harmful_everywhere(world: ExactWorld) -> None:
     analysis = analysed(world, Backwards(), Ideal())
     own, ideal = columns(analysis, "backwards"), columns(analysis, "ideal")
     matters = np.array(own["sr_range"]) > 0
@@ -552,8 +552,8 @@ def test_own_objective_against_success_is_harmful_everywhere(world: ExactWorld) 
     np.testing.assert_allclose(np.array(ideal["alignment"])[matters & moves], 1)
 
 
-def test_an_update_of_another_shape_is_refused(world: ExactWorld) -> None:
-    chosen = Settings(objectives=[Misshapen()], budget=BUDGET, rules=RULES)
+def test_an_update_with_a_wrong_shape_raises(world: ExactWorld) -> None:
+    chosen = Settings(objectives=[WrongShape()], budget=BUDGET, rules=RULES)
     evidence = collect(world, [world.tilted_teacher()], Question("q"), world, settings=chosen)
     found = estimate(evidence.tree, evidence.paths)
     paths = [
@@ -566,9 +566,9 @@ def test_an_update_of_another_shape_is_refused(world: ExactWorld) -> None:
     ]
     assert node_table(paths, [Backwards()], RULES).num_rows > 10
     with pytest.raises(ValueError, match="misshapen"):
-        node_table(paths, [Misshapen()], RULES)
+        node_table(paths, [WrongShape()], RULES)
 
 
-def test_two_objectives_of_one_name_are_refused(world: ExactWorld) -> None:
+def test_two_objectives_with_the_same_name_raise(world: ExactWorld) -> None:
     with pytest.raises(OpdAlignError, match="reverse_kl"):
-        analysed(world, ReverseKL(), Spy(ForwardKL(), name="reverse_kl"))
+        analysed(world, ReverseKL(), RecordingObjective(ForwardKL(), name="reverse_kl"))

@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 from scipy.stats import betabinom
 
 from opd_align.core import prior as prior_module
-from opd_align.core.prior import Exits, ForkPrior
+from opd_align.core.prior import ExitSamples, ForkPrior
 
 STRENGTHS = prior_module._STRENGTH_J
 LIKELY, UNLIKELY = 0.3, 0.01
 
 
-def exits_of(p: object, n: object, w: object, centre: object) -> Exits:
+def exits_of(p: object, n: object, w: object, centre: object) -> ExitSamples:
     columns = np.broadcast_arrays(*(np.atleast_1d(column) for column in (p, n, w, centre)))
-    return Exits(columns[0].astype(float), columns[1].astype(int), columns[2].astype(int), columns[3].astype(float))
+    return ExitSamples(columns[0].astype(float), columns[1].astype(int), columns[2].astype(int), columns[3].astype(float))
 
 
-def drawn_exits(seed: int, *, strength: float, size: int, n: int, p: float = LIKELY, centre: float = 0.5) -> Exits:
-    """Exits whose success scatters around the centre with variance centre (1 - centre) / (strength + 1)."""
+def drawn_exits(seed: int, *, strength: float, size: int, n: int, p: float = LIKELY, centre: float = 0.5) -> ExitSamples:
+    """ExitSamples whose success scatters around the centre with variance centre (1 - centre) / (strength + 1)."""
     rng = np.random.default_rng(seed)
     q_E = rng.beta(centre * strength, (1 - centre) * strength, size)
     return exits_of(p, n, rng.binomial(n, q_E), np.full(size, centre))
@@ -34,7 +34,7 @@ def only(strength: float, overall: float = 0.5) -> ForkPrior:
     return ForkPrior(overall, np.stack([weight_J, weight_J]))
 
 
-def log_marginal(prior: ForkPrior, exits: Exits) -> float:
+def log_marginal(prior: ForkPrior, exits: ExitSamples) -> float:
     """Log-probability of the wins given the samples: the slow twin, one exit at a time."""
     total = 0.0
     for p, n, w, centre in zip(exits.p_E, exits.n_E, exits.w_E, exits.centre_E, strict=True):
@@ -58,7 +58,7 @@ def log_marginal(prior: ForkPrior, exits: Exits) -> float:
     overall=st.floats(0.01, 0.99),
 )
 @settings(deadline=None)
-def test_a_fit_makes_the_counts_more_likely(rows, overall) -> None:
+def test_a_fit_increases_the_likelihood(rows, overall) -> None:
     exits = exits_of(
         [p for p, _, _ in rows], [n for _, (n, _), _ in rows], [w for _, (_, w), _ in rows], [c for _, _, c in rows]
     )
@@ -75,7 +75,7 @@ def test_a_fit_makes_the_counts_more_likely(rows, overall) -> None:
     assert penalised(once.fitted([exits])) >= penalised(once) - 1e-9
 
 
-def test_a_fit_gains_much_where_the_start_is_far_off() -> None:
+def test_a_fit_gains_much_if_the_initial_weights_are_wrong() -> None:
     exits = drawn_exits(0, strength=2000.0, size=200, n=100)
     start = ForkPrior.start(0.5)
     assert log_marginal(start.fitted([exits]), exits) > log_marginal(start, exits) + 20
@@ -91,7 +91,7 @@ def test_the_fitted_spread_is_that_of_the_exits(strength: float, p: float) -> No
     assert fitted.spread(np.array([p]))[0] == pytest.approx(1 / (strength + 1), rel=0.25)
 
 
-def test_likely_and_unlikely_tokens_are_fitted_apart() -> None:
+def test_likely_and_unlikely_tokens_are_fitted_separately() -> None:
     wild, tame = (
         drawn_exits(2, strength=4.0, size=300, n=100, p=UNLIKELY),
         drawn_exits(3, strength=400.0, size=300, n=100, p=LIKELY),
@@ -104,17 +104,17 @@ def test_likely_and_unlikely_tokens_are_fitted_apart() -> None:
     assert np.allclose(alone.weight_GJ[0], ForkPrior.start(0.5).weight_GJ[0])  # nothing seen, nothing learnt
 
 
-def test_how_the_exits_are_cut_into_parts_is_irrelevant() -> None:
+def test_the_split_into_parts_does_not_matter() -> None:
     exits = drawn_exits(4, strength=12.0, size=50, n=20)
     whole = ForkPrior.start(0.4).fitted([exits])
     cut = [
-        Exits(*(column[piece] for column in (exits.p_E, exits.n_E, exits.w_E, exits.centre_E)))
+        ExitSamples(*(column[piece] for column in (exits.p_E, exits.n_E, exits.w_E, exits.centre_E)))
         for piece in (slice(0, 7), slice(7, 7), slice(7, None))
     ]
     assert np.allclose(ForkPrior.start(0.4).fitted(cut).weight_GJ, whole.weight_GJ, rtol=1e-12)
 
 
-def test_a_fit_without_any_exit_keeps_the_start() -> None:
+def test_a_fit_without_exits_keeps_the_initial_weights() -> None:
     start = ForkPrior.start(0.3)
     unseen = exits_of(LIKELY, 0, 0, 0.7)
     assert np.allclose(start.fitted([]).weight_GJ, start.weight_GJ)
@@ -129,7 +129,7 @@ def test_a_fit_without_any_exit_keeps_the_start() -> None:
     overall=st.floats(0, 1),
 )
 @settings(deadline=None)
-def test_the_posterior_lies_between_share_and_siblings(n, share, centre, p, overall) -> None:
+def test_the_posterior_is_between_observed_fraction_and_siblings(n, share, centre, p, overall) -> None:
     w = round(share * n)
     found = ForkPrior.start(centre).posterior(exits_of(p, n, w, centre))
     low, high = sorted((w / n, centre))
@@ -141,7 +141,7 @@ def test_the_posterior_lies_between_share_and_siblings(n, share, centre, p, over
     assert 0 <= found.slope_E[0] < 1
 
 
-def test_many_samples_drown_the_prior() -> None:
+def test_many_samples_dominate_the_prior() -> None:
     prior = ForkPrior.start(0.5)
     error = []
     for n in (10, 1000, 100_000, 10_000_000):
@@ -154,7 +154,7 @@ def test_many_samples_drown_the_prior() -> None:
 
 
 @pytest.mark.parametrize("centre", [0.0, 0.05, 0.5, 1.0])
-def test_without_samples_the_siblings_speak(centre: float) -> None:
+def test_without_samples_the_posterior_is_the_siblings_mean(centre: float) -> None:
     prior = ForkPrior.start(0.6)
     for p in (LIKELY, UNLIKELY):
         found = prior.posterior(exits_of(p, 0, 0, centre))
@@ -167,7 +167,7 @@ def test_without_samples_the_siblings_speak(centre: float) -> None:
 
 @given(n=st.integers(0, 50), share=st.floats(0, 1), centre=st.floats(0.01, 0.99), pick=st.integers(0, 7))
 @settings(deadline=None)
-def test_the_slope_is_the_derivative_by_the_siblings(n, share, centre, pick) -> None:
+def test_the_slope_is_the_derivative_with_respect_to_the_siblings(n, share, centre, pick) -> None:
     w, step = round(share * n), 1e-4
     one_class = only(STRENGTHS[pick])
     up, down = (one_class.posterior(exits_of(LIKELY, n, w, centre + sign * step)).mean_E[0] for sign in (1, -1))
@@ -194,7 +194,7 @@ def test_the_posterior_of_one_class_is_the_textbook_one() -> None:
 @pytest.mark.parametrize("won", [0, 1])
 @pytest.mark.parametrize("centre", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("overall", [0.0, 1.0])
-def test_all_lost_and_all_won_stay_finite(won: int, centre: float, overall: float) -> None:
+def test_all_incorrect_and_all_correct_are_finite(won: int, centre: float, overall: float) -> None:
     n_E = np.array([0, 1, 20, 10**6])
     exits = exits_of(LIKELY, n_E, won * n_E, centre)
     fitted = ForkPrior.start(overall).fitted([exits])
@@ -206,7 +206,7 @@ def test_all_lost_and_all_won_stay_finite(won: int, centre: float, overall: floa
     assert (found.var_E > 0).all()  # nothing that was only counted is certain
 
 
-def test_a_fit_leaves_the_prior_that_it_started_from_alone() -> None:
+def test_a_fit_does_not_modify_the_initial_prior() -> None:
     start = ForkPrior.start(0.5)
     before = start.weight_GJ.copy()
     fitted = start.fitted([drawn_exits(5, strength=1.0, size=50, n=50)])

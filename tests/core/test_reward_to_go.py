@@ -71,7 +71,7 @@ def tree_of(*rows: tuple[tuple[int, ...], int]) -> GenerationTree:
     )
 
 
-def test_nothing_follows_an_end_that_nobody_took() -> None:
+def test_an_unvisited_end_token_has_nothing_after_it() -> None:
     path, children = [5, EOS], [{5: (0.5, 0.25), EOS: (0.4, 0.2)}, {EOS: (0.5, 0.5), 4: (0.5, 0.5)}]
     tree = tree_of(((5, EOS), 0), ((5, 4, 1), 0))
     ratio = in_tree_order(tree, {(5, EOS): [0.0, 0.0], (5, 4, 1): [0.0, 0.0, -6.0]})
@@ -97,7 +97,7 @@ def test_six_rollouts_by_hand() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
-def test_unseen_mass_is_valued_like_the_rest_of_the_node() -> None:
+def test_unsampled_mass_has_the_mean_of_the_rest_of_the_node() -> None:
     """Only 9 is seen beside the path: at depth 2 the path's end stands for the whole node."""
     tree = tree_of(((5, 9, EOS), 0))
     found = reward_to_go(tree, path_scores(PATH, CHILDREN), "t", in_tree_order(tree, RATIOS))
@@ -108,7 +108,7 @@ def test_unseen_mass_is_valued_like_the_rest_of_the_node() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
-def test_a_node_with_unseen_children_divides_by_the_seen_mass() -> None:
+def test_a_node_with_unsampled_children_divides_by_the_sampled_mass() -> None:
     """Nobody took 8, and a tenth of the mass was not scored: one more level above shows how the node was valued."""
     scores = path_scores([3, *PATH], [{3: (1.0, 1.0)}, *CHILDREN])
     ratios = {(3, *completion): [0.0, *ratio] for completion, ratio in RATIOS.items()}
@@ -120,7 +120,7 @@ def test_a_node_with_unseen_children_divides_by_the_seen_mass() -> None:
     assert found[0] == pytest.approx((0.5 * below[0] + 0.3 * below[1]) / 0.8)
 
 
-def test_a_rollout_forced_past_its_exit_says_nothing() -> None:
+def test_a_rollout_forced_past_its_exit_does_not_count() -> None:
     scores = path_scores(PATH, CHILDREN)
     launches = {(6, 1, EOS): 1, (6, 2, 2, EOS): 2, (5, 9, EOS): 2, (5, 9, 3, EOS): 3, (5, 7, 4, 1): 3}
     tree = tree_of(*launches.items())
@@ -131,7 +131,7 @@ def test_a_rollout_forced_past_its_exit_says_nothing() -> None:
     assert found[1] == pytest.approx(STEP[0][1] + 3.0)
 
 
-def test_children_that_were_not_scored_are_passed_over() -> None:
+def test_children_that_were_not_scored_are_ignored() -> None:
     scores = path_scores(PATH, CHILDREN)
     ratios = RATIOS | {(4, EOS): [-9.0, 100.0], (5, 7, 9, EOS): [-9.0, -9.0, -9.0, 100.0], (5,): [-9.0]}
     tree, plain = tree_of(*((c, 0) for c in ratios)), tree_of(*((c, 0) for c in RATIOS))
@@ -202,7 +202,7 @@ def cases(draw: st.DrawFn) -> tuple[list[tuple[list[int], int, list[float]]], Pa
 
 @settings(deadline=None, max_examples=200)
 @given(cases())
-def test_reward_to_go_agrees_with_its_slow_twin(
+def test_reward_to_go_matches_the_slow_reference(
     case: tuple[list[tuple[list[int], int, list[float]]], PathScores],
 ) -> None:
     rows, scores = case
@@ -234,7 +234,7 @@ def scored(world: ExactWorld, teacher: ExactTeacher, completion: Tokens, floor: 
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_many_rollouts_lead_to_the_exact_reward_to_go(seed: int) -> None:
+def test_many_rollouts_converge_to_the_exact_reward_to_go(seed: int) -> None:
     world = ExactWorld.random(seed, length=12, vocabulary=6, states=20, forks=0.7, peakedness=0.9)
     teacher = world.tilted_teacher(noise=0.7)
     path = world.sample([SampleRequest(Q, tokens(), 1)]).completion(0)
@@ -266,7 +266,7 @@ def short_world(seed: int) -> ExactWorld:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_natural_rollouts_know_the_children_they_visit(seed: int) -> None:
+def test_natural_rollouts_are_enough_for_visited_children(seed: int) -> None:
     world = short_world(seed)
     teacher = world.tilted_teacher(strength=1.0, noise=0.8)
     rollouts = world.sample([SampleRequest(Q, tokens(), 40_000)])
