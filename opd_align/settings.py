@@ -46,7 +46,7 @@ class Sampling:
             )
         if not 0 < self.top_p <= 1 or self.top_k < 0 or self.max_tokens < 1:
             raise OpdAlignError(
-                "sampling: top_p must be in (0, 1], top_k at least 0, max_tokens at least 1; "
+                "sampling: top_p must lie in (0, 1], top_k at least 0, max_tokens at least 1; "
                 f"got top_p={self.top_p}, top_k={self.top_k}, max_tokens={self.max_tokens}"
             )
 
@@ -95,7 +95,7 @@ class Budget:
         if self.correct_paths + self.incorrect_paths < 1 or min(self.correct_paths, self.incorrect_paths) < 0:
             raise OpdAlignError("budget: at least one path is needed (correct_paths, incorrect_paths)")
         if not 0 < self.tau < 1:
-            raise OpdAlignError(f"budget: tau must be between 0 and 1, not {self.tau}")
+            raise OpdAlignError(f"budget: tau must lie between 0 and 1, not {self.tau}")
         if (self.targeted or 0) < 0 or not (self.seconds or 0) >= 0:
             raise OpdAlignError("budget: targeted and seconds cannot be negative")
         if min(self.by_update, self.by_gap) < 0:

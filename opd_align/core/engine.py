@@ -251,7 +251,7 @@ def check_inputs(teachers: Sequence[Teacher], questions: Sequence[Question], set
         raise OpdAlignError("settings.objectives is empty; pass at least one objective")
     with_teacher = [objective.name for objective in settings.objectives if objective.signal != "reward"]
     if with_teacher and not teachers:
-        raise OpdAlignError(f"objective {with_teacher[0]!r} requires a teacher, but no teacher was given")
+        raise OpdAlignError(f"objective {with_teacher[0]!r} needs a teacher, and none was given")
 
 
 def align(evidence: Evidence, settings: Settings) -> pa.Table:

@@ -1,4 +1,4 @@
-"""Node tables: alignment by hand on single nodes, its corners one by one, its uncertainty against known posteriors."""
+"""Node tables: alignment computed by hand on single nodes, edge cases, uncertainty against known posteriors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RKL = [ReverseKL()]
 
 @dataclass(frozen=True)
 class Node:
-    """Probabilities of student and teachers over tokens 1, 2, ..., and their success; the path takes `taken`."""
+    """Student and teacher probabilities over tokens 1, 2, ..., and success probabilities; the path takes `taken`."""
 
     p: Sequence[float]
     q: Sequence[float]
@@ -75,7 +75,7 @@ def rows_of(*paths: EstimatedPath, objectives: Sequence[Any] = RKL, **rules: Any
 
 
 def uncertain(path: EstimatedPath, own_var: Sequence[float], **columns: Any) -> EstimatedPath:
-    """The same path, known only up to these variances."""
+    """The same path with uncertain estimates of these variances."""
     return replace(path, estimate=replace(path.estimate, own_var_C=np.array(own_var, float), **columns))
 
 
@@ -96,7 +96,7 @@ probabilities = st.floats(0.03, 0.9)
 successes = st.floats(0.0, 1.0).map(lambda q: round(q, 3))
 
 
-# -- the cosine -----------------------------------------------------------------------------------------------
+# -- cosine ---------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.tuples(probabilities, probabilities, successes), min_size=3, max_size=6))
@@ -160,7 +160,7 @@ def test_sums_include_only_significant_children() -> None:
     assert row["advantage"] == pytest.approx(expected)
 
 
-# -- corners --------------------------------------------------------------------------------------------------
+# -- edge cases -----------------------------------------------------------------------------------------------
 
 
 def test_a_teacher_equal_to_the_student_has_zero_alignment() -> None:
@@ -259,14 +259,14 @@ def test_cosine_of_a_zero_update_is_zero_not_nan() -> None:
     assert cosine(
         np.array([[1.0, -1.0], [0.0, 0.0], [1.0, -1.0]]), np.array([[0.0, 0.0], [1.0, -1.0], [2.0, -2.0]])
     ) == (pytest.approx([0.0, 0.0, 1.0]))
-    # The ideal update may be tiny and still has a direction; rounding in the other has none.
+    # A tiny ideal update still has a direction; rounding errors in the objective's update do not.
     tiny, rounding = np.array([1e-12, -1e-12]), np.array([1e-16, -1e-16])
     push = np.array([0.3, -0.3])
     assert cosine(tiny, push) == pytest.approx(1.0)
     assert cosine(push, rounding) == 0
 
 
-# -- the whole vocabulary -------------------------------------------------------------------------------------
+# -- full vocabulary ------------------------------------------------------------------------------------------
 
 
 def full_update(p: Sequence[float], t: Sequence[float]) -> np.ndarray:
@@ -276,7 +276,7 @@ def full_update(p: Sequence[float], t: Sequence[float]) -> np.ndarray:
 
 
 def test_full_restricts_the_full_vocabulary_update() -> None:
-    # The last two tokens are too unlikely to be in S_u, but the teacher shuns one of them: that lifts all the others.
+    # The last two tokens are too unlikely to be in S_u, but the teacher lowers one of them, which raises all others.
     node = Node([0.5, 0.3, 0.17, 0.015, 0.015], [0.9, 0.1, 0.5, 0.0, 0.0], {"A": [0.45, 0.35, 0.184, 1e-6, 0.015999]})
     (full,), (renormalised,) = (rows_of(path_of(node), restrict=restrict) for restrict in ("full", "renormalise"))
     push = full_update(node.p, node.t["A"])[:3]
@@ -297,7 +297,7 @@ def test_the_rest_of_the_vocabulary_acts_as_one_more_token() -> None:
     ideal = np.array([1, -1]) * 5 / 7 * 2 / 7 * 0.8
     assert row["update_norm"] == pytest.approx(np.linalg.norm(push))
     assert row["alignment"] == pytest.approx(ideal @ push / np.linalg.norm(ideal) / np.linalg.norm(push))
-    # Two children, and still not ±1: the restricted update does not sum to zero.
+    # Two children but not ±1: the restricted update does not sum to zero.
     assert abs(row["alignment"]) < 0.999
 
 
@@ -358,7 +358,7 @@ def test_a_policy_gradient_uses_the_natural_rollouts() -> None:
     rollouts = Rollouts.of([[1], [1], [2], [2]], outcome=[1, 1, 0, 1], launch=[0, 0, 0, 1])
     path = replace(path, counts=GenerationTree.build(rollouts).counts_along([1]), pass_rate=2 / 3)
     (row,) = rows_of(path, objectives=[DrGRPO()])
-    # Forced through 2, the last one says nothing of the choice; the winners chose 1, the loser 2.
+    # The last rollout is forced through 2 and does not count; the correct ones sampled 1, the incorrect one 2.
     advantage = np.array([2 - 2 * 2 / 3, 0 - 2 / 3])
     push = (advantage - 0.5 * advantage.sum()) / 3
     assert row["update_norm"] == pytest.approx(np.linalg.norm(push))
@@ -373,7 +373,7 @@ def test_an_update_with_a_wrong_shape_raises_with_the_objective_name() -> None:
         def update(self, nodes: Nodes) -> np.ndarray:
             return nodes.p[:, :1]
 
-    with pytest.raises(ValueError, match="'lopsided' gave shape"):
+    with pytest.raises(ValueError, match="'lopsided' returned"):
         rows_of(path_of(Node([0.5, 0.5], [0.9, 0.1], {"A": [0.4, 0.6]})), objectives=[Lopsided()])
 
 
@@ -420,13 +420,13 @@ def test_verdicts_use_the_configured_confidence(confidence: float) -> None:
     rng = np.random.default_rng(0)
     nodes = [Node([0.5, 0.5], [0.5 + gap, 0.5], {"A": [0.7, 0.3]}) for gap in rng.normal(0, 0.1, 300)]
     rows = rows_of(uncertain(path_of(*nodes), np.full(600, 0.003)), confidence=confidence, draws=100)
-    said = {"helpful": 0, "harmful": 0, "undecided": 0}
+    verdicts = {"helpful": 0, "harmful": 0, "undecided": 0}
     for row in rows:
         positive = row["p_positive"]
         expected = "helpful" if positive >= confidence else "harmful" if positive <= 1 - confidence else "undecided"
         assert row["verdict"] == expected
-        said[expected] += 1
-    assert min(said.values()) > 10
+        verdicts[expected] += 1
+    assert min(verdicts.values()) > 10
 
 
 def test_split_halves_are_computed_like_the_whole() -> None:
@@ -442,7 +442,7 @@ def test_split_halves_are_computed_like_the_whole() -> None:
 # -- seeds ----------------------------------------------------------------------------------------------------
 
 
-def high_variance_estimate(question: str, index: int = 0) -> EstimatedPath:
+def uncertain_path(question: str, index: int = 0) -> EstimatedPath:
     node = Node([0.5, 0.3, 0.2], [0.5, 0.45, 0.55], {"A": [0.2, 0.5, 0.3]})
     two = Node([0.6, 0.4], [0.45, 0.5], {"A": [0.5, 0.5]})
     path = path_of(node, two, node, question=question, index=index)
@@ -450,10 +450,15 @@ def high_variance_estimate(question: str, index: int = 0) -> EstimatedPath:
 
 
 def test_rows_of_a_question_do_not_depend_on_the_others() -> None:
-    alone = rows_of(high_variance_estimate("b"))
-    among = rows_of(high_variance_estimate("a"), high_variance_estimate("b"), high_variance_estimate("c"), high_variance_estimate("b", index=1))
+    alone = rows_of(uncertain_path("b"))
+    among = rows_of(
+        uncertain_path("a"),
+        uncertain_path("b"),
+        uncertain_path("c"),
+        uncertain_path("b", index=1),
+    )
     assert [row for row in among if (row["question"], row["path"]) == ("b", 0)] == alone
-    reordered = rows_of(high_variance_estimate("b", index=1), high_variance_estimate("c"), high_variance_estimate("b"))
+    reordered = rows_of(uncertain_path("b", index=1), uncertain_path("c"), uncertain_path("b"))
     assert [row for row in reordered if (row["question"], row["path"]) == ("b", 0)] == alone
 
 
@@ -461,13 +466,13 @@ def test_another_seed_question_or_path_gives_other_draws() -> None:
     def drawn(path: EstimatedPath, seed: int = 0) -> list[float]:
         return [row["alignment_mean"] for row in rows_of(path, seed=seed)]
 
-    assert drawn(high_variance_estimate("a")) == drawn(high_variance_estimate("a"))
-    assert drawn(high_variance_estimate("a")) != drawn(high_variance_estimate("a"), seed=1)
-    assert drawn(high_variance_estimate("a")) != drawn(high_variance_estimate("b"))
-    assert drawn(high_variance_estimate("a")) != drawn(high_variance_estimate("a", index=1))
+    assert drawn(uncertain_path("a")) == drawn(uncertain_path("a"))
+    assert drawn(uncertain_path("a")) != drawn(uncertain_path("a"), seed=1)
+    assert drawn(uncertain_path("a")) != drawn(uncertain_path("b"))
+    assert drawn(uncertain_path("a")) != drawn(uncertain_path("a", index=1))
 
 
-# -- an exact world -------------------------------------------------------------------------------------------
+# -- exact world ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -519,7 +524,7 @@ def test_helpful_and_harmful_teachers_are_distinguished(truth) -> None:
     assert ranks["tilted"].advantage.mean > 0 > ranks["adversarial"].advantage.mean
 
 
-# -- the table of children ------------------------------------------------------------------------------------
+# -- child table ----------------------------------------------------------------------------------------------
 
 
 def test_the_child_table_has_every_kept_child_and_reproduces_the_node_table() -> None:
@@ -539,7 +544,7 @@ def test_the_child_table_has_every_kept_child_and_reproduces_the_node_table() ->
         (0, 1, True), (0, 2, False), (0, 3, False), (0, 4, False), (1, 1, True),
     ]  # fmt: skip
     assert {(row["question"], row["path"], row["path_correct"]) for row in rows} == {("q", 3, False)}
-    # The fourth is below the floor for everybody; a node of one has nothing to compare.
+    # The fourth is below tau for student and teachers; a node with one child has no alignment.
     assert [row["significant"] for row in rows] == [True, True, True, False, False]
     np.testing.assert_allclose([row["t"] for row in rows[:2]], [[0.2, 0.6], [0.6, 0.2]], rtol=1e-6)
     np.testing.assert_allclose([row["q"] for row in rows[:4]], fork.q, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""The prior of forks: a fit that can only gain, and posteriors that lie where counts and siblings allow."""
+"""The fork prior: fits increase the likelihood, and posteriors are between counts and siblings."""
 
 from __future__ import annotations
 
@@ -17,25 +17,29 @@ LIKELY, UNLIKELY = 0.3, 0.01
 
 def exits_of(p: object, n: object, w: object, centre: object) -> ExitSamples:
     columns = np.broadcast_arrays(*(np.atleast_1d(column) for column in (p, n, w, centre)))
-    return ExitSamples(columns[0].astype(float), columns[1].astype(int), columns[2].astype(int), columns[3].astype(float))
+    return ExitSamples(
+        columns[0].astype(float), columns[1].astype(int), columns[2].astype(int), columns[3].astype(float)
+    )
 
 
-def drawn_exits(seed: int, *, strength: float, size: int, n: int, p: float = LIKELY, centre: float = 0.5) -> ExitSamples:
-    """ExitSamples whose success scatters around the centre with variance centre (1 - centre) / (strength + 1)."""
+def drawn_exits(
+    seed: int, *, strength: float, size: int, n: int, p: float = LIKELY, centre: float = 0.5
+) -> ExitSamples:
+    """Exits whose success varies around the centre with variance centre (1 - centre) / (strength + 1)."""
     rng = np.random.default_rng(seed)
     q_E = rng.beta(centre * strength, (1 - centre) * strength, size)
     return exits_of(p, n, rng.binomial(n, q_E), np.full(size, centre))
 
 
 def only(strength: float, overall: float = 0.5) -> ForkPrior:
-    """A prior that believes in one strength alone, so that no count can change the mixture."""
+    """A prior with one strength only, so that counts cannot change the mixture."""
     weight_J = np.where(strength == STRENGTHS, 1.0, 1e-300)
     assert weight_J.max() == 1.0
     return ForkPrior(overall, np.stack([weight_J, weight_J]))
 
 
 def log_marginal(prior: ForkPrior, exits: ExitSamples) -> float:
-    """Log-probability of the wins given the samples: the slow twin, one exit at a time."""
+    """Log-probability of the correct rollouts: slow reference, one exit at a time."""
     total = 0.0
     for p, n, w, centre in zip(exits.p_E, exits.n_E, exits.w_E, exits.centre_E, strict=True):
         resemblance_J = STRENGTHS / (STRENGTHS + 0.2)
@@ -64,7 +68,7 @@ def test_a_fit_increases_the_likelihood(rows, overall) -> None:
     )
     start = ForkPrior.start(overall)
     once = start.fitted([exits])
-    # The starting weights are those that the pseudo-counts like best, so whatever is gained is likelihood.
+    # The initial weights are the mode of the pseudo-counts, so any gain is a gain in likelihood.
     assert log_marginal(once, exits) >= log_marginal(start, exits) - 1e-9
     assert np.allclose(once.weight_GJ.sum(-1), 1.0)
     assert (once.weight_GJ > 0).all()
@@ -134,7 +138,7 @@ def test_the_posterior_is_between_observed_fraction_and_siblings(n, share, centr
     found = ForkPrior.start(centre).posterior(exits_of(p, n, w, centre))
     low, high = sorted((w / n, centre))
     assert low - 1e-12 <= found.mean_E[0] <= high + 1e-12
-    # The question as a whole has a small say, never beyond the three of them.
+    # The pass rate has a small weight; the posterior is never outside the range of the three.
     found = ForkPrior.start(overall).posterior(exits_of(p, n, w, centre))
     assert min(low, overall) - 1e-12 <= found.mean_E[0] <= max(high, overall) + 1e-12
     assert 0 < found.var_E[0] <= 0.25
@@ -160,7 +164,7 @@ def test_without_samples_the_posterior_is_the_siblings_mean(centre: float) -> No
         found = prior.posterior(exits_of(p, 0, 0, centre))
         assert abs(found.mean_E[0] - centre) < 0.05
         assert found.slope_E[0] > 0.9
-        # A prior never claims to know: at least the spread of the fitted forks.
+        # Without samples the variance is at least the spread of the fitted forks.
         inside = min(max(centre, 0.01), 0.99)
         assert found.var_E[0] > 0.5 * prior.spread(np.array([p]))[0] * inside * (1 - inside)
 
@@ -191,12 +195,12 @@ def test_the_posterior_of_one_class_is_the_textbook_one() -> None:
     assert found.var_E[0] == pytest.approx(mean * (1 - mean) / (10 + strength + 1), abs=1e-12)
 
 
-@pytest.mark.parametrize("won", [0, 1])
+@pytest.mark.parametrize("correct", [0, 1])
 @pytest.mark.parametrize("centre", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("overall", [0.0, 1.0])
-def test_all_incorrect_and_all_correct_are_finite(won: int, centre: float, overall: float) -> None:
+def test_all_incorrect_and_all_correct_are_finite(correct: int, centre: float, overall: float) -> None:
     n_E = np.array([0, 1, 20, 10**6])
-    exits = exits_of(LIKELY, n_E, won * n_E, centre)
+    exits = exits_of(LIKELY, n_E, correct * n_E, centre)
     fitted = ForkPrior.start(overall).fitted([exits])
     found = fitted.posterior(exits)
     assert np.isfinite(fitted.weight_GJ).all()

@@ -281,7 +281,8 @@ def test_a_graded_rollout_replaces_an_unknown_and_a_failure() -> None:
 
 def test_failures_are_listed_once_in_order_of_key() -> None:
     parts = [
-        replace(Rollouts.of([]), failures=failures) for failures in ((Failure(5, "b"), Failure(3, "c")), (Failure(5, "a"),))
+        replace(Rollouts.of([]), failures=failures)
+        for failures in ((Failure(5, "b"), Failure(3, "c")), (Failure(5, "a"),))
     ]
     assert GenerationTree.build(*parts).failures == (Failure(3, "c"), Failure(5, "a"))
     assert GenerationTree.build(*parts[::-1]).failures == (Failure(3, "c"), Failure(5, "a"))
