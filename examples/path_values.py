@@ -36,10 +36,10 @@ def main(target: Path) -> None:
 
 def draw(truth: np.ndarray, pooled: np.ndarray, backup: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
     def points(y: Sequence[float], x: Sequence[int] | None = None) -> str:
-        positions = range(len(y)) if x is None else x
+        steps = range(len(y)) if x is None else x
         return " ".join(
-            f"{LEFT + position * (WIDTH - LEFT - 14) / (len(truth) - 1):.1f},{TOP + (1 - value) * (HEIGHT - TOP - 40):.1f}"
-            for position, value in zip(positions, y, strict=True)
+            f"{LEFT + step * (WIDTH - LEFT - 14) / (len(truth) - 1):.1f},{TOP + (1 - value) * (HEIGHT - TOP - 40):.1f}"
+            for step, value in zip(steps, y, strict=True)
         )
 
     steps = list(range(len(truth)))
