@@ -51,7 +51,7 @@ def paths() -> Tokens:
 
 
 def batches(rollouts: int, seed: int) -> Iterator[Rollouts]:
-    """An enriched tree: each rollout is forced off a path, shares tokens with its siblings for a while, then diverges."""
+    """An enriched tree: rollouts are forced off a path, share tokens with siblings for a while, then diverge."""
     rng = np.random.default_rng(seed)
     depths = np.arange(LONGEST)
     trunk = modal_tokens(np.arange(PATHS), depths)
