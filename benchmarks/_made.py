@@ -1,4 +1,4 @@
-"""Analyses of any size without a model: forks and success drawn at random, tables made by the package."""
+"""Synthetic analyses of any size without a model: random forks and success probabilities, tables by the package."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ WORDS = (
 def made_path(
     rng: np.random.Generator, question: str, index: int, *, length: int, teachers: Sequence[str]
 ) -> EstimatedPath:
-    """A path on which a third of the positions fork, mostly with little at stake."""
+    """A path on which a third of the positions fork, mostly with small differences in success."""
     forks_T = rng.random(length) < 1 / 3
     size_T = np.where(forks_T, rng.integers(2, 5, length), 1)
     offsets = np.concatenate([[0], np.cumsum(size_T)]).astype(np.int64)
     depth_C = np.repeat(np.arange(length), size_T)
-    place_C = np.arange(offsets[-1]) - offsets[depth_C]
-    token_C = ((rng.integers(0, 900, length)[depth_C] + 97 * place_C) % 1000).astype(np.uint32)
+    rank_C = np.arange(offsets[-1]) - offsets[depth_C]
+    token_C = ((rng.integers(0, 900, length)[depth_C] + 97 * rank_C) % 1000).astype(np.uint32)
     order = np.lexsort((token_C, depth_C))
     token_C = token_C[order]
     weight_C = rng.gamma(1.0, 1.0, len(token_C)) + 0.05
@@ -44,23 +44,21 @@ def made_path(
     value_T = np.clip(0.5 + np.cumsum(rng.normal(0, 0.4 / np.sqrt(length), length)), 0.02, 0.98)
     q_C = np.clip(value_T[depth_C] + rng.normal(0, 1, len(token_C)) * stake_T[depth_C], 0.001, 0.999)
     one_T = np.abs(rng.normal(0, 1, length))
-    views = {
+    teacher_scores = {
         name: TeacherScores(
             log_shares(weight_C * rng.gamma(2.0, 1.0, len(token_C)) * np.exp(12 * number * (q_C - value_T[depth_C]))),
             one_T, *(np.abs(rng.normal(0, 0.5, length)) for _ in range(4)),
         )
         for number, name in enumerate(teachers)
     }  # fmt: skip
-    scores = PathScores(token_C[own_T], offsets, token_C, log_shares(weight_C), one_T, views)
+    scores = PathScores(token_C[own_T], offsets, token_C, log_shares(weight_C), one_T, teacher_scores)
     visits_C = rng.integers(20, 300, len(token_C))
     zero_C = np.zeros(len(token_C))
     estimate = PathEstimate(
         q_C, q_C * (1 - q_C) / visits_C, zero_C, np.zeros(length), q_C[own_T], visits_C, visits_C.astype(float),
         value_T, np.full(length, 0.01), offsets,
     )  # fmt: skip
-    counts = PathCounts(
-        offsets, np.zeros(length, np.int64), token_C, *[visits_C] * 6, *[zero_C] * 2, np.zeros(len(token_C), bool)
-    )
+    counts = PathCounts(offsets, np.zeros(length, np.int64), token_C, *[visits_C] * 6, *[zero_C] * 2)
     return EstimatedPath(question, index, index % 2 == 0, scores, estimate, counts, 0.5, (estimate, estimate))
 
 
@@ -74,15 +72,15 @@ def made_analysis(
     name: Callable[[int], str] = lambda at: f"question-{at}",
     word: Callable[[int], str] = lambda token: WORDS[token % len(WORDS)],
 ) -> Analysis:
-    """`questions` with `paths` of `length` tokens each; the later a teacher, the more it leans toward success."""
+    """`questions` with `paths` of `length` tokens each; later teachers prefer successful tokens more."""
     rng, rules = np.random.default_rng(0), Rules(draws=40)
     node_parts, child_parts, records = [], [], []
     for at in range(questions):
         made = [made_path(rng, name(at), index, length=length, teachers=teachers) for index in range(paths)]
         node_parts.append(node_table(made, objectives, rules))
         child_parts.append(child_table(made, teachers, objectives, rules))
-        asked = f"Question {at}: a bookshelf has {at + 3} shelves with 12 books each. How many books are there?"
-        record = {"question": name(at), "text": asked, "answer": str(12 * (at + 3)), "pass_rate": 0.5, "note": ""}
+        text = f"Question {at}: a bookshelf has {at + 3} shelves with 12 books each. How many books are there?"
+        record = {"question": name(at), "text": text, "answer": str(12 * (at + 3)), "pass_rate": 0.5, "note": ""}
         record |= {"correct_paths": (paths + 1) // 2, "incorrect_paths": paths // 2, "nodes": len(node_parts[-1])}
         records.append(dict.fromkeys(QuestionRecord.__dataclass_fields__, 200) | record)
     children = dictionary_encoded(pa.concat_tables(child_parts))

@@ -1,8 +1,8 @@
-"""How far are the estimates from the truth? Random exact worlds, paper budget, all estimators on the same rollouts.
+"""Errors of the estimators on random exact worlds, with the paper's budget and the same rollouts for all estimators.
 
-Two families of worlds, reported apart: `real` imitates measured traces (a third of the positions fork, unlikely
-tokens carry 2 % of the mass, most forks hardly matter), `stakes` makes most forks matter. The table prints the
-worlds' own statistics first. Everything is averaged over worlds; lengths run from 60 to 300 tokens.
+Two families of worlds, reported separately: `real` imitates measured traces (a third of the positions fork, unlikely
+tokens have 2 % of the mass, most forks hardly change the outcome); in `stakes` most forks change it. The table starts
+with statistics of the worlds. All numbers are averages over worlds; lengths are 60 to 300 tokens.
 
     python benchmarks/estimators.py [--quick] [--json FILE] [--workers 2]
 """
@@ -32,12 +32,12 @@ from opd_align.types import Question
 
 FRACTIONS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 FAMILIES = {"real": 1.0, "stakes": 4.0}
-# No floor: a node that an estimator takes for flat must count as it was estimated, not be left out.
+# No resolution limit: a node with a small estimated SR range must count, not be left out.
 RULES = Rules(draws=200, resolution=0.0)
 
 
 def measure(job: tuple[str, int, int, Sequence[float]]) -> dict[str, float]:
-    """One world: every number as a mean over its nodes (or children), named `what/estimator`."""
+    """One world: means over its nodes (or children), named `quantity/estimator`."""
     family, seed, length, fractions = job
     world = ExactWorld.random(seed, length=length, stakes=FAMILIES[family])
     teachers = [
@@ -49,7 +49,7 @@ def measure(job: tuple[str, int, int, Sequence[float]]) -> dict[str, float]:
     tenth = explore(world, teachers, Budget(n_min=10))
     result = world_statistics(world, paper) | q_errors(world, paper)
 
-    # Estimators against each other: the same nodes, the same children, only `Q` differs.
+    # Compare estimators: the same nodes and children, only `Q` differs.
     pooled, backup, truth = on_common_children(world, (paper, "pooled"), (paper, "backup"))
     for name, grid in (("pooled", pooled), ("backup", backup)):
         result[f"corr/{name}"] = weighted_correlation(grid["alignment"], truth["alignment"], truth["sr_range"])
@@ -63,7 +63,7 @@ def measure(job: tuple[str, int, int, Sequence[float]]) -> dict[str, float]:
     result["signal_same_nodes/direct_n100"] = mean_gap(direct["signal"], truth["signal"])
     result["signal_same_nodes/backup_n10"] = mean_gap(few["signal"], truth["signal"])
 
-    # Allocations against each other: all nodes that truly matter; one without a row claims nothing, so 0.
+    # Compare allocations: all nodes with a nonzero exact SR range; a node without a row counts as 0.
     whole = on_grid(rows_of(paper, [exact_estimate(s, world.exact_q_along(s)) for s in paper.paths]), paper)
     known = whole["sr_range"] > 0
 
@@ -88,7 +88,7 @@ def explore(world: ExactWorld, teachers: Sequence[ExactTeacher], budget: Budget)
 
 
 def on_common_children(world: ExactWorld, *sides: tuple[Evidence, Method]) -> list[dict[str, np.ndarray]]:
-    """Both sides and the truth on the children that both know well enough; only nodes that all three have."""
+    """All sides and the exact values on the children significant for all sides; only nodes present in all of them."""
     found = [estimate(evidence.tree, evidence.paths, method=method) for evidence, method in sides]
     common = sides[0][0]
     masks = []
@@ -107,7 +107,7 @@ def on_common_children(world: ExactWorld, *sides: tuple[Evidence, Method]) -> li
 
 
 def rows_of(evidence: Evidence, estimates: Sequence[PathEstimate]) -> pa.Table:
-    """Rows from given estimates along the evidence's paths."""
+    """The node table of given estimates along the evidence's paths."""
     paths = [
         EstimatedPath(
             "world", index, correct, scores, found,
@@ -125,11 +125,11 @@ def on_grid(rows: pa.Table, evidence: Evidence) -> dict[str, np.ndarray]:
     names = sorted(evidence.paths[0].teachers)
     shape = (len(names), len(evidence.paths), max(len(scores) for scores in evidence.paths))
     teacher = np.searchsorted(names, rows["teacher"].to_numpy().astype(str))
-    place = (teacher, rows["path"].to_numpy(), rows["depth"].to_numpy())
+    index = (teacher, rows["path"].to_numpy(), rows["depth"].to_numpy())
     grid = {}
     for column in ("alignment", "sr_range", "p_positive"):
         grid[column] = np.full(shape, np.nan)
-        grid[column][place] = rows[column].to_numpy()
+        grid[column][index] = rows[column].to_numpy()
     grid["signal"] = grid["alignment"] * grid["sr_range"]
     return grid
 
@@ -153,7 +153,7 @@ def q_errors(world: ExactWorld, evidence: Evidence) -> dict[str, float]:
             error[f"{method}/on_path"].append(miss_C[common_C & on_path_C])
             error[f"{method}/off_path"].append(miss_C[common_C & ~on_path_C])
         low_C, high_C = estimates["backup"][index].interval_C()
-        # A certain outcome has an interval of no width: it is right or wrong, not covered.
+        # A certain outcome has an interval of zero width, so coverage does not apply.
         open_C = significant(scores, estimates["backup"][index], RULES) & (estimates["backup"][index].se_C > 1e-6)
         inside.append(((low_C <= exact_C) & (exact_C <= high_C))[open_C])
     result = {f"q_error/{name}": float(np.concatenate(parts).mean()) for name, parts in error.items()}
@@ -190,7 +190,7 @@ def weighted_correlation(one: np.ndarray, other: np.ndarray, weight: np.ndarray)
 
 
 def headline(mean: dict[str, float], fractions: Sequence[float]) -> dict[str, float]:
-    """The ratios by which the estimators are judged."""
+    """The main ratios."""
     target = mean["signal/paper"]
     errors = [mean[f"adaptive/{fraction}"] for fraction in fractions]
     reached = next((i for i, error in enumerate(errors) if error <= target), None)
@@ -220,7 +220,7 @@ def main() -> None:
     fractions = (0.35, 0.5) if args.quick else FRACTIONS
     lengths = np.linspace(60, 300, worlds).astype(int)
     families = ["real", "stakes"]
-    # Seeds from 20,000 on: worlds that nothing was tuned on.
+    # Seeds from 20,000 on: worlds not used for tuning.
     jobs = [
         (family, 20_000 + 10 * index, int(length), fractions)
         for family in families
@@ -229,11 +229,11 @@ def main() -> None:
     with ProcessPoolExecutor(args.workers) as pool:
         measured = list(track(pool.map(measure, jobs), "worlds", len(jobs)))
     figures: dict[str, float] = {"worlds": worlds}
-    table = Table("figure", *[f"{family} worlds" for family in families], title=f"{worlds} worlds a family")
+    table = Table("figure", *[f"{family} worlds" for family in families], title=f"{worlds} worlds per family")
     means = {}
     for family in families:
-        mine = [row for job, row in zip(jobs, measured, strict=True) if job[0] == family]
-        means[family] = {key: float(np.nanmean([row[key] for row in mine])) for key in mine[0]}
+        rows = [row for job, row in zip(jobs, measured, strict=True) if job[0] == family]
+        means[family] = {key: float(np.nanmean([row[key] for row in rows])) for key in rows[0]}
         suffix = "" if family == "real" else f"_{family}"
         figures |= {f"{key}{suffix}": value for key, value in headline(means[family], fractions).items()}
         figures |= {f"{key.replace('/', '_')}{suffix}": value for key, value in means[family].items()}
@@ -244,7 +244,7 @@ def main() -> None:
         table.add_row(f"[bold]{key}", *[f"[bold]{figures[key + s]:.3f}" for s in ("", "_stakes")])
     Console().print(table)
     if args.json:
-        # Not reached, or not defined, is null: JSON knows no infinity.
+        # Infinite or undefined values become null: JSON has no infinity.
         args.json.write_text(json.dumps({key: v if np.isfinite(v) else None for key, v in figures.items()}, indent=1))
 
 

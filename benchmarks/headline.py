@@ -1,12 +1,11 @@
 """The paper's main claim on the embedded models: is alignment higher on incorrect paths than on correct ones?
 
-The same rollouts, counted as the paper does (`pooled`) and valued from the exits backwards (`backup`), teacher by
-teacher, with 95 % intervals over questions. The demo's configuration with 3,000 targeted rollouts a question, on
-questions that the demo does not use.
+The same rollouts with the paper's counting (`pooled`) and with `backup`, for each teacher, with 95 % intervals over
+questions. Uses the demo's configuration with 3,000 targeted rollouts per question, on other questions than the demo.
 
     python benchmarks/headline.py [--quick] [--json FILE] [--questions N]
 
-`--quick` takes 4 questions; what it prints then is noise.
+`--quick` uses 4 questions; its numbers are too noisy to interpret.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ ESTIMATORS = ("pooled", "backup")
 
 
 def measured(questions: int) -> dict[str, pa.Table]:
-    """Nodes of all questions, by estimator; questions without the demonstrations that teachers need are left out."""
+    """Node tables of all questions by estimator, without questions that lack the teachers' demonstrations."""
     study = Study(read_config("demo", [f"questions.limit={questions}", "questions.seed=1000", "budget.targeted=3000"]))
     with tempfile.TemporaryDirectory() as folder:
         demonstrations = study.demonstrated(Path(folder))
     left_out = study.left_out(demonstrations)
     teachers, settings, grader = study.teachers(demonstrations), study.config.settings(), study.grader
     tables: dict[str, list[pa.Table]] = {estimator: [] for estimator in ESTIMATORS}
-    for question in track([each for each in study.questions if each.id not in left_out], "questions"):
+    for question in track([question for question in study.questions if question.id not in left_out], "questions"):
         evidence = collect(study.student, teachers, question, grader, settings=settings)
         for estimator in ESTIMATORS:
             tables[estimator].append(align(evidence, replace(settings, estimator=estimator)))
@@ -50,8 +49,8 @@ def measured(questions: int) -> dict[str, pa.Table]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="4 questions")
-    parser.add_argument("--questions", type=int, default=44, help="how many (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="use 4 questions")
+    parser.add_argument("--questions", type=int, default=44, help="number of questions (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
     nodes = measured(4 if arguments.quick else arguments.questions)

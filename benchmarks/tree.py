@@ -1,11 +1,11 @@
-"""The generation tree beside a dict trie: how fast each indexes an enriched tree, and what it costs in memory.
+"""Generation tree compared with a dict trie: speed of indexing an enriched tree, and memory.
 
-Both sides get the same rollouts, index them and count children along the same four paths, in one process; the
-trie gets a random part of them, and tokens a second is the measure. Making the data is not timed.
+Both index the same rollouts and count children along the same four paths, in one process. The trie gets a random
+subset, and the measure is tokens per second. Generating the data is not timed.
 
     python benchmarks/tree.py [--quick] [--json FILE]
 
-`--quick` leaves out the tree of 10⁹ tokens, which is fed batch by batch in a process of its own.
+`--quick` skips the tree of 10⁹ tokens, which is built batch by batch in a separate process.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ BATCH = 20_000
 SAMPLES_PER_TARGET = 40
 
 ROLLOUTS = 200_000
-TRIE_ROLLOUTS = 20_000  # a trie of all of them would want 15 GiB, and is slower the larger it gets
+TRIE_ROLLOUTS = 20_000  # a trie of all rollouts would need 15 GiB, and gets slower as it grows
 LARGE_ROLLOUTS = 3_340_000
 SECONDS_PER_SIDE = 6.0
 
 
 def modal_tokens(source_B: np.ndarray[Any, Any], depths: np.ndarray[Any, Any]) -> Tokens:
-    """The student's likeliest token at each depth after each source, as a hash."""
+    """The student's most likely token at each depth after each source, as a hash."""
     word = mix64(source_B.astype(np.uint64)[:, None] << np.uint64(20) | depths.astype(np.uint64))
     return (word % np.uint64(VOCABULARY)).astype(np.uint32)
 
@@ -51,7 +51,7 @@ def paths() -> Tokens:
 
 
 def batches(rollouts: int, seed: int) -> Iterator[Rollouts]:
-    """An enriched tree: forced off a path at some depth, then along with its siblings for a while, then alone."""
+    """An enriched tree: rollouts are forced off a path, share tokens with siblings for a while, then diverge."""
     rng = np.random.default_rng(seed)
     depths = np.arange(LONGEST)
     trunk = modal_tokens(np.arange(PATHS), depths)
@@ -60,11 +60,11 @@ def batches(rollouts: int, seed: int) -> Iterator[Rollouts]:
         target_R = np.sort(rng.integers(0, max(1, rollouts // SAMPLES_PER_TARGET), rows))
         path_R = target_R % PATHS
         leave_R = (mix64(target_R.astype(np.uint64)) % np.uint64(LENGTH)).astype(np.int64)
-        alone_R = leave_R + 1 + rng.geometric(0.05, rows)
+        diverge_R = leave_R + 1 + rng.geometric(0.05, rows)
         tokens = rng.integers(0, VOCABULARY, (rows, LONGEST), dtype=np.uint32)
         names, branch_R = np.unique(target_R, return_inverse=True)
         branches = modal_tokens(PATHS + names, depths)
-        tokens = np.where(depths < alone_R[:, None], branches[branch_R], tokens)
+        tokens = np.where(depths < diverge_R[:, None], branches[branch_R], tokens)
         tokens = np.where(depths < leave_R[:, None], trunk[path_R], tokens)
         length_R = rng.integers(SHORTEST, LONGEST + 1, rows)
         yield Rollouts(
@@ -81,11 +81,11 @@ def count_with_tree(parts: list[Rollouts]) -> list[list[tuple[int, int]]]:
     tree = GenerationTree.build(*parts)
     along = [tree.counts_along(path) for path in paths()]
     pairs = [zip(counts.visits_C.tolist(), counts.wins_C.tolist(), strict=True) for counts in along]
-    return [[pair for pair in pairs_C if pair[0]] for pairs_C in pairs]  # a trie has no node that nobody visited
+    return [[pair for pair in pairs_C if pair[0]] for pairs_C in pairs]  # a trie has no nodes without visits
 
 
 def count_with_trie(parts: list[Rollouts]) -> list[list[tuple[int, int]]]:
-    """What one would write first: a node is [visits, wins, children]."""
+    """The straightforward version: a node is [visits, wins, children]."""
     root: list[Any] = [0, 0, {}]
     for part in parts:
         bounds, wins = part.offsets.tolist(), (part.outcome_R == Outcome.CORRECT).tolist()
@@ -114,10 +114,7 @@ def count_with_trie(parts: list[Rollouts]) -> list[list[tuple[int, int]]]:
 
 
 def tokens_per_second(count: Callable[[list[Rollouts]], object], parts: list[Rollouts]) -> float:
-    """The best run of as many as fit in a given time, two at least.
-
-    The first runs also pay for memory that the machine has not handed out yet.
-    """
+    """The fastest of at least two runs within `SECONDS_PER_SIDE`; the first runs also include memory allocation."""
     seconds: list[float] = []
     while len(seconds) < 2 or sum(seconds) < SECONDS_PER_SIDE:
         begin = time.perf_counter()
@@ -127,7 +124,7 @@ def tokens_per_second(count: Callable[[list[Rollouts]], object], parts: list[Rol
 
 
 def large_tree(rollouts: int) -> dict[str, float]:
-    """Runs in a fresh process, whose peak includes the interpreter and the batch that is being made."""
+    """Runs in a new process; its peak memory includes the interpreter and the current batch."""
     begin = time.perf_counter()
     tree = GenerationTree.build(batches(rollouts, seed=1))
     built = time.perf_counter()
@@ -145,14 +142,14 @@ def large_tree(rollouts: int) -> dict[str, float]:
 def measure(*, quick: bool) -> dict[str, float]:
     results: dict[str, float] = {}
     if not quick:
-        # First, while this process is small: a child's peak counts from what its parent held when it was started.
+        # First, while this process is small: the peak of a child process starts from the memory of its parent.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             results |= pool.submit(large_tree, LARGE_ROLLOUTS).result()
     parts = list(batches(ROLLOUTS, seed=0))
     chosen = np.random.default_rng(2).permutation(BATCH)[: TRIE_ROLLOUTS * BATCH // ROLLOUTS]
     some = [part.take(chosen) for part in parts]
     if count_with_tree(some) != count_with_trie(some):
-        raise SystemExit("tree and trie count differently; the timing would mean nothing")
+        raise SystemExit("tree and trie give different counts")
     tree = GenerationTree.build(*parts)
     results["bytes_per_token"] = tree.nbytes / len(tree.tokens)
     del tree
@@ -162,18 +159,18 @@ def measure(*, quick: bool) -> dict[str, float]:
     return results
 
 
-WANTED = {"speedup_over_dict_trie": "≥ 100", "bytes_per_token": "≤ 6", "peak_gib_1e9_tokens": "≤ 8"}
+TARGETS = {"speedup_over_dict_trie": "≥ 100", "bytes_per_token": "≤ 6", "peak_gib_1e9_tokens": "≤ 8"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="leave out the tree of 10⁹ tokens")
+    parser.add_argument("--quick", action="store_true", help="skip the tree of 10⁹ tokens")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers as one flat object")
     arguments = parser.parse_args()
     results = measure(quick=arguments.quick)
-    table = Table("measure", "value", "wanted", title="generation tree and dict trie")
+    table = Table("measure", "value", "target", title="generation tree and dict trie")
     for name, value in results.items():
-        table.add_row(name, f"{value:,.2f}", WANTED.get(name, ""))
+        table.add_row(name, f"{value:,.2f}", TARGETS.get(name, ""))
     Console().print(table)
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=2) + "\n")

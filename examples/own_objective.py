@@ -1,7 +1,7 @@
-"""Test a training signal of your own, before any training, on a world whose truth is known.
+"""Test a custom training objective on exact worlds, before any training.
 
-The signal here trusts the teacher only where it is surer than the student: reverse KL, with the log-ratio clipped
-from above at zero. Does dropping the praise and keeping the blame cost alignment?
+The objective is reverse KL with the log-ratio clipped at zero: it only lowers tokens that the teacher finds less likely
+than the student does. Does dropping the positive log-ratios reduce the alignment?
 
     python examples/own_objective.py
 """
@@ -17,8 +17,8 @@ from opd_align.report.tables import ranking_table
 
 
 @dataclass(frozen=True)
-class BlameOnly:
-    name: str = "blame_only"
+class NegativeOnly:
+    name: str = "negative_only"
     signal: str = "teacher"
 
     def update(self, nodes: Nodes) -> np.ndarray:
@@ -28,7 +28,7 @@ class BlameOnly:
 def main() -> None:
     worlds = ExactFamily.random(seed=0, n=4, length=80)
     teacher = worlds.teacher("noisy", lambda world: world.tilted_teacher(strength=6.0, noise=1.0))
-    settings = Settings([ReverseKL(), BlameOnly()], Budget(n_min=40, allocation="adaptive"))
+    settings = Settings([ReverseKL(), NegativeOnly()], Budget(n_min=40, allocation="adaptive"))
     analysis = analyze(worlds, [teacher], worlds.questions, worlds, settings=settings)
     for objective in settings.objectives:
         ranks = metrics.teacher_ranking(analysis.nodes, objective.name)

@@ -1,6 +1,6 @@
-"""Draw one path: the true success probability after each token, and what two ways of counting make of it.
+"""Plot one path: the exact success probability after each token, and two estimates of it.
 
-Writes `path_values.svg` beside this file (the README's picture).
+Writes `path_values.svg` next to this file (the figure in the README).
 
     python examples/path_values.py [FILE.svg]
 """
@@ -36,10 +36,10 @@ def main(target: Path) -> None:
 
 def draw(truth: np.ndarray, pooled: np.ndarray, backup: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
     def points(y: Sequence[float], x: Sequence[int] | None = None) -> str:
-        places = range(len(y)) if x is None else x
+        steps = range(len(y)) if x is None else x
         return " ".join(
-            f"{LEFT + place * (WIDTH - LEFT - 14) / (len(truth) - 1):.1f},{TOP + (1 - value) * (HEIGHT - TOP - 40):.1f}"
-            for place, value in zip(places, y, strict=True)
+            f"{LEFT + step * (WIDTH - LEFT - 14) / (len(truth) - 1):.1f},{TOP + (1 - value) * (HEIGHT - TOP - 40):.1f}"
+            for step, value in zip(steps, y, strict=True)
         )
 
     steps = list(range(len(truth)))
@@ -59,8 +59,8 @@ def draw(truth: np.ndarray, pooled: np.ndarray, backup: np.ndarray, low: np.ndar
         shapes.append(
             f'<rect x="{x}" y="12" width="16" height="4" fill="{colour}"/><text x="{x + 22}" y="18">{label}</text>'
         )
-    what = "tokens of an incorrect rollout →  P(success after this token)"
-    shapes.append(f'<text x="{LEFT}" y="{HEIGHT - 10}">{what}</text>')
+    label = "tokens of an incorrect rollout →  P(success after this token)"
+    shapes.append(f'<text x="{LEFT}" y="{HEIGHT - 10}">{label}</text>')
     style = 'font-family="sans-serif" font-size="13" fill="#222222"'
     body = "\n".join(shapes)
     return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" {style}>\n{body}\n</svg>\n'

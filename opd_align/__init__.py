@@ -1,7 +1,7 @@
-"""Tell, token by token, whether an on-policy distillation update points where success lies.
+"""Measure, token by token, whether an on-policy distillation update increases the probability of success.
 
-The names below are what people may rely on. Each is fetched from its room when first used, so that
-`import opd_align` costs milliseconds and loads no torch.
+The names in `__all__` are the public API. Each is imported on first access, so `import opd_align` takes milliseconds
+and does not load torch.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'opd_align' has no attribute {name!r}")
     value = getattr(import_module(f"opd_align.{_MODULE_OF[name]}"), name)
-    globals()[name] = value  # the next access finds it without coming here
+    globals()[name] = value  # later accesses do not call __getattr__
     return value
 
 

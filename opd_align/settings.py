@@ -1,6 +1,6 @@
-"""Every knob a user turns: how rollouts are sampled, how many, what counts as a node, how an analysis is made.
+"""All user settings: `Sampling`, `Budget`, `Rules` and `Settings`.
 
-Plain frozen records that check themselves when they are made; no torch, no files, no computation.
+Frozen dataclasses that validate their values on construction. No torch, no files, no computation.
 """
 
 from __future__ import annotations
@@ -18,14 +18,19 @@ Method = Literal["backup", "direct", "pooled"]
 Restrict = Literal["renormalise", "full"]
 
 BATCH = 8192
-"""Rollouts requested at a time, unless the settings say otherwise."""
+"""Default number of rollouts requested at a time."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How completions are drawn; the same settings define the student's probabilities. `top_k` 0: no limit.
+    """How completions are sampled. The same values define the student's probabilities when paths are scored.
 
-    Another `seed` gives other completions of the same distribution.
+    Args:
+        temperature: Sampling temperature, above 0. Greedy decoding is not supported.
+        top_p: Nucleus sampling threshold, in (0, 1]. 1 disables it.
+        top_k: Number of most likely tokens to sample from. 0 disables the limit.
+        max_tokens: Maximum completion length in tokens. Longer completions are truncated and count as incorrect.
+        seed: Random seed. Another seed gives other completions from the same distribution.
     """
 
     temperature: float = 1.0
@@ -36,21 +41,36 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < inf:
-            raise OpdAlignError(f"sampling: temperature must be above 0, not {self.temperature}; greedy has no forks")
+            raise OpdAlignError(
+                f"sampling: temperature must be above 0, not {self.temperature}; greedy decoding never branches"
+            )
         if not 0 < self.top_p <= 1 or self.top_k < 0 or self.max_tokens < 1:
             raise OpdAlignError(
-                "sampling: top_p must lie in (0, 1], top_k be 0 or more, max_tokens at least 1; "
+                "sampling: top_p must lie in (0, 1], top_k at least 0, max_tokens at least 1; "
                 f"got top_p={self.top_p}, top_k={self.top_k}, max_tokens={self.max_tokens}"
             )
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How much may be spent on a question, and on what.
+    """How many rollouts to sample per question, and where. The defaults are the paper's.
 
-    `targeted` is a hard limit of targeted rollouts a question (`None`: as many as the paper's plan asks for, and
-    half of that for `adaptive`), `seconds` one of time. `adaptive` works in `rounds` and stops early where the
-    standard deviation left is below `settled`. The other defaults are the paper's.
+    Args:
+        initial: Number of initial rollouts per question, sampled from the prompt.
+        targeted: Maximum number of targeted rollouts per question (rollouts forced through a chosen token). `None`: as
+            many as the paper's plan needs, or half of that with `allocation="adaptive"`.
+        seconds: Time limit per question in seconds, checked between batches. `None`: no limit.
+        allocation: `"paper"` plans all targeted rollouts once, by depth window and rank. `"adaptive"` plans in rounds
+            and samples where the estimates are most uncertain.
+        correct_paths: Number of correct rollouts to analyze per question.
+        incorrect_paths: Number of incorrect rollouts to analyze per question.
+        tau: Tokens above this probability, for the student or any teacher, are candidates for targeted rollouts. In
+            (0, 1).
+        n_min: Number of visits to which `"paper"` brings each chosen token.
+        by_update: Tokens chosen per path and window by the size of the GKD update (`"paper"`).
+        by_gap: Tokens chosen per path and window by |teacher probability - student probability| (`"paper"`).
+        first_window: Width of the first depth window in tokens. Each later window is twice as wide (`"paper"`).
+        rounds: Number of planning rounds (`"adaptive"`).
     """
 
     initial: int = 200
@@ -84,10 +104,18 @@ class Budget:
 
 @dataclass(frozen=True)
 class Rules:
-    """What counts as a node, and how sure a verdict must be.
+    """Which nodes and children count, and how certain a verdict must be.
 
-    An SR range up to `resolution` counts as none: shrunk estimates are never quite equal, and where nothing is at stake
-    the sign of what is left is noise.
+    Args:
+        n_sig: Minimum effective visits for a child to be part of the node's set `S_u`. Above 0.
+        tau: A child below this probability for the student and all teachers is left out of `S_u`. In [0, 1).
+        resolution: A success-rate (SR) range up to this value counts as zero. Shrunk estimates are never exactly equal,
+            and without a real difference the sign of the alignment is noise. In [0, 1).
+        restrict: `"renormalise"` renormalises student and teacher on `S_u` before computing the update. `"full"`
+            computes the update on the full vocabulary and then restricts it to `S_u`.
+        draws: Number of posterior draws per node.
+        confidence: Posterior probability required for the verdicts `helpful` and `harmful`. In (0.5, 1).
+        seed: Random seed of the posterior draws.
     """
 
     n_sig: float = 20.0
@@ -101,7 +129,7 @@ class Rules:
     def __post_init__(self) -> None:
         if not 0 < self.n_sig < inf or not 0 <= self.tau < 1 or not 0 <= self.resolution < 1:
             raise OpdAlignError(
-                "rules: n_sig must be above 0, tau and resolution lie in [0, 1); "
+                "rules: n_sig must be above 0, tau and resolution in [0, 1); "
                 f"got {self.n_sig}, {self.tau} and {self.resolution}"
             )
         if self.draws < 1 or not 0.5 < self.confidence < 1:
@@ -112,11 +140,18 @@ class Rules:
 
 @dataclass(frozen=True)
 class Settings:
-    """How an analysis is made; everything but the models and the questions.
+    """Settings of an analysis: everything except the models and the questions.
 
-    `batch` is how many rollouts of a question are asked for at a time: the clock and the progress are looked at in
-    between, and what a killed run loses is one batch. `abreast` questions are worked on side by side, and asked for in
-    one go: worth it where the batches of one question do not fill the machine.
+    Args:
+        objectives: Training objectives to compare with the ideal update.
+        budget: How many rollouts to sample per question, and where.
+        rules: Which nodes count, and how certain a verdict must be.
+        estimator: Estimator of success probabilities: `"backup"`, `"direct"` or `"pooled"` (see `core.estimate`).
+        shrink: Whether `"backup"` shrinks estimates toward sibling tokens (empirical Bayes).
+        batch: Number of rollouts per question requested at a time. The time limit is checked and progress reported
+            between batches; an interrupted run loses at most one batch.
+        abreast: Number of questions processed concurrently. Their rollouts are sampled in one call, which helps when
+            the batches of a single question do not fill the device.
     """
 
     objectives: Sequence[Objective] = (ReverseKL(),)

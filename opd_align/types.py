@@ -1,8 +1,7 @@
-"""Records and protocols: the words that every other room speaks.
+"""Records, protocols and errors used by every other module.
 
-Everything here is a plain value. Arrays carry their axis as a suffix: `_R` rollouts, `_T` positions of one
-completion, `_C` children of all positions of a path laid end to end, `_K` children of one node.
-This room knows no model, no file and no statistics.
+Everything here is a plain value. Array names end with their axis: `_R` rollouts, `_T` positions of one completion,
+`_C` children of all positions of a path (concatenated), `_K` children of one node. No models, no files, no statistics.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 DIVERGENCES = ("kl", "js", "l2", "cosine")
-"""Full-vocabulary comparisons of student and teacher at a node; `cosine` is a similarity, the others distances."""
+"""Full-vocabulary comparisons of student and teacher at a node; `cosine` is a similarity, the others are distances."""
 
 REWARD = "reward"
-"""Teacher name of the rows whose objective needs no teacher (Dr. GRPO, GRPO)."""
+"""Value of the teacher column for objectives that need no teacher (Dr. GRPO, GRPO)."""
 
 
 class OpdAlignError(Exception):
-    """Something the user can put right; the message says what was wrong, what was expected and what to do."""
+    """An error the user can fix; the message says what was wrong, what was expected and what to do."""
 
 
 class Outcome(IntEnum):
-    """What the verifier said of a completion. Unknown is not incorrect."""
+    """The verifier's result for a completion. Unknown is not incorrect."""
 
     UNKNOWN = -1
     INCORRECT = 0
@@ -49,7 +48,14 @@ class Finish(IntEnum):
 
 @dataclass(frozen=True)
 class Question:
-    """One item to solve. `fields` carries what a task needs beyond text and answer."""
+    """One question to solve.
+
+    Args:
+        id: Unique identifier.
+        text: The question as the student reads it, before the chat template.
+        answer: Reference answer. `None` if the verifier does not need one.
+        fields: Further columns that the task or the verifier needs.
+    """
 
     id: str
     text: str = ""
@@ -59,7 +65,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Failure:
-    """A rollout that could not be made, and why; counted, never silently dropped."""
+    """A rollout that could not be generated, and the reason. Failures are counted, never silently dropped."""
 
     key: int
     reason: str
@@ -67,11 +73,18 @@ class Failure:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Completions of one question, side by side: row r is `tokens[offsets[r]:offsets[r + 1]]`.
+    """A batch of completions of one question: row r is `tokens[offsets[r]:offsets[r + 1]]`.
 
-    `launch` is how many leading tokens were forced, so row r is a sample of the student only from that depth
-    on. A completion that stopped by itself includes its end-of-sequence token; a truncated one has none.
-    `key` identifies the rollout by content: the same key is the same rollout, wherever it was made.
+    A completion that stopped includes its end-of-sequence token; a truncated one has none.
+
+    Args:
+        tokens: Token ids of all completions, concatenated.
+        offsets: Start of each row in `tokens`, plus the total length: one entry more than there are rows.
+        launch_R: Number of leading tokens that were forced. Row r is a sample from the student only from that depth on.
+        outcome_R: `Outcome` of each row.
+        finish_R: `Finish` of each row.
+        key_R: Content key of each row. The same key means the same rollout, wherever it was generated.
+        failures: Rollouts that could not be generated; they have no rows.
     """
 
     tokens: Tokens
@@ -86,9 +99,9 @@ class Rollouts:
         rows = len(self.offsets) - 1
         for name in ("launch_R", "outcome_R", "finish_R", "key_R"):
             if len(getattr(self, name)) != rows:
-                raise ValueError(f"{name} has {len(getattr(self, name))} rows, offsets say {rows}")
+                raise ValueError(f"{name} has {len(getattr(self, name))} rows, offsets have {rows}")
         if rows < 0 or self.offsets[0] != 0 or self.offsets[-1] != len(self.tokens):
-            raise ValueError("offsets must run from 0 to the number of tokens")
+            raise ValueError("offsets must start at 0 and end at the number of tokens")
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -101,7 +114,7 @@ class Rollouts:
         return self.tokens[self.offsets[row] : self.offsets[row + 1]]
 
     def take(self, rows: NDArray[Any]) -> Rollouts:
-        """The given rows (indices or a mask), in that order; failures stay behind."""
+        """The given rows (indices or a mask), in that order, without the failures."""
         rows = np.flatnonzero(rows) if rows.dtype == bool else rows
         length_R = self.length_R[rows]
         offsets = np.concatenate([[0], np.cumsum(length_R)]).astype(np.int64)
@@ -141,7 +154,7 @@ class Rollouts:
         key: Sequence[int] = (),
         truncated: Sequence[bool] = (),
     ) -> Rollouts:
-        """A batch from Python lists, for tests and small data; keys default to 0, 1, 2, ..."""
+        """A batch from Python lists, for tests and small data. Keys default to 0, 1, 2, ..."""
         rows = len(completions)
         lengths = [len(completion) for completion in completions]
         flat = [np.asarray(completion, np.uint32) for completion in completions]
@@ -157,9 +170,13 @@ class Rollouts:
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """`n` continuations of `prefix` (completion tokens, after the prompt); `first` numbers the first of them.
+    """A request for `n` continuations of a prefix.
 
-    Asking again with a larger `first` gives fresh samples; asking again with the same one gives the same.
+    Args:
+        question: The question to answer.
+        prefix: Completion tokens to continue, after the prompt. May be empty.
+        n: Number of continuations.
+        first: Index of the first continuation. The same index gives the same rollout; a larger one gives new samples.
     """
 
     question: Question
@@ -168,10 +185,10 @@ class SampleRequest:
     first: int = 0
 
     def keys(self, fingerprint: str, prompt: Sequence[int] = ()) -> NDArray[np.uint64]:
-        """Content keys of the rollouts asked for: the sampler's fingerprint, question, prompt, prefix and number."""
+        """Content keys of the requested rollouts: a hash of sampler fingerprint, question, prompt, prefix and index."""
         digest = blake2b(digest_size=8)
         digest.update(f"{fingerprint}\0{self.question.id}\0".encode())
-        if prompt:  # an exact world has none
+        if prompt:  # exact worlds have no prompt
             digest.update(np.asarray([len(prompt), *prompt], dtype=">u4").tobytes())
         digest.update(np.ascontiguousarray(self.prefix, dtype=">u4").tobytes())
         base = int.from_bytes(digest.digest(), "little")
@@ -180,7 +197,7 @@ class SampleRequest:
 
 @dataclass(frozen=True)
 class TeacherScores:
-    """One teacher along one path: log-probabilities of the kept tokens, and whole-vocabulary comparisons."""
+    """One teacher along one path: log-probabilities of the kept tokens, and full-vocabulary comparisons."""
 
     log_t_C: Floats
     entropy_T: Floats
@@ -192,11 +209,11 @@ class TeacherScores:
 
 @dataclass(frozen=True)
 class PathScores:
-    """What the student and its teachers say at every depth of one completion.
+    """Student and teacher log-probabilities at every depth of one completion.
 
-    The node at depth m is the prefix of m tokens. Its kept children are
-    `token_C[offsets[m]:offsets[m + 1]]`, ascending, the completion's own next token always among them.
-    Log-probabilities are those of the whole vocabulary, as sampled (temperature and the like included).
+    The node at depth m is the prefix of m tokens. Its kept children are `token_C[offsets[m]:offsets[m + 1]]`,
+    ascending; the completion's own next token is always among them. Log-probabilities are normalized over the full
+    vocabulary and include the sampling settings (temperature, top_p, top_k).
     """
 
     completion_T: Tokens
@@ -209,13 +226,31 @@ class PathScores:
     def __len__(self) -> int:
         return len(self.completion_T)
 
-    def with_head(self, other: PathScores, nodes: int) -> PathScores:
-        """The same path, its first `nodes` nodes as they were scored along another one that shares them."""
-        theirs, mine = int(other.offsets[nodes]), int(self.offsets[nodes])
+    @property
+    def depth_C(self) -> Ints:
+        """Depth of the node that each child belongs to."""
+        return np.repeat(np.arange(len(self)), np.diff(self.offsets))
 
-        def joined(head: NDArray[Any], tail: NDArray[Any], of: str) -> NDArray[Any]:
-            cut, rest = (theirs, mine) if of == "C" else (nodes, nodes)
-            return np.concatenate([head[:cut], tail[rest:]])
+    @property
+    def on_path_C(self) -> NDArray[np.bool_]:
+        """Whether each child is the completion's own next token."""
+        on_path_C: NDArray[np.bool_] = self.token_C == np.repeat(self.completion_T, np.diff(self.offsets))
+        return on_path_C
+
+    def above(self, probability: float) -> NDArray[np.bool_]:
+        """Whether the student or any teacher gives each child more than `probability`."""
+        above_C: NDArray[np.bool_] = self.log_p_C > np.log(probability)
+        for teacher in self.teachers.values():
+            above_C |= teacher.log_t_C > np.log(probability)
+        return above_C
+
+    def with_shared_prefix(self, other: PathScores, nodes: int) -> PathScores:
+        """The same path with the scores of its first `nodes` nodes taken from another path that shares them."""
+        other_children, own_children = int(other.offsets[nodes]), int(self.offsets[nodes])
+
+        def joined(head: NDArray[Any], tail: NDArray[Any], axis: str) -> NDArray[Any]:
+            stop, start = (other_children, own_children) if axis == "C" else (nodes, nodes)
+            return np.concatenate([head[:stop], tail[start:]])
 
         teachers = {
             name: TeacherScores(
@@ -228,7 +263,7 @@ class PathScores:
         }
         return PathScores(
             self.completion_T,
-            np.concatenate([other.offsets[:nodes], self.offsets[nodes:] - mine + theirs]),
+            np.concatenate([other.offsets[:nodes], self.offsets[nodes:] - own_children + other_children]),
             joined(other.token_C, self.token_C, "C"),
             joined(other.log_p_C, self.log_p_C, "C"),
             joined(other.entropy_T, self.entropy_T, "T"),
@@ -238,9 +273,9 @@ class PathScores:
 
 @dataclass(frozen=True)
 class TopLogProbs:
-    """The likeliest next tokens at each position of a completion, as far as a server tells: (positions, k) each.
+    """The most likely next tokens at each position of a completion, as returned by a server; shape (positions, k).
 
-    A row with fewer than k tokens is filled up with its first one.
+    A row with fewer than k tokens is padded with its first token.
     """
 
     token_TK: Ints
@@ -249,9 +284,14 @@ class TopLogProbs:
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """A completion to score, the tokens to keep at each depth beside those above `floor`.
+    """A completion to score.
 
-    `keep` pairs depths with tokens (parallel arrays) that must be among the children whatever their probability.
+    Args:
+        question: The question that the completion answers.
+        completion: Completion tokens, after the prompt.
+        keep_depth: Depths of the tokens in `keep_token`.
+        keep_token: Tokens to keep among the children whatever their probability.
+        floor: Tokens above this probability, for the student or any teacher, are kept as well.
     """
 
     question: Question
@@ -263,18 +303,18 @@ class ScoreRequest:
 
 @runtime_checkable
 class Teacher(Protocol):
-    """Anything with a name that the student's scorer knows how to compare the student with."""
+    """Any object with a name that the student's `score` accepts as a teacher."""
 
     @property
     def name(self) -> str: ...
 
 
 class Sampler(Protocol):
-    """Draws completions from the student."""
+    """Samples completions from the student."""
 
     @property
     def fingerprint(self) -> str:
-        """Names student and sampling settings; part of every rollout's key."""
+        """Identifies the student and the sampling settings; part of every rollout key."""
         ...
 
     @property
@@ -283,7 +323,7 @@ class Sampler(Protocol):
         ...
 
     def keys(self, requests: Sequence[SampleRequest]) -> list[NDArray[np.uint64]]:
-        """The content keys under which each request's rollouts come back; what the student reads is part of them."""
+        """Content keys of each request's rollouts; the prompt that the student reads is part of the key."""
         ...
 
     def sample(self, requests: Sequence[SampleRequest]) -> Rollouts:
@@ -292,21 +332,21 @@ class Sampler(Protocol):
 
 
 class Scorer(Protocol):
-    """Computes what student and teachers think along a completion."""
+    """Computes student and teacher probabilities along a completion."""
 
     def score(self, request: ScoreRequest, teachers: Sequence[Any]) -> PathScores: ...
 
     def token_log_probs(self, question: Question, rollouts: Rollouts, teacher: Any | None) -> Floats:
-        """Log-probability of every token of every rollout (flat, like `rollouts.tokens`); `None`: the student's."""
+        """Log-probability of every token, in the order of `rollouts.tokens`; `teacher=None` means the student."""
         ...
 
 
 class Student(Sampler, Scorer, Protocol):
-    """What `analyze` needs of a student."""
+    """The interface that `analyze` requires of a student."""
 
 
 class Grader(Protocol):
-    """Decides which completions are correct; truncated ones are overruled to incorrect by the engine."""
+    """Decides which completions are correct. Truncated completions always count as incorrect."""
 
     def grade(self, question: Question, rollouts: Rollouts) -> NDArray[np.int8]:
         """One `Outcome` per row."""
@@ -314,7 +354,7 @@ class Grader(Protocol):
 
 
 def mix64(value: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
-    """SplitMix64's finaliser: a bijection that turns counters into independent-looking 64-bit words."""
+    """SplitMix64 finalizer: a bijection that maps counters to pseudo-random 64-bit words."""
     with np.errstate(over="ignore"):
         word = np.asarray(value, np.uint64) + np.uint64(0x9E3779B97F4A7C15)
         word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -1,4 +1,4 @@
-"""Examples and the README's code run as they stand."""
+"""The examples and the code in the README run unchanged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# Those that train have a suite of their own.
+# The training examples have their own tests.
 EXAMPLES = [file for file in sorted((ROOT / "examples").glob("*.py")) if "_with_alignment" not in file.stem]
 SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 
@@ -32,7 +32,7 @@ def test_examples_run(example: Path, tmp_path: Path) -> None:
     assert run(str(example), *arguments).strip()
 
 
-def test_the_picture_in_the_readme_is_the_one_that_its_script_draws(tmp_path: Path) -> None:
+def test_the_readme_figure_matches_its_script(tmp_path: Path) -> None:
     drawn = tmp_path / "path_values.svg"
     run(str(ROOT / "examples" / "path_values.py"), str(drawn))
     numbers = [
@@ -43,13 +43,13 @@ def test_the_picture_in_the_readme_is_the_one_that_its_script_draws(tmp_path: Pa
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
-def test_the_readme_runs_as_it_stands(snippet: str, tmp_path: Path) -> None:
+def test_readme_snippets_run(snippet: str, tmp_path: Path) -> None:
     script = tmp_path / "snippet.py"
     script.write_text(snippet)
-    shown = run(str(script), cwd=tmp_path)
+    output = run(str(script), cwd=tmp_path)
     if "AlignmentCallback" in snippet:
-        assert "opd_align/alignment/mean/Self-1C" in shown
+        assert "opd_align/alignment/mean/Self-1C" in output
     elif "gate=" in snippet:
-        assert "gate/tokens_kept" in shown
+        assert "gate/tokens_kept" in output
     else:
-        assert shown.index("good") < shown.index("bad")
+        assert output.index("good") < output.index("bad")

@@ -1,4 +1,4 @@
-"""The layout: which layer may import which, what stays unloaded, which names are public, how long a file is."""
+"""Package layout: allowed imports between layers, lazy loading, public names, file sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import opd_align
 PACKAGE = Path(opd_align.__file__).parent
 
 # The layers, bottom first. A layer is a top-level module or a folder with all its modules, except `core.objectives`:
-# settings name objectives, and everything else in `core` reads settings. A layer may import itself and those it lists.
+# settings use objectives, and everything else in `core` uses settings. A layer may import itself and those it lists.
 MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "core.objectives": {"types"},
@@ -84,9 +84,9 @@ def layer_of(module: str) -> str:
 
 
 def imported_modules(source: str, *, package: str) -> set[str]:
-    """The modules of opd_align that a source imports, at whatever level and wherever in the file.
+    """The modules of opd_align that a source imports, including imports inside functions.
 
-    `package` is what the source's relative imports start from.
+    `package` is the package that relative imports start from.
     """
     found = set()
     for node in ast.walk(ast.parse(source)):
@@ -96,7 +96,7 @@ def imported_modules(source: str, *, package: str) -> set[str]:
             parts = package.split(".")
             base = parts[: len(parts) - node.level + 1] if node.level else []
             origin = ".".join([*base, *([node.module] if node.module else [])])
-            # `from opd_align import tree` takes a module, `from opd_align.core.tree import GenerationTree` a name.
+            # `from opd_align import tree` imports a module, `from opd_align.core.tree import GenerationTree` a name.
             for alias in node.names:
                 inner = f"{origin}.{alias.name}"
                 found.add(inner if inner in SOURCES else origin)
@@ -110,7 +110,7 @@ def imports_of(module: str) -> set[str]:
 
 
 def modules_loaded_by(*arguments: str) -> set[str]:
-    """What a fresh interpreter imports on its way, by the interpreter's own account."""
+    """Modules that a new interpreter imports, according to `-X importtime`."""
     command = [sys.executable, "-X", "importtime", *arguments]
     run = subprocess.run(command, capture_output=True, text=True, cwd=PACKAGE.parent, timeout=120)
     assert run.returncode == 0, run.stderr[-2000:]
@@ -118,10 +118,10 @@ def modules_loaded_by(*arguments: str) -> set[str]:
     return {line.rpartition("|")[2].strip() for line in lines}
 
 
-def test_the_table_points_one_way():
+def test_layers_only_import_lower_layers():
     above: set[str] = set()
     for layer, allowed in MAY_IMPORT.items():
-        assert allowed <= above, f"{layer} may import {sorted(allowed - above)}, which come after it"
+        assert allowed <= above, f"{layer} may import {sorted(allowed - above)}, which are not below it"
         above.add(layer)
 
 
@@ -132,26 +132,26 @@ def test_the_table_points_one_way():
         ("from opd_align.types import Question", {"opd_align.types"}),
         ("from opd_align import types", {"opd_align.types"}),
         ("from opd_align import Question", {"opd_align"}),
-        ("from . import types as words, backends", {"opd_align.types", "opd_align.backends"}),
+        ("from . import types as records, backends", {"opd_align.types", "opd_align.backends"}),
         ("from .types import Question", {"opd_align.types"}),
         ("def late():\n    from .backends import anything", {"opd_align.backends"}),
         ("import numpy\nfrom opd_aligned import types", set()),
     ],
 )
-def test_imports_are_found_however_they_are_written(line, expected):
+def test_all_import_forms_are_found(line, expected):
     assert imported_modules(line, package="opd_align") == expected
 
 
-def test_relative_imports_climb_from_where_they_stand():
-    climbing = "from ..types import Question\nfrom . import types\nfrom .. import types"
+def test_relative_imports_start_from_the_package():
+    source = "from ..types import Question\nfrom . import types\nfrom .. import types"
     expected = {"opd_align.types", "opd_align.backends"}
-    assert imported_modules(climbing, package="opd_align.backends") == expected
+    assert imported_modules(source, package="opd_align.backends") == expected
 
 
-def test_imports_go_downwards_only():
+def test_modules_follow_the_layer_table():
     assert {"opd_align", "opd_align.types", "opd_align.backends"} <= SOURCES.keys()
     wrong = []
-    for module in SOURCES.keys() - {"opd_align"}:  # the package itself may fetch from every layer
+    for module in SOURCES.keys() - {"opd_align"}:  # the package itself may import every layer
         layer = layer_of(module)
         if layer not in MAY_IMPORT:
             wrong.append(f"{module} belongs to no layer: add it to the table")
@@ -162,18 +162,18 @@ def test_imports_go_downwards_only():
     assert not wrong, "\n".join(sorted(wrong))
 
 
-def test_no_module_imports_itself_in_a_circle():
+def test_no_import_cycles():
     """Imports inside functions count too."""
     graph = {module: imports_of(module) & SOURCES.keys() - {module, "opd_align"} for module in SOURCES}
     graph.pop("opd_align")
     try:
         order = list(TopologicalSorter(graph).static_order())
     except CycleError as error:
-        pytest.fail(f"these import each other: {' -> '.join(error.args[1])}")
+        pytest.fail(f"import cycle: {' -> '.join(error.args[1])}")
     assert len(order) >= len(graph) > 50
 
 
-def test_the_plan_can_be_read_from_ls():
+def test_the_top_level_is_small():
     shown = [entry for entry in PACKAGE.iterdir() if not entry.name.startswith(("__pycache__", "."))]
     assert len([entry for entry in shown if entry.suffix == ".py"]) <= 4
     assert len([entry for entry in shown if entry.is_dir()]) <= 11
@@ -185,7 +185,7 @@ def test_importing_the_package_loads_nothing_heavy():
     assert not loaded & (HEAVY | {"numpy", "pyarrow"})
 
 
-def test_asking_the_command_for_help_loads_nothing_heavy():
+def test_cli_help_loads_nothing_heavy():
     loaded = modules_loaded_by("-m", "opd_align.cli", "--help")
     assert "opd_align" in loaded
     assert not loaded & HEAVY
@@ -201,18 +201,18 @@ def test_every_public_name_resolves(name):
     assert getattr(opd_align, name) is getattr(opd_align, name)
 
 
-def test_a_name_that_is_not_public_is_refused():
+def test_an_unknown_name_raises():
     with pytest.raises(AttributeError, match="no attribute 'analyse'"):
         _ = opd_align.analyse
 
 
-def test_a_file_answers_one_question():
+def test_no_file_exceeds_500_lines():
     lines = {module: len(file.read_text(encoding="utf-8").splitlines()) for module, file in SOURCES.items()}
     assert lines
     assert not {module: count for module, count in lines.items() if count > 500}
 
 
-def test_no_module_has_a_name_that_says_nothing():
+def test_no_module_has_a_generic_name():
     names = {part for module in SOURCES for part in module.split(".")}
     assert "types" in names
     assert not names & {"utils", "util", "helpers", "misc", "common"}

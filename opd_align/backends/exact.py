@@ -1,12 +1,12 @@
-"""The exact world: a language model whose success probabilities are known in closed form.
+"""Exact worlds: language models whose success probabilities are known in closed form.
 
-An automaton walks through hidden states while it writes: (position, state, token) gives the next state, the
-state gives the token probabilities, the state at the end decides success, and running out of positions is a
-failure. So `Q` after any prefix follows by dynamic programming, at any length. The world samples and scores
-behind the same protocols as a real model; users can test their own objectives and estimators on it.
+An automaton moves through hidden states while it generates: (position, state, token) gives the next state, the state
+gives the token probabilities, the final state decides success, and truncation is a failure. So `Q` after any prefix
+follows from dynamic programming, at any length. A world samples and scores through the same protocols as a real model,
+so users can test their own objectives and estimators on it.
 
-Its shape imitates reasoning traces: most positions are all but certain, some fork, most forks change nothing
-or little, a few decide. The state is a ladder; the upper half of it wins.
+It imitates reasoning traces: most positions are nearly deterministic, some fork, most forks change the outcome little,
+a few decide it. States are ordered, and completions that end in the upper half are correct.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from opd_align.backends.exact_random import EOS, random_tables
 from opd_align.types import (
     Finish,
     Floats,
@@ -37,13 +38,15 @@ from opd_align.types import (
     mix64,
 )
 
-EOS = 0
-"""The end-of-sequence token of every exact world."""
-
 
 @dataclass(frozen=True)
 class ExactTeacher:
-    """A policy over the same automaton: log-probabilities by position, state and token."""
+    """A teacher on the same automaton.
+
+    Args:
+        name: Name of the teacher.
+        log_t_LSV: Log-probabilities by position, state and token.
+    """
 
     name: str
     log_t_LSV: Floats
@@ -51,7 +54,14 @@ class ExactTeacher:
 
 @dataclass(frozen=True, eq=False)
 class ExactWorld:
-    """An automaton language model; make one with `ExactWorld.random`, or give the tables."""
+    """An automaton language model with exact success probabilities. Create one with `ExactWorld.random`.
+
+    Args:
+        log_p_LSV: Student log-probabilities by position, state and token. Token 0 ends the completion.
+        next_LSV: Next state by position, state and token.
+        success_S: Whether a completion that ends in a state is correct.
+        start: Initial state.
+    """
 
     log_p_LSV: Floats
     next_LSV: NDArray[np.uint8]
@@ -69,54 +79,35 @@ class ExactWorld:
         peakedness: float = 0.98,
         stakes: float = 1.0,
     ) -> ExactWorld:
-        """A world from a seed.
+        """A random world.
 
-        `length` is the typical completion length (truncation comes half as much later, at least 70 tokens), `forks`
-        the share of positions with a real alternative, `peakedness` the mass outside the tail of unlikely tokens,
-        `stakes` scales how much an ordinary fork matters: 1 imitates traces of a real model, 4 gives large SR ranges
-        nearly everywhere. `states` is the height of the ladder; 0 chooses 200, fewer for long worlds.
+        Args:
+            seed: Random seed.
+            length: Typical completion length in tokens. Truncation is half as many tokens later (at least 70).
+            vocabulary: Number of tokens, including the end-of-sequence token.
+            states: Number of states, at most 256. 0: 200, fewer for long worlds.
+            forks: Fraction of positions with a likely alternative, in [0, 1].
+            peakedness: Probability mass outside the tail of unlikely tokens, in (0.5, 1).
+            stakes: How much an ordinary fork changes the outcome. 1 imitates traces of a real model, 4 gives large
+                success-rate ranges nearly everywhere.
         """
-        states = states or max(24, min(200, 200_000 // max(length, 1)))
-        if vocabulary < 4 or states < 4 or states > 256 or length < 4:
-            raise OpdAlignError(
-                f"an exact world needs vocabulary >= 4, 4 <= states <= 256 and length >= 4; "
-                f"got vocabulary={vocabulary}, states={states}, length={length}"
-            )
-        if not (0 <= forks <= 1 and 0.5 < peakedness < 1 and 0 <= stakes < np.inf):
-            raise OpdAlignError(
-                f"forks must lie in [0, 1], peakedness in (0.5, 1) and stakes in [0, ∞); "
-                f"got forks={forks}, peakedness={peakedness}, stakes={stakes}"
-            )
-        rng = np.random.default_rng(seed)
-        limit = length + max(length // 2, 70)
-        base_LV = _base_probabilities(rng, limit, vocabulary, forks, peakedness)
-        # The state colours the token probabilities, in bands so that neighbouring states speak alike.
-        bands = 4
-        colour = rng.normal(0.0, 0.35, (limit, bands, vocabulary))
-        band_S = np.arange(states) * bands // states
-        log_p = np.log(base_LV)[:, None, :] + colour[:, band_S, :]
-        log_p[:, :, EOS] = -np.inf
-        log_p -= np.logaddexp.reduce(log_p, axis=-1, keepdims=True)
-        hazard_L = _end_hazard(limit, length)
-        log_p += np.log1p(-hazard_L)[:, None, None]
-        log_p[:, :, EOS] = np.log(hazard_L)[:, None]
-        jump_LV = _jumps(rng, base_LV, stakes=stakes * (length / 150) ** 0.5, unit=states / 200)
-        # No drift: what is expected of a position must not carry every completion to the same end of the ladder.
-        jump_LV -= np.rint((base_LV * jump_LV).sum(-1, keepdims=True)).astype(np.int64)
-        ladder = np.arange(states)[None, :, None] + jump_LV[:, None, :]
-        start = int(np.clip(round(states / 2 + rng.normal(0, states / 10)), 1, states - 2))
         return ExactWorld(
-            log_p,
-            np.clip(ladder, 0, states - 1).astype(np.uint8),
-            np.arange(states) >= states // 2,
-            start,
+            *random_tables(
+                seed,
+                length=length,
+                vocabulary=vocabulary,
+                states=states,
+                forks=forks,
+                peakedness=peakedness,
+                stakes=stakes,
+            )
         )
 
-    # -- what is known in closed form ------------------------------------------------------------------------
+    # -- exact quantities ------------------------------------------------------------------------------------
 
     @property
     def limit(self) -> int:
-        """Completions of this many tokens without an end are truncated."""
+        """Maximum completion length in tokens; longer completions are truncated."""
         return len(self.log_p_LSV)
 
     @property
@@ -138,18 +129,18 @@ class ExactWorld:
         """Exact success probability after `prefix` and each next token of the vocabulary."""
         self._check_prefix(prefix)
         if len(prefix) == self.limit:
-            raise OpdAlignError(f"nothing follows a prefix of {self.limit} tokens: that is where this world truncates")
+            raise OpdAlignError(f"a prefix of {self.limit} tokens has no next token: this world truncates there")
         position, state = len(prefix), int(self.states_along(prefix)[-1])
         return self._after(np.array([position]), np.array([state]))[0]
 
     def exact_q_along(self, scores: PathScores) -> Floats:
-        """Exact success probability of every kept child of a path, laid out like `scores.token_C`."""
+        """Exact success probability of every kept child of a path; same shape as `scores.token_C`."""
         depth_T = np.arange(len(scores))
         q_TV = self._after(depth_T, self.states_along(scores.completion_T)[:-1])
         return q_TV[np.repeat(depth_T, np.diff(scores.offsets)), scores.token_C]
 
     def exact_reward_to_go_along(self, scores: PathScores, teacher: ExactTeacher) -> Floats:
-        """Exact expected `Σ log t − log p` from each kept child on, the child's own term included."""
+        """Exact expected `Σ log t − log p` from each kept child on, including the child's own term."""
         with np.errstate(invalid="ignore"):
             step_LSV = np.where(np.isneginf(self.log_p_LSV), 0.0, teacher.log_t_LSV - self.log_p_LSV)
         to_go = np.zeros((self.limit + 1, len(self.success_S)))
@@ -157,7 +148,7 @@ class ExactWorld:
             after_SV = to_go[position + 1][self.next_LSV[position]]
             after_SV[:, EOS] = 0.0
             p_SV = np.exp(self.log_p_LSV[position])
-            # What the student never says costs nothing, even where the teacher would forbid what follows.
+            # Tokens with student probability 0 contribute nothing, even where the teacher's log-probability is −inf.
             to_go[position] = (p_SV * np.where(p_SV > 0, step_LSV[position] + after_SV, 0.0)).sum(-1)
         depth_C = np.repeat(np.arange(len(scores)), np.diff(scores.offsets))
         state_C = self.states_along(scores.completion_T)[depth_C]
@@ -184,25 +175,25 @@ class ExactWorld:
     def tilted_teacher(
         self, name: str = "tilted", *, strength: float = 8.0, noise: float = 0.5, seed: int = 0
     ) -> ExactTeacher:
-        """Leans toward tokens that lead to success (away from them for negative `strength`), with noise."""
+        """A teacher that prefers tokens leading to success (avoids them for negative `strength`), with noise."""
         noise_LSV = np.random.default_rng(seed).normal(0.0, noise, self.log_p_LSV.shape)
         return ExactTeacher(name, _normalised(self.log_p_LSV + strength * self._advantage_LSV + noise_LSV))
 
     def style_teacher(self, name: str = "style", *, noise: float = 1.5, seed: int = 0) -> ExactTeacher:
-        """Disagrees only about tokens with nothing at stake: it moves mass among them, never to or from the others."""
+        """A teacher that moves probability only among tokens that do not change the success probability."""
         noise_LSV = np.random.default_rng(seed).normal(0.0, noise, self.log_p_LSV.shape)
-        idle_LSV = (np.abs(self._advantage_LSV) < 0.01) & (self.log_p_LSV > -np.inf)
-        log_idle = np.where(idle_LSV, self.log_p_LSV, -np.inf)
-        moved_LSV = log_idle + noise_LSV
+        neutral_LSV = (np.abs(self._advantage_LSV) < 0.01) & (self.log_p_LSV > -np.inf)
+        log_neutral_LSV = np.where(neutral_LSV, self.log_p_LSV, -np.inf)
+        moved_LSV = log_neutral_LSV + noise_LSV
         with np.errstate(invalid="ignore"):
-            mass_LS1 = np.logaddexp.reduce(log_idle, axis=-1, keepdims=True)
+            mass_LS1 = np.logaddexp.reduce(log_neutral_LSV, axis=-1, keepdims=True)
             moved_LSV += mass_LS1 - np.logaddexp.reduce(moved_LSV, axis=-1, keepdims=True)
-        return ExactTeacher(name, np.where(idle_LSV, moved_LSV, self.log_p_LSV))
+        return ExactTeacher(name, np.where(neutral_LSV, moved_LSV, self.log_p_LSV))
 
     def adversarial_teacher(
         self, name: str = "adversarial", *, strength: float = 8.0, noise: float = 0.5, seed: int = 0
     ) -> ExactTeacher:
-        """Leans toward tokens that lead to failure."""
+        """A teacher that prefers tokens leading to failure."""
         return self.tilted_teacher(name, strength=-strength, noise=noise, seed=seed)
 
     @cached_property
@@ -215,7 +206,7 @@ class ExactWorld:
             advantage[position] = after_SV - self.value_LS[position][:, None]
         return advantage
 
-    # -- Student: samples and scores -------------------------------------------------------------------------
+    # -- Student protocol: sampling and scoring --------------------------------------------------------------
 
     @property
     def end_tokens(self) -> tuple[int, ...]:
@@ -224,16 +215,16 @@ class ExactWorld:
     @cached_property
     def fingerprint(self) -> str:
         digest = blake2b(digest_size=16)
-        # Rounded: machines differ in the last digit of a logarithm, and the same world must give the same rollouts.
+        # Rounded: logarithms differ in the last digit between machines, and the same world must give the same rollouts.
         for table in (np.round(self.log_p_LSV, 6) + 0.0, self.next_LSV, self.success_S):
             digest.update(np.ascontiguousarray(table).tobytes())
         return f"exact-{digest.hexdigest()}-{self.start}"
 
     @cached_property
     def _inverse_cdf(self) -> tuple[Floats, NDArray[np.uint8]]:
-        """Cumulative probabilities with each row's most likely token first, and the token of each rank."""
+        """Cumulative probabilities in descending order of probability, and the token of each rank."""
         if self.vocabulary > 256:
-            raise OpdAlignError(f"an exact world samples vocabularies of at most 256 tokens, not {self.vocabulary}")
+            raise OpdAlignError(f"sampling supports vocabularies of at most 256 tokens, not {self.vocabulary}")
         rank_LSV = np.argsort(-self.log_p_LSV, axis=-1, kind="stable").astype(np.uint8)
         cdf_LSV = np.exp(np.take_along_axis(self.log_p_LSV, rank_LSV.astype(np.int64), axis=-1)).cumsum(-1)
         cdf_LSV[..., -1] = np.inf
@@ -244,9 +235,9 @@ class ExactWorld:
         return [request.keys(fingerprint) for request in requests]
 
     def sample(self, requests: Sequence[SampleRequest], fingerprint: str = "") -> Rollouts:
-        """Vectorised over all requests; each token depends only on the rollout's key and position.
+        """Samples all requests at once; each token depends only on the rollout's key and position.
 
-        `fingerprint` takes the place of the world's own in the keys, for a family that has one.
+        `fingerprint` replaces the world's own in the keys; `ExactFamily` passes its own.
         """
         for request in requests:
             self._check_prefix(request.prefix)
@@ -276,13 +267,13 @@ class ExactWorld:
         end_R = np.zeros(len(key_R), np.int64)
         finish_R = np.full(len(key_R), Finish.TRUNCATED, np.uint8)
         steps: list[tuple[Ints, NDArray[np.uint8]]] = []
-        alive = position < self.limit
+        active = position < self.limit
         while True:
-            rows, position, state = rows[alive], position[alive], state[alive]
+            rows, position, state = rows[active], position[active], state[active]
             if not len(rows):
                 return steps, end_R, finish_R
             uniform = _uniform(key_R[rows], position)
-            # Most positions are all but certain: look at the likeliest token first, search only for the rest.
+            # Most positions are nearly deterministic: try the most likely token first and search only for the rest.
             rank = np.zeros(len(rows), np.int64)
             rest = np.flatnonzero(uniform >= cdf_LSV[position, state, 0])
             rank[rest] = (cdf_LSV[position[rest], state[rest]] <= uniform[rest, None]).sum(-1)
@@ -293,10 +284,10 @@ class ExactWorld:
             finish_R[rows[stopped]] = Finish.STOPPED
             state = self.next_LSV[position, state, token].astype(np.int64)
             position = position + 1
-            alive = ~stopped & (position < self.limit)
+            active = ~stopped & (position < self.limit)
 
     def grade(self, question: Question, rollouts: Rollouts) -> NDArray[np.int8]:
-        """Correct where the final state wins and the completion came to its end."""
+        """Correct if the completion stopped in a successful state."""
         final_R = self._final_states(rollouts)
         return (self.success_S[final_R] & (rollouts.finish_R == Finish.STOPPED)).astype(np.int8)
 
@@ -335,7 +326,7 @@ class ExactWorld:
         return final_R
 
     def _walk(self, rollouts: Rollouts) -> Iterator[tuple[Ints, int, Ints, Tokens]]:
-        """Yields, position by position: the rows that long, the position, their states and tokens there."""
+        """Yields, for each position: the rows long enough, the position, their states and tokens."""
         order = np.argsort(-rollouts.length_R, kind="stable")
         falling = -rollouts.length_R[order]
         state = np.full(len(rollouts), self.start, np.int64)
@@ -348,14 +339,21 @@ class ExactWorld:
 
     def _check_prefix(self, prefix: Tokens) -> None:
         if len(prefix) > self.limit:
-            raise OpdAlignError(f"a prefix of {len(prefix)} tokens does not fit a world of {self.limit} positions")
+            raise OpdAlignError(f"a prefix of {len(prefix)} tokens is longer than this world's limit of {self.limit}")
         if len(prefix) and (int(prefix.max()) >= self.vocabulary or (prefix == EOS).any()):
-            raise OpdAlignError("a prefix to continue holds neither the end-of-sequence token nor unknown tokens")
+            raise OpdAlignError(
+                f"a prefix must not contain the end-of-sequence token ({EOS}) or tokens of {self.vocabulary} and above"
+            )
 
 
 @dataclass(frozen=True)
 class ExactFamilyTeacher:
-    """One teacher per world, under one name."""
+    """One teacher per world, with a common name.
+
+    Args:
+        name: Name of the teacher.
+        teachers: Teacher of each world, by question id.
+    """
 
     name: str
     teachers: Mapping[str, ExactTeacher]
@@ -363,21 +361,25 @@ class ExactFamilyTeacher:
 
 @dataclass(frozen=True, eq=False)
 class ExactFamily:
-    """Several worlds behind one student: every question, by its id, has a world of its own."""
+    """Several exact worlds as one student: each question has its own world.
+
+    Args:
+        worlds: Worlds by question id.
+    """
 
     worlds: Mapping[str, ExactWorld]
 
     @staticmethod
-    def random(seed: int, n: int, **knobs: Any) -> ExactFamily:
-        """`n` random worlds with the knobs of `ExactWorld.random`."""
-        return ExactFamily({f"world-{seed + i}": ExactWorld.random(seed + i, **knobs) for i in range(n)})
+    def random(seed: int, n: int, **options: Any) -> ExactFamily:
+        """`n` random worlds; `options` are passed to `ExactWorld.random`."""
+        return ExactFamily({f"world-{seed + i}": ExactWorld.random(seed + i, **options) for i in range(n)})
 
     @property
     def questions(self) -> list[Question]:
         return [Question(name) for name in self.worlds]
 
     def teacher(self, name: str, make: Callable[[ExactWorld], ExactTeacher]) -> ExactFamilyTeacher:
-        """`make` turns each world into its teacher."""
+        """A teacher for all worlds; `make` creates the teacher of one world."""
         return ExactFamilyTeacher(name, {question: make(world) for question, world in self.worlds.items()})
 
     @property
@@ -401,52 +403,18 @@ class ExactFamily:
 
     def score(self, request: ScoreRequest, teachers: Sequence[ExactFamilyTeacher]) -> PathScores:
         world = self._world(request.question.id)
-        mine = [replace(teacher.teachers[request.question.id], name=teacher.name) for teacher in teachers]
-        return world.score(request, mine)
+        own_teachers = [replace(teacher.teachers[request.question.id], name=teacher.name) for teacher in teachers]
+        return world.score(request, own_teachers)
 
     def token_log_probs(self, question: Question, rollouts: Rollouts, teacher: ExactFamilyTeacher | None) -> Floats:
         world = self._world(question.id)
-        mine = None if teacher is None else teacher.teachers[question.id]
-        return world.token_log_probs(question, rollouts, mine)
+        own_teacher = None if teacher is None else teacher.teachers[question.id]
+        return world.token_log_probs(question, rollouts, own_teacher)
 
     def _world(self, question: str) -> ExactWorld:
         if question not in self.worlds:
-            raise OpdAlignError(f"no world for question {question!r}; there are {', '.join(self.worlds)}")
+            raise OpdAlignError(f"no world for question {question!r}; the family has {', '.join(self.worlds)}")
         return self.worlds[question]
-
-
-def _base_probabilities(
-    rng: np.random.Generator, limit: int, vocabulary: int, forks: float, peakedness: float
-) -> Floats:
-    """Token probabilities by position, before state and end-of-sequence: a main token, perhaps rivals, a tail."""
-    tail_L1 = np.minimum((1 - peakedness) * rng.gamma(1.0, 1.0, (limit, 1)), 0.3)
-    base_LV = tail_L1 * rng.dirichlet(np.full(vocabulary, 0.3), limit)
-    forked_L = rng.random(limit) < forks
-    rival_L = np.where(forked_L, rng.uniform(0.08, 0.5, limit), 0.0)
-    third_L = np.where(forked_L & (rng.random(limit) < 0.2), rng.uniform(0.05, 0.2, limit), 0.0) * (1 - rival_L)
-    places = np.arange(limit)
-    # Three different tokens a position, none of them the end.
-    chosen_L3 = 1 + np.argsort(rng.random((limit, vocabulary - 1)), axis=-1)[:, :3]
-    for rank, mass_L in enumerate((1 - rival_L - third_L, rival_L, third_L)):
-        base_LV[places, chosen_L3[:, rank]] += (1 - tail_L1[:, 0]) * mass_L
-    return base_LV + 1e-6
-
-
-def _end_hazard(limit: int, length: int) -> Floats:
-    """Chance to end at each position: small anywhere, rising around the typical length."""
-    where_L = (np.arange(limit) - length) / (0.12 * length)
-    return 0.02 / length + min(8 / length, 0.045) / (1 + np.exp(-where_L))
-
-
-def _jumps(rng: np.random.Generator, base_LV: Floats, *, stakes: float, unit: float) -> Ints:
-    """How far each token moves the ladder: real alternatives a little, some of them far; unlikely tokens often far."""
-    small = rng.normal(0.0, 5.0 * stakes, base_LV.shape)
-    far = rng.uniform(10.0, 40.0, base_LV.shape) * rng.choice((-1.0, 1.0), base_LV.shape)
-    decisive = np.where(base_LV > 0.05, 0.015, 0.8)
-    size = np.where(rng.random(base_LV.shape) < decisive, far, small) * unit
-    # Round at random: on a short ladder most small moves vanish instead of all of them.
-    whole = np.floor(size + rng.random(base_LV.shape)).astype(np.int64)
-    return np.where(rng.random(base_LV.shape) < 0.05, 0, whole)
 
 
 def _uniform(key_R: NDArray[np.uint64], position_R: Ints) -> Floats:

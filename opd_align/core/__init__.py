@@ -1,1 +1,1 @@
-"""The mathematics: trees, estimators, objectives, alignment and metrics. Pure numpy: no files, no devices."""
+"""Trees, estimators, objectives, alignment and metrics. Pure numpy and pyarrow: no files, no devices."""

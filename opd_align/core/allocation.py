@@ -1,10 +1,10 @@
-"""Enrichment: which paths to look at, which (node, token) to roll out next, and when to stop.
+"""Allocation of targeted rollouts: which paths to analyze, which (node, token) to sample next, and when to stop.
 
-`paper` plans once: per path and exponential depth window the tokens that teachers push or dispute most, each
-brought up to a fixed number of visits. `adaptive` plans in rounds from the estimates: it spends where an outcome is
-still open and would matter, and nothing where it is settled. The tree is shared by all teachers.
+`paper` plans once: per path and exponential depth window, the tokens with the largest updates and the largest
+probability gaps, each brought up to a fixed number of visits. `adaptive` plans in rounds from the estimates: it
+samples where the outcome is uncertain and matters for the results. All teachers share one tree.
 
-This room only plans; the engine does the rolling.
+This module only plans; `collect` samples.
 """
 
 from __future__ import annotations
@@ -13,47 +13,49 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from opd_align.core.estimate import CERTAIN, PathEstimate, common_prefix, laid_out
+from opd_align.core.estimate import CERTAIN, PathEstimate, common_prefix
 from opd_align.core.objectives import LOG_FLOOR, unified_update
 from opd_align.core.tree import GenerationTree
 from opd_align.settings import Budget
 from opd_align.types import Finish, Floats, Ints, PathScores, Tokens
 
+_MIN_STD = 1e-9
+"""Standard deviations below this need no further rollouts."""
+
 
 @dataclass(frozen=True)
 class Target:
-    """`n` more rollouts that are forced through `prefix` (its last token is the one in question)."""
+    """`n` more rollouts forced through `prefix`, whose last token is the child to sample from."""
 
     prefix: Tokens
     n: int
 
 
 def representative_paths(tree: GenerationTree, budget: Budget) -> list[tuple[Tokens, bool]]:
-    """Natural rollouts to look at closely, correct ones first; chosen by key, so at random and for good.
+    """Natural rollouts to analyze as (completion, correct), correct ones first.
 
-    Completions that came to their end are preferred to truncated ones. No path is taken twice, or is the beginning of
-    another one, whatever the grader said of them.
+    The choice is by key, so it is random but reproducible. Completions that stopped are preferred to truncated ones. No
+    path is chosen twice, and none is a prefix of another one, whatever their outcomes.
     """
     natural = np.flatnonzero(tree.launch_R == 0)
     order = natural[np.lexsort((tree.key_R[natural], tree.finish_R[natural] != Finish.STOPPED))]
     chosen: list[tuple[Tokens, bool]] = []
-    taken: list[bytes] = []
+    chosen_bytes: list[bytes] = []
     for correct, wanted in ((True, budget.correct_paths), (False, budget.incorrect_paths)):
-        until = len(chosen) + wanted
+        limit = len(chosen) + wanted
         for row in order[(tree.outcome_R[order] > 0) == correct]:
-            if len(chosen) == until:
+            if len(chosen) == limit:
                 break
             completion = np.asarray(tree.completion(int(row)), np.uint32)
             raw = completion.tobytes()
-            if raw and not any(raw.startswith(other) or other.startswith(raw) for other in taken):
-                taken.append(raw)
+            if raw and not any(raw.startswith(other) or other.startswith(raw) for other in chosen_bytes):
+                chosen_bytes.append(raw)
                 chosen.append((completion, correct))
     return chosen
 
 
-def windows(length: int, first: int) -> Ints:
+def depth_windows(length: int, first: int) -> Ints:
     """Edges of the depth windows: `first` wide, then twice as wide each time, until the length is covered."""
     edges, width = [0], first
     while edges[-1] < length:
@@ -62,79 +64,80 @@ def windows(length: int, first: int) -> Ints:
     return np.array(edges)
 
 
-def plan_paper(
-    tree: GenerationTree, paths: Sequence[PathScores], budget: Budget, ends: NDArray[np.uint32]
-) -> list[Target]:
-    """The paper's plan, windows from shallow to deep across all paths, so that a cut hits the deepest first."""
+def plan_paper(tree: GenerationTree, paths: Sequence[PathScores], budget: Budget, ends: Tokens) -> list[Target]:
+    """The paper's plan, from shallow to deep windows across all paths, so that a limit drops the deepest first."""
     planned: dict[bytes, tuple[tuple[int, int, int], Target]] = {}
     for index, scores in enumerate(paths):
-        depth_C = np.repeat(np.arange(len(scores)), np.diff(scores.offsets))
-        visits_C = laid_out(tree.counts_along(scores.completion_T), scores).visits_C
-        open_C = _matters(scores, budget.tau) & ~np.isin(scores.token_C, ends) & (visits_C < budget.n_min)
-        push_C, gap_C = _largest_push(scores), _largest_gap(scores)
-        edges = windows(len(scores), budget.first_window)
+        depth_C = scores.depth_C
+        visits_C = tree.counts_along(scores.completion_T).reindex(scores.offsets, scores.token_C).visits_C
+        open_C = scores.above(budget.tau) & ~np.isin(scores.token_C, ends) & (visits_C < budget.n_min)
+        update_C, gap_C = _largest_update(scores), _largest_gap(scores)
+        edges = depth_windows(len(scores), budget.first_window)
         for window in range(len(edges) - 1):
             inside = np.flatnonzero(open_C & (depth_C >= edges[window]) & (depth_C < edges[window + 1]))
-            by_push = inside[np.argsort(-push_C[inside], kind="stable")][: budget.by_update]
+            by_update = inside[np.argsort(-update_C[inside], kind="stable")][: budget.by_update]
             by_gap = inside[np.argsort(-gap_C[inside], kind="stable")][: budget.by_gap]
-            for rank, child in enumerate(dict.fromkeys([*by_push.tolist(), *by_gap.tolist()])):
-                prefix = _prefix(scores, int(depth_C[child]), child)
+            for rank, child in enumerate(dict.fromkeys([*by_update.tolist(), *by_gap.tolist()])):
+                prefix = _prefix(scores, child)
                 target = Target(prefix, budget.n_min - int(visits_C[child]))
                 planned.setdefault(prefix.tobytes(), ((window, rank, index), target))
-    chosen = [target for _, target in sorted(planned.values(), key=lambda entry: entry[0])]
-    return _cut(chosen, budget.targeted)
+    targets = [target for _, target in sorted(planned.values(), key=lambda entry: entry[0])]
+    return targets if budget.targeted is None else _limit_total(targets, budget.targeted)
 
 
 def plan_adaptive(
     paths: Sequence[PathScores],
     estimates: Sequence[PathEstimate],
     budget: Budget,
-    ends: NDArray[np.uint32],
+    ends: Tokens,
     *,
-    spend: int,
+    rollouts: int,
 ) -> list[Target]:
-    """One round: `spend` rollouts go where they shrink the uncertainty that matters most.
+    """One round: distributes `rollouts` to reduce the uncertainty that matters most for the results.
 
-    A child's claim is the standard deviation that its own success causes in what is reported, here and above; each
-    rollout granted lowers it as one more visit would, and the claims left over are level.
+    Each child has the standard deviation that its own error causes in the results, at its node and above. Each rollout
+    lowers it as one more visit would; the plan makes the remaining standard deviations as equal as possible.
     """
-    place: list[tuple[PathScores, Ints]] = []
-    claim: list[Floats] = []
-    held: list[Floats] = []
+    candidates: list[tuple[PathScores, Ints]] = []
+    stds: list[Floats] = []
+    effective: list[Floats] = []
     for index, (scores, estimate) in enumerate(zip(paths, estimates, strict=True)):
-        depth_C = np.repeat(np.arange(len(scores)), np.diff(scores.offsets))
-        open_C = _matters(scores, budget.tau) & ~np.isin(scores.token_C, ends) & (estimate.effective_C < CERTAIN)
-        # The on-path child is valued through the exits below it, and a child that is itself a scored path likewise.
-        open_C &= scores.token_C != scores.completion_T[depth_C]
-        for number, other in enumerate(paths):
-            parting = common_prefix(scores, other)
-            if parting < len(other):
-                open_C &= (depth_C != parting) | (scores.token_C != other.completion_T[parting])
-            if number < index:
-                open_C &= depth_C > parting  # the nodes above have had their turn
-        claim_C = _claims(scores, estimate)
+        depth_C = scores.depth_C
+        open_C = scores.above(budget.tau) & ~np.isin(scores.token_C, ends) & (estimate.effective_C < CERTAIN)
+        # The on-path child is valued through the exits below it, and so is a child that is on another scored path.
+        open_C &= ~scores.on_path_C
+        for other_index, other in enumerate(paths):
+            shared = common_prefix(scores, other)
+            if shared < len(other):
+                open_C &= (depth_C != shared) | (scores.token_C != other.completion_T[shared])
+            if other_index < index:
+                open_C &= depth_C > shared  # shared nodes are planned with the earlier path
+        std_C = _std_in_results(scores, estimate)
         spread_C = np.clip(estimate.q_C * (1 - estimate.q_C), 0.01, 0.25)
         effective_C = spread_C / np.maximum(estimate.own_var_C, 1e-9)
-        child = np.flatnonzero(open_C & (claim_C > 0))
-        place.append((scores, child))
-        claim.append(claim_C[child])
-        held.append(effective_C[child])
-    if not sum(map(len, claim)):
+        child = np.flatnonzero(open_C & (std_C > 0))
+        candidates.append((scores, child))
+        stds.append(std_C[child])
+        effective.append(effective_C[child])
+    if not sum(map(len, stds)):
         return []
-    n_E = _water_fill(np.concatenate(claim), np.concatenate(held), spend)
-    shares = np.split(n_E, np.cumsum([len(claim_E) for claim_E in claim])[:-1])
-    # Prefixes of long paths are long: only those that are rolled out are written down.
+    n_E = _water_fill(np.concatenate(stds), np.concatenate(effective), rollouts)
+    n_by_path = np.split(n_E, np.cumsum([len(std_E) for std_E in stds])[:-1])
+    # Prefixes of long paths are long: create only those that are sampled.
     return [
-        Target(_prefix(scores, _depth_of(scores, child[i]), child[i]), int(share_E[i]))
-        for (scores, child), share_E in zip(place, shares, strict=True)
-        for i in np.flatnonzero(share_E)
+        Target(_prefix(scores, child[i]), int(n_E[i]))
+        for (scores, child), n_E in zip(candidates, n_by_path, strict=True)
+        for i in np.flatnonzero(n_E)
     ]
 
 
-def _claims(scores: PathScores, estimate: PathEstimate) -> Floats:
-    """Root of the summed variances that a child's own error causes: at its node, and through the value of the path
-    at every node above, which it enters with the probability of getting there."""
-    depth_C = np.repeat(np.arange(len(scores)), np.diff(scores.offsets))
+def _std_in_results(scores: PathScores, estimate: PathEstimate) -> Floats:
+    """Root of the summed variances that a child's own error causes.
+
+    It acts at its node, and through the value of the path at every node above, weighted by the probability of getting
+    there.
+    """
+    depth_C = scores.depth_C
     p_C = np.exp(scores.log_p_C)
     follow_T = np.minimum(np.bincount(depth_C, p_C * estimate.load_C, len(scores)), 1.0).tolist()
     above_T = np.zeros(len(scores))
@@ -143,38 +146,31 @@ def _claims(scores: PathScores, estimate: PathEstimate) -> Floats:
     return np.sqrt(estimate.own_var_C * (1.0 + p_C**2 * above_T[depth_C]))
 
 
-def _water_fill(claim_E: Floats, held_E: Floats, spend: int, settled: float = 1e-9) -> Ints:
-    """Integers that sum to `spend` and level `claim · sqrt(held / (held + n))`, the standard deviations afterwards.
+def _water_fill(std_E: Floats, effective_E: Floats, rollouts: int) -> Ints:
+    """Integers that sum to `rollouts` and equalize the standard deviations afterwards.
 
-    Less is spent where that brings all of them below `settled`.
+    After n more visits the standard deviation is `std · sqrt(effective / (effective + n))`. Fewer rollouts are used if
+    all standard deviations drop below `_MIN_STD`.
     """
 
     def needed(level: float) -> Floats:
-        # After n more visits the deviation is claim·sqrt(held / (held + n)); solve that for n.
-        return np.maximum(held_E * ((claim_E / level) ** 2 - 1), 0.0)
+        return np.maximum(effective_E * ((std_E / level) ** 2 - 1), 0.0)
 
-    low, high = settled, max(float(claim_E.max()), settled)
-    spend = min(spend, int(np.ceil(needed(settled)).sum()))
+    low, high = _MIN_STD, max(float(std_E.max()), _MIN_STD)
+    rollouts = min(rollouts, int(np.ceil(needed(_MIN_STD)).sum()))
     for _ in range(60):
         level = (low * high) ** 0.5
-        low, high = (level, high) if needed(level).sum() > spend else (low, level)
+        low, high = (level, high) if needed(level).sum() > rollouts else (low, level)
     exact_E = needed(high)
     whole_E = np.floor(exact_E).astype(np.int64)
-    missing = min(max(spend - int(whole_E.sum()), 0), len(whole_E))
+    missing = min(max(rollouts - int(whole_E.sum()), 0), len(whole_E))
     whole_E[np.argsort(-(exact_E - whole_E), kind="stable")[:missing]] += 1
     return whole_E
 
 
-def _matters(scores: PathScores, tau: float) -> NDArray[np.bool_]:
-    matters_C = scores.log_p_C > np.log(tau)
-    for teacher in scores.teachers.values():
-        matters_C |= teacher.log_t_C > np.log(tau)
-    return matters_C
-
-
-def _largest_push(scores: PathScores) -> Floats:
-    """Largest |GKD update| of any teacher, on the kept children."""
-    push_C = np.zeros(len(scores.token_C))
+def _largest_update(scores: PathScores) -> Floats:
+    """Largest |GKD update| over all teachers, on the kept children."""
+    largest_C = np.zeros(len(scores.token_C))
     size_T = np.diff(scores.offsets)
     for size in np.unique(size_T):
         child_NK = scores.offsets[:-1][size_T == size][:, None] + np.arange(size)
@@ -182,29 +178,28 @@ def _largest_push(scores: PathScores) -> Floats:
         for teacher in scores.teachers.values():
             log_t_NK = np.maximum(teacher.log_t_C[child_NK], LOG_FLOOR)
             update_NK = np.abs(unified_update(np.exp(log_p_NK), log_t_NK - log_p_NK))
-            push_C[child_NK] = np.maximum(push_C[child_NK], update_NK)
-    return push_C
+            largest_C[child_NK] = np.maximum(largest_C[child_NK], update_NK)
+    return largest_C
 
 
 def _largest_gap(scores: PathScores) -> Floats:
+    """Largest |teacher probability − student probability| over all teachers."""
     gaps = [np.abs(np.exp(teacher.log_t_C) - np.exp(scores.log_p_C)) for teacher in scores.teachers.values()]
     return np.max(gaps, axis=0) if gaps else np.zeros(len(scores.token_C))
 
 
-def _depth_of(scores: PathScores, child: int) -> int:
-    return int(np.searchsorted(scores.offsets, child, "right")) - 1
-
-
-def _prefix(scores: PathScores, depth: int, child: int) -> Tokens:
+def _prefix(scores: PathScores, child: int) -> Tokens:
+    """The path up to the child's node, then the child."""
+    depth = int(np.searchsorted(scores.offsets, child, "right")) - 1
     return np.append(scores.completion_T[:depth], scores.token_C[child]).astype(np.uint32)
 
 
-def _cut(targets: Sequence[Target], limit: int | None) -> list[Target]:
+def _limit_total(targets: Sequence[Target], limit: int) -> list[Target]:
+    """The first targets, with at most `limit` rollouts in total."""
     kept: list[Target] = []
-    left = sum(target.n for target in targets) if limit is None else limit
     for target in targets:
-        if left <= 0:
+        if limit <= 0:
             break
-        kept.append(Target(target.prefix, min(target.n, left)))
-        left -= target.n
+        kept.append(Target(target.prefix, min(target.n, limit)))
+        limit -= target.n
     return kept

@@ -1,7 +1,7 @@
-"""The search: all evidence on a question, from its first rollouts to an enriched tree around scored paths.
+"""Evidence collection for one question: initial rollouts, representative paths, scores, targeted rollouts.
 
-A search asks for rollouts and is sent them; who samples them, alone or together with those of other questions, is not
-its business. What it gathers depends on its own question only. Estimating and comparing comes later, in `engine`.
+Each question is a generator that yields sample requests and receives rollouts, so that the requests of several
+questions can be sampled in one call. The evidence depends only on the question itself. Estimation is in `engine`.
 """
 
 from __future__ import annotations
@@ -34,12 +34,19 @@ from opd_align.types import (
 )
 
 DONE = "done"
-"""The phase of a question's last progress."""
+"""Phase of the last progress report of a question."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """A step of the work: which question, in which phase, how many rollouts done of how many planned."""
+    """A progress report.
+
+    Args:
+        question: Id of the question.
+        phase: `"sampling"`, `"scoring"`, `"enriching"` or `"done"`.
+        done: Rollouts (or paths, while scoring) finished in this phase.
+        planned: Rollouts (or paths) planned for this phase.
+    """
 
     question: str
     phase: str
@@ -49,7 +56,18 @@ class Progress:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that was gathered on one question; rows follow from it without any model, under any estimator."""
+    """Everything collected for one question. Results follow from it without any model, with any estimator.
+
+    Args:
+        question: The question.
+        tree: All graded rollouts.
+        paths: Scores of the representative paths.
+        correct: Whether each path is correct.
+        to_go: Reward-to-go of each path by teacher name; empty unless an objective needs it.
+        targeted: Number of targeted rollouts.
+        certain: Number of ends graded without sampling.
+        note: Why there are fewer paths than requested; empty otherwise.
+    """
 
     question: Question
     tree: GenerationTree
@@ -62,13 +80,9 @@ class Evidence:
 
     @property
     def pass_rate(self) -> float:
-        """Share of the natural rollouts that are correct; NaN when none was graded."""
+        """Fraction of natural rollouts that are correct; NaN if none was graded."""
         outcome_R = self.tree.outcome_R[self.tree.launch_R == 0]
         return float((outcome_R > 0).mean()) if len(outcome_R) else float("nan")
-
-
-Steps = Generator[list[SampleRequest], Rollouts, "Evidence"]
-"""Work on one question that asks for rollouts, is sent them, and ends with the evidence."""
 
 
 def collect(
@@ -80,7 +94,7 @@ def collect(
     settings: Settings,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Evidence:
-    """All evidence on one question: sample, choose paths, score them with all teachers, enrich the shared tree."""
+    """Samples, scores and enriches one question."""
     (evidence,) = collect_group(student, teachers, [question], grader, settings=settings, on_progress=on_progress)
     return evidence
 
@@ -94,49 +108,49 @@ def collect_group(
     settings: Settings,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> list[Evidence]:
-    """The same on several questions side by side: what all of them ask for next is sampled in one go."""
-    heard = on_progress or (lambda progress: None)
-    searches = [
-        _Search(student, teachers, question, grader, settings, heard).steps(len(questions)) for question in questions
+    """`collect` for several questions concurrently: their pending requests are sampled in one call."""
+    report = on_progress or (lambda progress: None)
+    collectors = [
+        _Collector(student, teachers, question, grader, settings, report).run(len(questions)) for question in questions
     ]
-    found: dict[int, Evidence] = {}
-    asked: dict[int, list[SampleRequest]] = {}
+    evidence: dict[int, Evidence] = {}
+    pending: dict[int, list[SampleRequest]] = {}
 
-    def go_on(number: int, rollouts: Rollouts | None) -> None:
+    def advance(index: int, rollouts: Rollouts | None) -> None:
         try:
-            asked[number] = searches[number].send(rollouts)  # type: ignore[arg-type]  # `None` starts a generator
+            pending[index] = collectors[index].send(rollouts)  # type: ignore[arg-type]  # `None` starts a generator
         except StopIteration as end:
-            found[number] = end.value
-            asked.pop(number, None)
+            evidence[index] = end.value
+            pending.pop(index, None)
 
-    for number in range(len(questions)):
-        go_on(number, None)
-    while asked:
-        for number, rollouts in _answered(student, asked).items():
-            go_on(number, rollouts)
-    return [found[number] for number in range(len(questions))]
+    for index in range(len(questions)):
+        advance(index, None)
+    while pending:
+        for index, rollouts in _sample_together(student, pending).items():
+            advance(index, rollouts)
+    return [evidence[index] for index in range(len(questions))]
 
 
-def _answered(student: Student, asked: Mapping[int, list[SampleRequest]]) -> dict[int, Rollouts]:
-    """Each one's rollouts, sampled together; which are whose, the keys say."""
-    if len(asked) == 1:
-        return {number: student.sample(requests) for number, requests in asked.items()}
-    everything = [request for requests in asked.values() for request in requests]
-    rollouts = student.sample(everything)
-    keys = iter(student.keys(everything))
-    answers = {}
-    for number, requests in asked.items():
-        own = np.concatenate([np.empty(0, np.uint64), *(next(keys) for _ in requests)])
-        failed = {int(key) for key in own}
-        answers[number] = replace(
-            rollouts.take(np.isin(rollouts.key_R, own)),
-            failures=tuple(failure for failure in rollouts.failures if failure.key in failed),
+def _sample_together(student: Student, pending: Mapping[int, list[SampleRequest]]) -> dict[int, Rollouts]:
+    """Samples the requests of all questions in one call and splits the rollouts by key."""
+    if len(pending) == 1:
+        return {index: student.sample(requests) for index, requests in pending.items()}
+    all_requests = [request for requests in pending.values() for request in requests]
+    rollouts = student.sample(all_requests)
+    keys = iter(student.keys(all_requests))
+    by_question = {}
+    for index, requests in pending.items():
+        own_keys = np.concatenate([np.empty(0, np.uint64), *(next(keys) for _ in requests)])
+        key_set = {int(key) for key in own_keys}
+        by_question[index] = replace(
+            rollouts.take(np.isin(rollouts.key_R, own_keys)),
+            failures=tuple(failure for failure in rollouts.failures if failure.key in key_set),
         )
-    return answers
+    return by_question
 
 
-class _Search:
-    """The growing tree of one question."""
+class _Collector:
+    """Collects the evidence of one question."""
 
     def __init__(
         self,
@@ -151,44 +165,47 @@ class _Search:
         self.settings, self.budget, self.on_progress = settings, settings.budget, on_progress
         self.ends = np.array(sorted(student.end_tokens), np.uint32)
         self.tree = GenerationTree.build()
-        self.asked: Counter[bytes] = Counter()
+        self.requested: Counter[bytes] = Counter()
         self.deadline: float | None = None
         self.targeted = 0
-        self.stopped = False
+        self.timed_out = False
 
-    def steps(self, abreast: int) -> Steps:
-        """The work from beginning to end; `abreast` questions share the time."""
+    def run(self, concurrent: int) -> Generator[list[SampleRequest], Rollouts, Evidence]:
+        """Yields sample requests, receives their rollouts and returns the evidence.
+
+        The time limit is multiplied by the number of concurrent questions, which share the sampler.
+        """
         budget = self.budget
         if budget.seconds is not None:
-            self.deadline = time.monotonic() + abreast * budget.seconds
-        yield from self.roll([Target(np.empty(0, np.uint32), budget.initial)], "sampling", budget.initial)
+            self.deadline = time.monotonic() + concurrent * budget.seconds
+        yield from self.sample([Target(np.empty(0, np.uint32), budget.initial)], "sampling", budget.initial)
         chosen = representative_paths(self.tree, budget)
         paths = self.score([completion for completion, _ in chosen])
         certain = self.grade_certain_ends(paths)
         if paths:
             yield from self.enrich(paths)
-        correct = [right for _, right in chosen]
-        note = self.note(correct)
-        return Evidence(self.question, self.tree, paths, correct, self.futures(paths), self.targeted, certain, note)
+        correct = [is_correct for _, is_correct in chosen]
+        to_go, note = self.rewards_to_go(paths), self.note(correct)
+        return Evidence(self.question, self.tree, paths, correct, to_go, self.targeted, certain, note)
 
-    def roll(
+    def sample(
         self, targets: Sequence[Target], phase: str, planned: int, done: int = 0
     ) -> Generator[list[SampleRequest], Rollouts, int]:
-        """Samples and grades all targets, batch by batch, until done or out of time; returns how many were made."""
-        made = 0
+        """Samples and grades all targets in batches until done or out of time; returns the number of rollouts."""
+        sampled = 0
         for batch in _batches(targets, self.settings.batch):
-            if phase != "sampling" and self._out_of_time():
-                self.stopped = True
+            if phase != "sampling" and self.deadline is not None and time.monotonic() > self.deadline:
+                self.timed_out = True
                 break
             requests = []
             for target in batch:
                 key = target.prefix.tobytes()
-                requests.append(SampleRequest(self.question, target.prefix, target.n, self.asked[key]))
-                self.asked[key] += target.n
+                requests.append(SampleRequest(self.question, target.prefix, target.n, self.requested[key]))
+                self.requested[key] += target.n
             self.tree = self.tree.extended(self._graded((yield requests)))
-            made += sum(target.n for target in batch)
-            self.on_progress(Progress(self.question.id, phase, done + made, planned))
-        return made
+            sampled += sum(target.n for target in batch)
+            self.on_progress(Progress(self.question.id, phase, done + sampled, planned))
+        return sampled
 
     def _graded(self, rollouts: Rollouts) -> Rollouts:
         outcome_R = self.grader.grade(self.question, rollouts)
@@ -196,28 +213,27 @@ class _Search:
         return replace(rollouts, outcome_R=outcome_R.astype(np.int8))
 
     def score(self, completions: Sequence[Tokens]) -> list[PathScores]:
-        """Scores the paths, keeping every token that the tree has seen at their nodes."""
+        """Scores the paths, keeping every token that the tree contains at their nodes."""
         scored: list[PathScores] = []
         for completion in completions:
             counts = self.tree.counts_along(completion)
-            depth_C = np.repeat(np.arange(len(counts)), np.diff(counts.offsets))
-            request = ScoreRequest(self.question, completion, depth_C, counts.token_C, self.budget.tau)
+            request = ScoreRequest(self.question, completion, counts.depth_C, counts.token_C, self.budget.tau)
             scores = self.student.score(request, self.teachers)
-            # Nodes that paths share are scored once: two forward passes may disagree in the last digit, and about which
-            # tokens lie above the floor.
+            # Shared nodes use the scores of the earlier path: two forward passes may differ in the last digit, and so
+            # in which tokens are above the floor.
             shared = [common_prefix(scores, other) for other in scored]
             if shared:
                 nearest = int(np.argmax(shared))
-                scores = scores.with_head(scored[nearest], shared[nearest] + 1)
+                scores = scores.with_shared_prefix(scored[nearest], shared[nearest] + 1)
             scored.append(scores)
             self.on_progress(Progress(self.question.id, "scoring", len(scored), len(completions)))
         return scored
 
     def grade_certain_ends(self, paths: Sequence[PathScores]) -> int:
-        """Ending the completion here has a certain outcome: it costs a verification, not a rollout."""
+        """Grades every completion that ends at a node of a path: the outcome is certain and needs no rollout."""
         ends: dict[bytes, Tokens] = {}
         for scores in paths:
-            depth_C = np.repeat(np.arange(len(scores)), np.diff(scores.offsets))
+            depth_C = scores.depth_C
             for child in np.flatnonzero(np.isin(scores.token_C, self.ends)):
                 ended = np.append(scores.completion_T[: depth_C[child]], scores.token_C[child]).astype(np.uint32)
                 ends[ended.tobytes()] = ended
@@ -228,63 +244,64 @@ class _Search:
         return len(ends)
 
     def enrich(self, paths: Sequence[PathScores]) -> Generator[list[SampleRequest], Rollouts, None]:
+        """Samples the targeted rollouts."""
         plan = plan_paper(self.tree, paths, self.budget, self.ends)
         planned = sum(target.n for target in plan)
         if self.budget.allocation == "paper":
-            self.targeted = yield from self.roll(plan, "enriching", planned)
+            self.targeted = yield from self.sample(plan, "enriching", planned)
             return
         limit = planned // 2 if self.budget.targeted is None else self.budget.targeted
-        for turn in range(self.budget.rounds):
-            spend = -(-(limit - self.targeted) // (self.budget.rounds - turn))  # rounded up: one rollout is a round
-            estimates = estimate(self.tree, paths)
-            targets = plan_adaptive(paths, estimates, self.budget, self.ends, spend=spend)
-            made = yield from self.roll(targets, "enriching", limit, self.targeted)
-            self.targeted += made
-            if made == 0:
+        for round_index in range(self.budget.rounds):
+            # Rounded up, so that a remainder of one rollout still gets a round.
+            rollouts = -(-(limit - self.targeted) // (self.budget.rounds - round_index))
+            targets = plan_adaptive(paths, estimate(self.tree, paths), self.budget, self.ends, rollouts=rollouts)
+            sampled = yield from self.sample(targets, "enriching", limit, self.targeted)
+            self.targeted += sampled
+            if sampled == 0:
                 break
 
-    def _out_of_time(self) -> bool:
-        return self.deadline is not None and time.monotonic() > self.deadline
-
-    def futures(self, paths: Sequence[PathScores]) -> list[dict[str, Floats]]:
-        futures: list[dict[str, Floats]] = [{} for _ in paths]
+    def rewards_to_go(self, paths: Sequence[PathScores]) -> list[dict[str, Floats]]:
+        """The reward-to-go along each path, by teacher; empty unless an objective needs it."""
+        to_go: list[dict[str, Floats]] = [{} for _ in paths]
         if not paths or all(objective.signal != "future" for objective in self.settings.objectives):
-            return futures
+            return to_go
         rollouts = self.tree.rollouts()
         log_p = self.student.token_log_probs(self.question, rollouts, None)
         for teacher in self.teachers:
             ratio = log_ratio(self.student.token_log_probs(self.question, rollouts, teacher), log_p)
-            for future, scores in zip(futures, paths, strict=True):
-                future[teacher.name] = reward_to_go(self.tree, scores, teacher.name, ratio, ends=self.ends)
-        return futures
+            for by_teacher, scores in zip(to_go, paths, strict=True):
+                by_teacher[teacher.name] = reward_to_go(self.tree, scores, teacher.name, ratio, ends=self.ends)
+        return to_go
 
     def note(self, correct: Sequence[bool]) -> str:
+        """Why there are fewer paths or rollouts than requested."""
         budget, outcome_R = self.budget, self.tree.outcome_R[self.tree.launch_R == 0]
-        right, wrong = sum(correct), len(correct) - sum(correct)
+        n_correct, n_incorrect = sum(correct), len(correct) - sum(correct)
         notes = []
         if not len(outcome_R):
             notes.append("no initial rollout could be graded")
-        elif right < budget.correct_paths or wrong < budget.incorrect_paths:
+        elif n_correct < budget.correct_paths or n_incorrect < budget.incorrect_paths:
             notes.append(
-                f"{int((outcome_R > 0).sum())} of {len(outcome_R)} initial rollouts correct: {right} of "
-                f"{budget.correct_paths} correct and {wrong} of {budget.incorrect_paths} incorrect paths found"
+                f"{int((outcome_R > 0).sum())} of {len(outcome_R)} initial rollouts correct: {n_correct} of "
+                f"{budget.correct_paths} correct and {n_incorrect} of {budget.incorrect_paths} incorrect paths found"
             )
-        if self.stopped:
+        if self.timed_out:
             notes.append(f"stopped after {budget.seconds:g} s")
         return "; ".join(notes)
 
 
 def _batches(targets: Sequence[Target], size: int) -> Iterable[list[Target]]:
+    """Splits the targets into batches of `size` rollouts."""
     batch: list[Target] = []
-    left = size
+    free = size
     for target in targets:
         n = target.n
         while n > 0:
-            take = min(n, left)
+            take = min(n, free)
             batch.append(Target(target.prefix, take))
-            n, left = n - take, left - take
-            if left == 0:
+            n, free = n - take, free - take
+            if free == 0:
                 yield batch
-                batch, left = [], size
+                batch, free = [], size
     if batch:
         yield batch

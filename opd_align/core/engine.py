@@ -1,7 +1,7 @@
-"""The engine: student, teachers, questions and a budget in, an `Analysis` out.
+"""The analysis: from a student, teachers, questions and settings to an `Analysis`.
 
-Per question: sample, choose representative paths, score them, enrich the tree, estimate, align. Both doors, the
-command line and the training callback, come through here; the engine receives objects, never names.
+Per question: sample, choose representative paths, score them, enrich the tree, estimate, compare updates. The command
+line and the training callback both use it. It takes objects, never names to look up.
 """
 
 from __future__ import annotations
@@ -23,13 +23,30 @@ from opd_align.core.tree import GenerationTree
 from opd_align.settings import Settings
 from opd_align.types import REWARD, Finish, Grader, OpdAlignError, PathScores, Question, Student, Teacher
 
-_T = TypeVar("_T")
-_W = TypeVar("_W")
+_A = TypeVar("_A")
+_R = TypeVar("_R")
 
 
 @dataclass(frozen=True)
 class QuestionRecord:
-    """What became of one question. `note` says why it has fewer paths than asked for, or none; empty otherwise."""
+    """One row of `Analysis.questions`.
+
+    Args:
+        question: Id of the question.
+        text: Text of the question.
+        answer: Reference answer, or `None`.
+        pass_rate: Fraction of natural rollouts that are correct; NaN if none was graded.
+        initial: Number of graded initial rollouts.
+        targeted: Number of targeted rollouts.
+        certain: Number of ends graded without sampling.
+        truncated: Number of truncated rollouts.
+        unknown: Number of rollouts without a grade.
+        failed: Number of rollouts that could not be generated.
+        correct_paths: Number of correct paths analyzed.
+        incorrect_paths: Number of incorrect paths analyzed.
+        nodes: Number of rows in the node table.
+        note: Why there are fewer paths than requested; empty otherwise.
+    """
 
     question: str
     text: str
@@ -69,7 +86,7 @@ class QuestionRecord:
 
 @dataclass(frozen=True)
 class QuestionResult:
-    """One question's share of an analysis."""
+    """The result for one question."""
 
     nodes: pa.Table
     children: pa.Table
@@ -79,10 +96,14 @@ class QuestionResult:
 
 @dataclass(frozen=True)
 class Analysis:
-    """The result: one row per node, teacher and objective in `nodes`, one row per question in `questions`.
+    """The result of `analyze`.
 
-    `children` has every token that was looked at along the paths, `texts` what these tokens read, as far as the student
-    could tell: enough to show any node without a model.
+    Args:
+        nodes: One row per node, teacher and objective (columns: `core.alignment.SCHEMA`).
+        questions: One row per question (columns: `QuestionRecord`).
+        settings: The settings that were used.
+        children: One row per kept token along the paths (columns: `core.alignment.CHILDREN`).
+        texts: Text of each token in `children`; empty if the student has no tokenizer.
     """
 
     nodes: pa.Table
@@ -102,36 +123,43 @@ def analyze(
     on_progress: Callable[[Progress], None] | None = None,
     workers: int = 1,
 ) -> Analysis:
-    """Measures, token by token, how each teacher's update aligns with success on the given questions.
+    """Measures, token by token, how each teacher's update aligns with the ideal update on the given questions.
 
-    `workers` groups of questions are worked on at a time, in threads: worth it where sampling waits for a server, and
-    only for students and graders that may be called from several threads. The result is the same for any number.
+    Args:
+        student: The student model, which samples and scores.
+        teachers: Teachers that the student's `score` accepts. May be empty if all objectives have `signal="reward"`.
+        questions: Questions to analyze.
+        grader: Decides which completions are correct.
+        settings: Settings of the analysis. `None`: the paper's defaults.
+        on_progress: Called with a `Progress` after every step, from the thread that did it.
+        workers: Number of threads, each processing one group of questions. Useful when sampling waits for a server;
+            student and grader must be thread-safe. The result does not depend on it.
     """
     settings = settings or Settings()
     questions = list(questions)
     check_inputs(teachers, questions, settings)
     if workers < 1:
-        raise OpdAlignError(f"at least one worker is needed, not {workers}")
+        raise OpdAlignError(f"workers must be at least 1, not {workers}")
     stop = Event()
 
-    def watched(progress: Progress) -> None:
+    def report(progress: Progress) -> None:
         if stop.is_set():
             raise _StoppedError
         if on_progress:
             on_progress(progress)
 
-    def analysed(group: Sequence[Question]) -> list[QuestionResult]:
-        parts = analyze_group(student, teachers, group, grader, settings=settings, on_progress=watched)
+    def run(group: Sequence[Question]) -> list[QuestionResult]:
+        results = analyze_group(student, teachers, group, grader, settings=settings, on_progress=report)
         for question in group:
-            watched(Progress(question.id, DONE, 1, 1))
-        return parts
+            report(Progress(question.id, DONE, 1, 1))
+        return results
 
-    parts = _each(analysed, question_groups(questions, settings), workers, stop)
-    return combine_results([part for group in parts for part in group], settings)
+    results = _map_in_threads(run, question_groups(questions, settings), workers, stop)
+    return combine_results([result for group in results for result in group], settings)
 
 
 def question_groups(questions: Sequence[Question], settings: Settings) -> list[Sequence[Question]]:
-    """The questions that are worked on side by side: the units of work, the same however many share it."""
+    """Groups of `abreast` questions that are processed concurrently; the same for any number of workers."""
     return [questions[at : at + settings.abreast] for at in range(0, len(questions), settings.abreast)]
 
 
@@ -144,54 +172,56 @@ def analyze_group(
     settings: Settings,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> list[QuestionResult]:
-    """The work on one group of questions; it depends on no other one, wherever it is done."""
-    found = collect_group(student, teachers, questions, grader, settings=settings, on_progress=on_progress)
-    return [_part(student, teachers, evidence, settings) for evidence in found]
+    """The results of one group of questions; independent of all other groups, in any process."""
+    group = collect_group(student, teachers, questions, grader, settings=settings, on_progress=on_progress)
+    return [_question_result(student, teachers, evidence, settings) for evidence in group]
 
 
-def _part(student: Student, teachers: Sequence[Teacher], evidence: Evidence, settings: Settings) -> QuestionResult:
+def _question_result(
+    student: Student, teachers: Sequence[Teacher], evidence: Evidence, settings: Settings
+) -> QuestionResult:
     paths = estimated_paths(evidence, settings)
     nodes = node_table(paths, settings.objectives, settings.rules)
     children = child_table(paths, [teacher.name for teacher in teachers], settings.objectives, settings.rules)
-    # What tokens read is a courtesy of students that can tell, not part of the protocol.
-    tell = getattr(student, "token_text", None)
-    texts = {token: tell(token) for token in children["token"].unique().to_pylist()} if tell else {}
+    # Optional: `token_text` is not part of the `Student` protocol.
+    token_text = getattr(student, "token_text", None)
+    texts = {token: token_text(token) for token in children["token"].unique().to_pylist()} if token_text else {}
     return QuestionResult(nodes, children, QuestionRecord.of(evidence, nodes.num_rows), texts)
 
 
-def combine_results(parts: Sequence[QuestionResult], settings: Settings) -> Analysis:
-    """The analysis that parts make, in the order in which they are given."""
-    records = [part.record for part in parts]
+def combine_results(results: Sequence[QuestionResult], settings: Settings) -> Analysis:
+    """Combines the results of all questions, in the given order."""
+    records = [result.record for result in results]
     columns = {name: [getattr(record, name) for record in records] for name in QuestionRecord.__dataclass_fields__}
-    answers = pa.array(columns.pop("answer"), pa.string())  # typed, also where nobody has one
+    answers = pa.array(columns.pop("answer"), pa.string())  # typed even if all are None
     return Analysis(
-        dictionary_encoded(pa.concat_tables([part.nodes for part in parts])),
+        dictionary_encoded(pa.concat_tables([result.nodes for result in results])),
         pa.table(columns).add_column(2, "answer", answers),
         settings,
-        dictionary_encoded(pa.concat_tables([part.children for part in parts])),
-        dict(sorted({token: text for part in parts for token, text in part.texts.items()}.items())),
+        dictionary_encoded(pa.concat_tables([result.children for result in results])),
+        dict(sorted({token: text for result in results for token, text in result.texts.items()}.items())),
     )
 
 
-def dictionary_encoded(nodes: pa.Table) -> pa.Table:
-    """Text columns numbered by first appearance: equal rows make equal tables, however they were pieced together."""
-    for index, column in enumerate(nodes.schema):
+def dictionary_encoded(table: pa.Table) -> pa.Table:
+    """Encodes text columns by first appearance, so that equal rows give equal tables however they were combined."""
+    for index, column in enumerate(table.schema):
         if pa.types.is_dictionary(column.type) or pa.types.is_string(column.type):
-            text = nodes[column.name].cast(pa.string()).combine_chunks().dictionary_encode()
-            nodes = nodes.set_column(index, column.name, text)
-    return nodes
+            text = table[column.name].cast(pa.string()).combine_chunks().dictionary_encode()
+            table = table.set_column(index, column.name, text)
+    return table
 
 
 class _StoppedError(Exception):
-    """Ends the work on one question because that on another one failed."""
+    """Stops a worker because another one failed."""
 
 
-def _each(work: Callable[[_W], _T], units: Sequence[_W], workers: int, stop: Event) -> list[_T]:
-    """The work on every unit, in their order; the first failure stops the others at their next step."""
+def _map_in_threads(function: Callable[[_A], _R], arguments: Sequence[_A], workers: int, stop: Event) -> list[_R]:
+    """The results in order of the arguments; the first failure stops the other workers at their next step."""
     if workers == 1:
-        return [work(unit) for unit in units]
+        return [function(argument) for argument in arguments]
     with ThreadPoolExecutor(workers) as pool:
-        futures = [pool.submit(work, unit) for unit in units]
+        futures = [pool.submit(function, argument) for argument in arguments]
         try:
             for future in as_completed(futures):
                 future.result()
@@ -204,33 +234,33 @@ def _each(work: Callable[[_W], _T], units: Sequence[_W], workers: int, stop: Eve
 
 
 def check_inputs(teachers: Sequence[Teacher], questions: Sequence[Question], settings: Settings) -> None:
-    """Refuses what cannot be analysed, before any model is touched."""
+    """Raises an error for inputs that cannot be analyzed, before any model is used."""
     if not questions:
-        raise OpdAlignError("there is no question to analyse")
-    for what, names in (
+        raise OpdAlignError("there are no questions to analyze")
+    for kind, names in (
         ("question", [question.id for question in questions]),
         ("teacher", [teacher.name for teacher in teachers]),
         ("objective", [objective.name for objective in settings.objectives]),
     ):
-        twice = [name for name, count in Counter(names).items() if count > 1]
-        if twice:
-            raise OpdAlignError(f"{what} {twice[0]!r} appears more than once; give each its own name")
+        repeated = [name for name, count in Counter(names).items() if count > 1]
+        if repeated:
+            raise OpdAlignError(f"{kind} {repeated[0]!r} appears more than once; names must be unique")
     if any(teacher.name == REWARD for teacher in teachers):
         raise OpdAlignError(f"{REWARD!r} is reserved for objectives without a teacher; rename that teacher")
     if not settings.objectives:
-        raise OpdAlignError("there is no objective to compare with the ideal update")
-    needy = [objective.name for objective in settings.objectives if objective.signal != "reward"]
-    if needy and not teachers:
-        raise OpdAlignError(f"objective {needy[0]!r} needs a teacher, and none was given")
+        raise OpdAlignError("settings.objectives is empty; pass at least one objective")
+    with_teacher = [objective.name for objective in settings.objectives if objective.signal != "reward"]
+    if with_teacher and not teachers:
+        raise OpdAlignError(f"objective {with_teacher[0]!r} needs a teacher, and none was given")
 
 
 def align(evidence: Evidence, settings: Settings) -> pa.Table:
-    """Phase 2 on one question: estimate success along the paths, compare every teacher's update with the ideal."""
+    """The node table of collected evidence: re-estimates it, for example with another estimator, without sampling."""
     return node_table(estimated_paths(evidence, settings), settings.objectives, settings.rules)
 
 
 def estimated_paths(evidence: Evidence, settings: Settings) -> list[EstimatedPath]:
-    """The paths of one question with the estimates that the settings ask for."""
+    """The paths of one question with estimates from all rollouts and from two disjoint halves."""
 
     def estimated(tree: GenerationTree) -> list[PathEstimate]:
         return estimate(tree, evidence.paths, method=settings.estimator, shrink=settings.shrink)
@@ -255,7 +285,7 @@ def estimated_paths(evidence: Evidence, settings: Settings) -> list[EstimatedPat
 
 
 def _halves(tree: GenerationTree, paths: Sequence[PathScores]) -> list[GenerationTree]:
-    """Two disjoint halves of the rollouts, by key; certain outcomes and the paths themselves belong to both."""
+    """Two disjoint halves of the rollouts, by key. Certain outcomes and the paths themselves are in both."""
     odd_R = (tree.key_R & np.uint64(1)).astype(bool)
     both_R = tree.launch_R == tree.length_R
     for scores in paths:

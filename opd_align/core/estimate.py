@@ -1,44 +1,55 @@
-"""Success probabilities: from counted rollouts to `Q` of every next token, with its uncertainty.
+"""Success probabilities: from counted rollouts to `Q` of every next token, with uncertainty.
 
-Three estimators behind one function. `pooled` counts every rollout at every node it passes, as the paper does;
-`direct` only rollouts that are samples of the student there; `backup` (the default) values each node from its
-children with the student's own probabilities, deepest first, so that one exit's outcome informs all ancestors.
+Three estimators behind one function. `pooled` counts every rollout at every node it passes, as the paper does.
+`direct` counts only rollouts that are samples from the student at that node. `backup` (default) computes the value of
+each node from its children and the student's probabilities, deepest first, so that the outcome at one exit informs all
+ancestors.
 
 A rollout is evidence about the node at depth m only if its `launch` is at most m. Estimates depend on the set of
-rollouts, never on their order. This room knows counts and probabilities; it knows no teacher and no objective.
+rollouts, never on their order. Counts and probabilities only; no teachers and no objectives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from opd_align.core.prior import Exits, ForkPrior, Posterior
-from opd_align.core.tree import Exits as Leavings
-from opd_align.core.tree import GenerationTree, PathCounts
+from opd_align.core.prior import ExitSamples, ForkPrior, Posterior
+from opd_align.core.tree import GenerationTree, PathExits, child_keys, find_sorted
 from opd_align.settings import Method
 from opd_align.types import Floats, Ints, OpdAlignError, PathScores
 
 Bools = NDArray[np.bool_]
 
 CERTAIN = 1e9
-"""Effective visits of a child whose outcome is known for sure (the completion ends there)."""
+"""Effective visits of a child whose outcome is certain (the completion ends there)."""
 
 _ROUNDS = 5
-_COUNT_COLUMNS = [name for name in PathCounts.__dataclass_fields__ if name.endswith("_C") and name != "token_C"]
 
 
 @dataclass(frozen=True)
 class PathEstimate:
-    """What is known of every kept child along one path; `_C` arrays are laid out like the path's scores.
+    """Estimates for every kept child along one path; `_C` arrays have the layout of the path's scores.
 
     The posterior of child k is `q_k + load_k · δ + ε_k`: δ is the error of the on-path child's value, shared by all
-    children of the node (variance `path_var_T`), ε_k is the child's own (variance `own_var_C`). Alignment lives on
-    differences between siblings, so what they share must not be counted as noise twice.
+    children of the node (variance `path_var_T`), and ε_k is the child's own error (variance `own_var_C`). Alignment
+    depends on differences between siblings, so their shared error must not be counted as independent noise.
+
+    Args:
+        q_C: Success probability after each child.
+        own_var_C: Variance of the child's own error.
+        load_C: Coefficient of the shared error.
+        path_var_T: Variance of the shared error at each node.
+        path_q_T: Success probability after the path's own token at each node.
+        visits_C: Rollouts that count as evidence about the child.
+        effective_C: Effective visits, `q (1 − q)` divided by the variance.
+        value_T: Success probability at each node.
+        tail_mass_T: Student probability of the tokens without any evidence.
+        offsets: First child of each node, plus the number of children.
     """
 
     q_C: Floats
@@ -59,14 +70,14 @@ class PathEstimate:
         return np.sqrt(self.load_C**2 * path_var_C + self.own_var_C)
 
     def interval_C(self, level: float = 0.9) -> tuple[Floats, Floats]:
-        """Equal-tailed interval of each child's Beta posterior."""
+        """Equal-tailed credible interval of each child's Beta posterior."""
         from scipy.stats import beta
 
         a_C, b_C = _beta_shape(self.q_C, self.se_C**2)
         return beta.ppf((1 - level) / 2, a_C, b_C), beta.ppf((1 + level) / 2, a_C, b_C)
 
     def draws(self, child_NK: Ints, depth_N: Ints, *, n: int, rng: np.random.Generator) -> Floats:
-        """`n` joint posterior draws of `Q` for nodes with K chosen children each: shape (n, N, K)."""
+        """`n` joint posterior draws of `Q` for N nodes with K selected children each: shape (n, N, K)."""
         shared_DN = _beta_draws(self.path_q_T[depth_N], self.path_var_T[depth_N], n, rng) - self.path_q_T[depth_N]
         own_DNK = _beta_draws(self.q_C[child_NK], self.own_var_C[child_NK], n, rng)
         return np.clip(own_DNK + self.load_C[child_NK] * shared_DN[..., None], 0.0, 1.0)
@@ -77,33 +88,26 @@ def estimate(
 ) -> list[PathEstimate]:
     """Estimates along the scored paths of one question, which together form a small tree.
 
-    `shrink` pulls each exit toward its siblings with a strength fitted by marginal likelihood over the question's
-    exits; it concerns `backup` only.
+    Args:
+        tree: All rollouts of the question; must contain the paths.
+        paths: Scores of the paths. Paths that share a prefix must have the same children there.
+        method: `"backup"`, `"direct"` or `"pooled"`.
+        shrink: Whether `"backup"` shrinks each exit toward its siblings, with a strength fitted by marginal likelihood
+            over the question's exits. Ignored by the other methods.
     """
     if method == "backup":
         return _Backup(tree, paths, shrink).solve()
     if method not in get_args(Method):
         raise OpdAlignError(f"unknown estimator {method!r}; choose one of {', '.join(get_args(Method))}")
-    # Ends that were verified without sampling are nobody's rollouts, and plain counting must not take them for such.
+    # Ends that were graded without sampling are not rollouts and must not be counted.
     sampled = tree.subset((tree.launch_R < tree.length_R) | (tree.launch_R == 0))
     return [_count(sampled, scores, pooled=method == "pooled") for scores in paths]
 
 
-def laid_out(counts: PathCounts, scores: PathScores) -> PathCounts:
-    """The counts of a path's scored children, in their layout; zero where the tree has no such child."""
-    key_C = _child_key(_depth_of_children(scores.offsets), scores.token_C)
-    found_C, at_C = _find(key_C, _child_key(_depth_of_children(counts.offsets), counts.token_C))
-    columns = {name: getattr(counts, name) for name in _COUNT_COLUMNS}
-    zero = {name: np.zeros(len(key_C), column.dtype) for name, column in columns.items()}
-    for name, column in columns.items():
-        zero[name][found_C] = column[at_C[found_C]]
-    return replace(counts, offsets=scores.offsets, token_C=scores.token_C, **zero)
-
-
 def exact_estimate(scores: PathScores, q_C: Floats) -> PathEstimate:
-    """The estimate of someone who knows the truth: every child's `Q` given, without uncertainty."""
+    """An estimate from known success probabilities, without uncertainty."""
     zero_C, zero_T = np.zeros(len(q_C)), np.zeros(len(scores))
-    value_T = _sum_by(_depth_of_children(scores.offsets), np.exp(scores.log_p_C) * q_C, len(scores))
+    value_T = _sum_by(scores.depth_C, np.exp(scores.log_p_C) * q_C, len(scores))
     return PathEstimate(
         q_C, zero_C, zero_C, zero_T, q_C[_on_path(scores)], np.ones(len(q_C), np.int64),
         np.full(len(q_C), CERTAIN), value_T, zero_T, scores.offsets,
@@ -111,17 +115,17 @@ def exact_estimate(scores: PathScores, q_C: Floats) -> PathEstimate:
 
 
 def _count(tree: GenerationTree, scores: PathScores, *, pooled: bool) -> PathEstimate:
-    counts = laid_out(tree.counts_along(scores.completion_T), scores)
+    counts = tree.counts_along(scores.completion_T).reindex(scores.offsets, scores.token_C)
     n_C, w_C = (counts.visits_C, counts.wins_C) if pooled else (counts.evidence_C, counts.evidence_wins_C)
-    depth_C = _depth_of_children(scores.offsets)
+    depth_C = scores.depth_C
     q_C = (w_C + 0.5) / (n_C + 1.0)
     var_C = q_C * (1 - q_C) / (n_C + 2.0)
-    # The point estimate is the plain share of wins, as in the paper; the half counts only widen the posterior.
+    # The point estimate is the fraction of correct rollouts, as in the paper; the half counts only affect the variance.
     q_C = np.where(n_C > 0, w_C / np.maximum(n_C, 1), np.nan)
     p_C = np.exp(scores.log_p_C)
-    seen_C = n_C > 0
-    mass_T = _sum_by(depth_C, np.where(seen_C, p_C, 0.0), len(scores))
-    value_T = _sum_by(depth_C, np.where(seen_C, p_C * q_C, 0.0), len(scores)) / np.maximum(mass_T, 1e-300)
+    sampled_C = n_C > 0
+    mass_T = _sum_by(depth_C, np.where(sampled_C, p_C, 0.0), len(scores))
+    value_T = _sum_by(depth_C, np.where(sampled_C, p_C * q_C, 0.0), len(scores)) / np.maximum(mass_T, 1e-300)
     on_path = _on_path(scores)
     return PathEstimate(
         q_C, var_C, np.zeros_like(q_C), np.zeros(len(scores)), np.nan_to_num(q_C[on_path], nan=0.5),
@@ -131,7 +135,10 @@ def _count(tree: GenerationTree, scores: PathScores, *, pooled: bool) -> PathEst
 
 @dataclass
 class _Segment:
-    """The nodes of one path that no earlier path has: `slot` arrays hold its children, then one rest bucket a node."""
+    """The nodes of one path that no earlier path has.
+
+    `_S` arrays (slots) hold its children, then one rest slot per node for all tokens that were not kept.
+    """
 
     scores: PathScores
     first: int
@@ -156,22 +163,22 @@ class _Segment:
 
     @property
     def exit_S(self) -> Bools:
-        """Slots whose value comes from counting, not from a path or a certain outcome."""
+        """Slots whose value comes from counts, not from a scored path or a certain outcome."""
         on_path_S = np.zeros(len(self.p_S), bool)
         on_path_S[self.on_path_T] = True
         return ~self.fixed_S & ~on_path_S & (self.branch_S < 0)
 
 
 class _Backup:
-    """Values of the scored paths' tree, deepest first; the prior is refitted in between.
+    """Values along the tree of scored paths, deepest first, alternating with fits of the prior.
 
     Given the prior's responsibilities every exit is linear in the on-path child's value, so a whole path is one
-    linear recurrence `V_m = a_m + b_m V_{m+1}`; a few rounds of recurrence and refit settle.
+    linear recurrence `V_m = a_m + b_m V_{m+1}`. A few rounds of recurrence and fit converge.
     """
 
     def __init__(self, tree: GenerationTree, paths: Sequence[PathScores], shrink: bool) -> None:
         self.shrink = shrink
-        self.segments = _segments(tree, paths)
+        self.segments = _split_into_segments(tree, paths)
         natural_R = tree.outcome_R[tree.launch_R == 0] > 0
         self.prior = ForkPrior.start((float(natural_R.sum()) + 0.5) / (len(natural_R) + 1.0))
 
@@ -179,18 +186,21 @@ class _Backup:
         for segment in self.segments:
             segment.value_T1[:-1] = self.prior.overall
         for _ in range(_ROUNDS):
-            compared = [self._compare(segment) for segment in self.segments]
+            compared = [self._sibling_means(segment) for segment in self.segments]
             if self.shrink:
                 self.prior = self.prior.fitted([exits for exits, _ in compared])
             for segment, (exits, slope_E) in zip(self.segments, compared, strict=True):
                 self._value_exits(segment, exits, slope_E)
             for segment in reversed(self.segments):
-                self._recur(segment)
-        return self._finish()
+                self._update_values(segment)
+        return self._path_estimates()
 
-    def _compare(self, segment: _Segment) -> tuple[Exits, Floats]:
-        """Each exit beside its siblings, the on-path child and the other exits; and how far that follows the path."""
-        self._refresh_known(segment)
+    def _sibling_means(self, segment: _Segment) -> tuple[ExitSamples, Floats]:
+        """The samples of each exit with the mean of its siblings, and the weight of the on-path child in that mean.
+
+        The siblings are the on-path child and the other exits of the node.
+        """
+        self._set_known_values(segment)
         exit_S, depth_S, n_S, w_S = segment.exit_S, segment.depth_S, segment.n_S, segment.w_S
         on_path_S = np.zeros(len(exit_S), bool)
         on_path_S[segment.on_path_T] = True
@@ -199,27 +209,27 @@ class _Backup:
         value_S = np.where(exit_S, (w_S + path_q_S) / (n_S + 1.0), np.where(on_path_S, path_q_S, segment.q_S))
         noise_S = np.where(exit_S, spread_S / np.maximum(n_S, 1), segment.own_var_S)
         noise_S = np.where(on_path_S, segment.var_T1[depth_S + 1], noise_S)
-        # Half of the fitted spread belongs to the exit itself and half to what it is compared with.
+        # Half of the fitted spread is attributed to the exit itself and half to its siblings.
         noise_S = noise_S + 0.5 * spread_S * self.prior.spread(segment.p_S)
-        # A known outcome is 0 or 1 and says nothing about tokens that go on.
-        silent_S = (exit_S & (n_S == 0)) | segment.fixed_S
-        weight_S = np.where(silent_S, 0.0, 1.0 / noise_S)
+        # A certain outcome is 0 or 1 and is no evidence about tokens that continue.
+        ignored_S = (exit_S & (n_S == 0)) | segment.fixed_S
+        weight_S = np.where(ignored_S, 0.0, 1.0 / noise_S)
         nodes = len(segment.scores)
         sum_T = _sum_by(depth_S, weight_S, nodes)
         dot_T = _sum_by(depth_S, weight_S * value_S, nodes)
         path_T = _sum_by(depth_S, np.where(on_path_S, weight_S, 0.0), nodes)
         others_S = np.maximum(sum_T[depth_S] - weight_S, 1e-12)
         centre_S = np.clip((dot_T[depth_S] - weight_S * value_S) / others_S, 0.0, 1.0)
-        exits = Exits(segment.p_S[exit_S], n_S[exit_S], w_S[exit_S], centre_S[exit_S])
+        exits = ExitSamples(segment.p_S[exit_S], n_S[exit_S], w_S[exit_S], centre_S[exit_S])
         return exits, (path_T[depth_S] / others_S)[exit_S]
 
-    def _value_exits(self, segment: _Segment, exits: Exits, slope_E: Floats) -> None:
+    def _value_exits(self, segment: _Segment, exits: ExitSamples, slope_E: Floats) -> None:
         rows = np.flatnonzero(segment.exit_S)
-        found = self.prior.posterior(exits) if self.shrink else _unshrunk(exits)
-        segment.q_S[rows], segment.own_var_S[rows] = found.mean_E, found.var_E
-        segment.load_S[rows] = found.slope_E * slope_E
+        posterior = self.prior.posterior(exits) if self.shrink else _unshrunk(exits)
+        segment.q_S[rows], segment.own_var_S[rows] = posterior.mean_E, posterior.var_E
+        segment.load_S[rows] = posterior.slope_E * slope_E
 
-    def _refresh_known(self, segment: _Segment) -> None:
+    def _set_known_values(self, segment: _Segment) -> None:
         segment.q_S[segment.fixed_S] = segment.fixed_q_S[segment.fixed_S]
         segment.own_var_S[segment.fixed_S] = 0.0
         for slot in np.flatnonzero(segment.branch_S >= 0):
@@ -227,37 +237,37 @@ class _Backup:
             at = int(segment.depth_S[slot]) + 1
             segment.q_S[slot], segment.own_var_S[slot] = branch.value_T1[at], branch.var_T1[at]
 
-    def _recur(self, segment: _Segment) -> None:
-        self._refresh_known(segment)
+    def _update_values(self, segment: _Segment) -> None:
+        self._set_known_values(segment)
         nodes, depth_S, p_S = len(segment.scores), segment.depth_S, segment.p_S
         path_q_T = segment.value_T1[1:].copy()
-        off_S = np.ones(len(p_S), bool)
-        off_S[segment.on_path_T] = False
-        # Exits were valued at q for the current on-path value; written as a + b·V they follow when it moves.
-        b_S = np.where(off_S, p_S * segment.load_S, 0.0)
-        a_S = np.where(off_S, p_S * segment.q_S, 0.0) - b_S * path_q_T[depth_S]
+        off_path_S = np.ones(len(p_S), bool)
+        off_path_S[segment.on_path_T] = False
+        # Exits were valued for the current on-path value; as a + b·V they change with it.
+        b_S = np.where(off_path_S, p_S * segment.load_S, 0.0)
+        a_S = np.where(off_path_S, p_S * segment.q_S, 0.0) - b_S * path_q_T[depth_S]
         a_T = _sum_by(depth_S, a_S, nodes).tolist()
         b_T = (_sum_by(depth_S, b_S, nodes) + p_S[segment.on_path_T]).tolist()
-        v_T = _sum_by(depth_S, np.where(off_S, p_S**2 * segment.own_var_S, 0.0), nodes).tolist()
+        v_T = _sum_by(depth_S, np.where(off_path_S, p_S**2 * segment.own_var_S, 0.0), nodes).tolist()
         value, var = segment.final, 0.0
         for m in range(nodes - 1, segment.first - 1, -1):
             value = min(max(a_T[m] + b_T[m] * value, 0.0), 1.0)
             var = b_T[m] * b_T[m] * var + v_T[m]
             segment.value_T1[m], segment.var_T1[m] = value, var
-        moved_T = segment.value_T1[1:] - path_q_T
-        segment.q_S = np.clip(segment.q_S + np.where(off_S, segment.load_S * moved_T[depth_S], 0.0), 0.0, 1.0)
+        change_T = segment.value_T1[1:] - path_q_T
+        segment.q_S = np.clip(segment.q_S + np.where(off_path_S, segment.load_S * change_T[depth_S], 0.0), 0.0, 1.0)
         segment.q_S[segment.on_path_T] = segment.value_T1[1:]
         segment.load_S[segment.on_path_T] = 1.0
         segment.own_var_S[segment.on_path_T] = 0.0
 
-    def _finish(self) -> list[PathEstimate]:
+    def _path_estimates(self) -> list[PathEstimate]:
         estimates: list[PathEstimate] = []
         for segment in self.segments:
-            estimates.append(_result(segment, estimates[segment.parent] if segment.first > 0 else None))
+            estimates.append(_path_estimate(segment, estimates[segment.parent] if segment.first > 0 else None))
         return estimates
 
 
-def _result(segment: _Segment, parent: PathEstimate | None) -> PathEstimate:
+def _path_estimate(segment: _Segment, parent: PathEstimate | None) -> PathEstimate:
     scores, children, nodes = segment.scores, len(segment.scores.token_C), len(segment.scores)
     q_C, own_C, load_C = segment.q_S[:children], segment.own_var_S[:children], segment.load_S[:children]
     path_var_T, path_q_T, value_T = segment.var_T1[1:], segment.value_T1[1:], segment.value_T1[:-1]
@@ -268,15 +278,15 @@ def _result(segment: _Segment, parent: PathEstimate | None) -> PathEstimate:
     certain_C = segment.fixed_S[:children].copy()
     certain_C[segment.on_path_T[-1]] = True
     effective_C[certain_C] = CERTAIN
-    unseen_S = segment.exit_S & (segment.n_S == 0)
-    tail_T = np.clip(_sum_by(segment.depth_S, np.where(unseen_S, segment.p_S, 0.0), nodes), 0.0, 1.0)
-    # Nodes on the path, on another scored path, or with a certain outcome have evidence without exits of their own.
+    unsampled_S = segment.exit_S & (segment.n_S == 0)
+    tail_mass_T = np.clip(_sum_by(segment.depth_S, np.where(unsampled_S, segment.p_S, 0.0), nodes), 0.0, 1.0)
+    # Children on a scored path or with a certain outcome have evidence even without rollouts of their own.
     visits_C = np.where(segment.exit_S[:children], visits_C, np.maximum(visits_C, 1))
     if parent is None:
         return PathEstimate(
-            q_C, own_C, load_C, path_var_T, path_q_T, visits_C, effective_C, value_T, tail_T, scores.offsets
+            q_C, own_C, load_C, path_var_T, path_q_T, visits_C, effective_C, value_T, tail_mass_T, scores.offsets
         )
-    # Down to where it branches off, the path's nodes are its parent's.
+    # Up to the branching point, the nodes are those of the parent path.
     shared_C, shared_T = int(scores.offsets[segment.first]), segment.first
     return PathEstimate(
         np.concatenate([parent.q_C[:shared_C], q_C[shared_C:]]),
@@ -287,59 +297,59 @@ def _result(segment: _Segment, parent: PathEstimate | None) -> PathEstimate:
         np.concatenate([parent.visits_C[:shared_C], visits_C[shared_C:]]),
         np.concatenate([parent.effective_C[:shared_C], effective_C[shared_C:]]),
         np.concatenate([parent.value_T[:shared_T], value_T[shared_T:]]),
-        np.concatenate([parent.tail_mass_T[:shared_T], tail_T[shared_T:]]),
+        np.concatenate([parent.tail_mass_T[:shared_T], tail_mass_T[shared_T:]]),
         scores.offsets,
     )
 
 
-def _unshrunk(exits: Exits) -> Posterior:
-    """Plain shares of wins where there are samples; the siblings' value, and little trust in it, elsewhere."""
-    seen_E = exits.n_E > 0
+def _unshrunk(exits: ExitSamples) -> Posterior:
+    """The fraction of correct rollouts where there are samples; elsewhere the siblings' mean with a large variance."""
+    sampled_E = exits.n_E > 0
     mean_E = (exits.w_E + 0.5) / (exits.n_E + 1.0)
     own_E = mean_E * (1 - mean_E) / (exits.n_E + 2.0)
     wide_E = np.clip(exits.centre_E * (1 - exits.centre_E), 0.01, None) / 4
     return Posterior(
-        np.where(seen_E, exits.w_E / np.maximum(exits.n_E, 1), exits.centre_E),
-        np.where(seen_E, own_E, wide_E),
-        np.where(seen_E, 0.0, 1.0),
+        np.where(sampled_E, exits.w_E / np.maximum(exits.n_E, 1), exits.centre_E),
+        np.where(sampled_E, own_E, wide_E),
+        np.where(sampled_E, 0.0, 1.0),
     )
 
 
-def _segments(tree: GenerationTree, paths: Sequence[PathScores]) -> list[_Segment]:
-    """Splits the paths' union into segments and hands every rollout to the one exit where it leaves them all."""
+def _split_into_segments(tree: GenerationTree, paths: Sequence[PathScores]) -> list[_Segment]:
+    """Splits the union of the paths into segments. Every rollout counts at the one exit where it leaves all paths."""
     exits = [tree.exits(scores.completion_T) for scores in paths]
-    depth_PR = np.stack([leave.depth_R for leave in exits]) if exits else np.empty((0, len(tree)), np.int64)
-    home_R = depth_PR.argmax(0) if len(depth_PR) else np.empty(0, np.int64)
+    depth_PR = np.stack([path_exits.depth_R for path_exits in exits]) if exits else np.empty((0, len(tree)), np.int64)
+    owner_R = depth_PR.argmax(0) if len(depth_PR) else np.empty(0, np.int64)
     segments: list[_Segment] = []
     for index, scores in enumerate(paths):
         common = [common_prefix(scores, other) for other in paths[:index]]
         parent = int(np.argmax(common)) if common else -1
         first = common[parent] + 1 if common else 0
         if common and common[parent] >= min(len(scores), len(paths[parent])):
-            raise ValueError("a scored path lies within another one; give each completion once")
-        segments.append(_segment(tree, scores, exits[index], home_R == index, first, parent))
+            raise ValueError("a scored path is a prefix of another one; pass each completion once")
+        segments.append(_segment(tree, scores, exits[index], owner_R == index, first, parent))
         if common:
-            _link(segments, index)
+            _mark_branch(segments, index)
     return segments
 
 
 def _segment(
-    tree: GenerationTree, scores: PathScores, leave: Leavings, here_R: Bools, first: int, parent: int
+    tree: GenerationTree, scores: PathScores, exits: PathExits, owned_R: Bools, first: int, parent: int
 ) -> _Segment:
     nodes = len(scores)
-    whole_R = (leave.depth_R == nodes) & (tree.length_R == nodes)
+    whole_R = (exits.depth_R == nodes) & (tree.length_R == nodes)
     if not whole_R.any():
-        raise OpdAlignError("a scored path is not among the rollouts of its tree; build the tree with it")
-    child_depth_C = _depth_of_children(scores.offsets)
+        raise OpdAlignError("a scored path is not among the rollouts of the tree; add it to the tree first")
+    depth_C = scores.depth_C
     p_C = np.exp(scores.log_p_C)
-    rest_T = np.clip(1 - _sum_by(child_depth_C, p_C, nodes), 0.0, 1.0)
-    depth_S = np.concatenate([child_depth_C, np.arange(nodes)])
+    rest_T = np.clip(1 - _sum_by(depth_C, p_C, nodes), 0.0, 1.0)
+    depth_S = np.concatenate([depth_C, np.arange(nodes)])
     p_S = np.concatenate([p_C, rest_T])
     children = len(p_C)
-    rows = np.flatnonzero(here_R & (leave.depth_R >= first) & (leave.depth_R < nodes) & (leave.token_R >= 0))
-    depth, launch = leave.depth_R[rows], tree.launch_R[rows]
-    found, at = _find(_child_key(depth, leave.token_R[rows]), _child_key(child_depth_C, scores.token_C))
-    # A kept child counts whoever continues it by itself; the rest bucket only those who chose it by themselves.
+    rows = np.flatnonzero(owned_R & (exits.depth_R >= first) & (exits.depth_R < nodes) & (exits.token_R >= 0))
+    depth, launch = exits.depth_R[rows], tree.launch_R[rows]
+    found, at = find_sorted(child_keys(depth, exits.token_R[rows]), child_keys(depth_C, scores.token_C))
+    # A kept child counts all rollouts sampled after it; the rest slot only those that sampled the token itself.
     counted = np.where(found, launch <= depth + 1, launch <= depth)
     slot = np.where(found, at, children + depth)[counted]
     won = tree.outcome_R[rows][counted] > 0
@@ -354,8 +364,8 @@ def _segment(
     )  # fmt: skip
 
 
-def _link(segments: list[_Segment], index: int) -> None:
-    """Tells the node where a path branches off that one of its children is that path."""
+def _mark_branch(segments: list[_Segment], index: int) -> None:
+    """Marks, at the node where a path branches off, the child that belongs to that path."""
     segment = segments[index]
     depth, token = segment.first - 1, segment.scores.completion_T[segment.first - 1]
     owner = segment.parent
@@ -364,44 +374,28 @@ def _link(segments: list[_Segment], index: int) -> None:
     scores = segments[owner].scores
     shared = segment.scores.offsets[segment.first]
     if scores.offsets[segment.first] != shared or (scores.token_C[:shared] != segment.scores.token_C[:shared]).any():
-        raise ValueError("paths that share a prefix must be scored with the same children there")
+        raise ValueError("paths that share a prefix must have the same children there")
     lo, hi = scores.offsets[depth], scores.offsets[depth + 1]
     slot = int(lo + np.searchsorted(scores.token_C[lo:hi], token))
     segments[owner].branch_S[slot] = index
 
 
 def common_prefix(one: PathScores, other: PathScores) -> int:
-    """How many leading tokens two paths share."""
+    """Number of leading tokens that two paths share."""
     length = min(len(one), len(other))
     differ = one.completion_T[:length] != other.completion_T[:length]
     return int(differ.argmax()) if differ.any() else length
 
 
 def _sum_by(depth: Ints, value: Floats, nodes: int) -> Floats:
-    """Sums of values by depth."""
+    """Sum of the values at each depth."""
     return np.bincount(depth, value, nodes).astype(np.float64)
-
-
-def _depth_of_children(offsets: Ints) -> Ints:
-    return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-
-
-def _child_key(depth: Ints, token: NDArray[np.integer]) -> NDArray[np.uint64]:
-    return (depth.astype(np.uint64) << np.uint64(32)) | token.astype(np.uint64)
-
-
-def _find(key: NDArray[np.uint64], sorted_keys: NDArray[np.uint64]) -> tuple[Bools, Ints]:
-    """Where each key stands in a sorted array, and whether it is there at all."""
-    if not len(sorted_keys):
-        return np.zeros(len(key), bool), np.zeros(len(key), np.int64)
-    at = np.minimum(np.searchsorted(sorted_keys, key), len(sorted_keys) - 1)
-    return sorted_keys[at] == key, at
 
 
 def _on_path(scores: PathScores) -> Ints:
     """Index, among all children, of the path's own token at each depth."""
-    keys = _child_key(_depth_of_children(scores.offsets), scores.token_C)
-    found, at = _find(_child_key(np.arange(len(scores)), scores.completion_T), keys)
+    keys = child_keys(scores.depth_C, scores.token_C)
+    found, at = find_sorted(child_keys(np.arange(len(scores)), scores.completion_T), keys)
     if not found.all():
         raise ValueError("a path's own tokens must be among its scored children")
     return at

@@ -1,15 +1,15 @@
-"""Update directions: what each training objective would do to the student's logits at a node.
+"""Training objectives: the update that each one applies to the student's logits at a node.
 
 Every update has the form `g_k = p_k (f_k − f̄)` with `f̄ = Σ p_k f_k`, oriented so that following it improves the
 objective; it sums to zero. An objective is a small object with a name and a function from the arrays of many
-nodes at once (`Nodes`, shape (N, K)) to their updates (N, K). Users add their own by writing such an object.
+nodes at once (`Nodes`, shape (N, K)) to their updates (N, K).
 
-This room knows no rollouts and no estimator, only a node's arrays.
+To add an objective, write such an object and add it to `OBJECTIVES` at the end of this file: configuration files, the
+command line and run manifests read that list. No rollouts and no estimators here, only the arrays of nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -18,16 +18,23 @@ import numpy as np
 from opd_align.types import Floats
 
 LOG_FLOOR = -50.0
-"""Log-probabilities below this count as this: a zero probability must push hard, not infinitely."""
+"""Lower bound for log-probabilities: a zero probability gives a large update, not an infinite one."""
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """N nodes with K children each; every array is (N, K) unless it says otherwise.
+    """N nodes with K children each. Arrays have shape (N, K).
 
-    `log_p` and `log_t` are normalised on the children shown. `natural*` are the rollouts that chose the child by
-    themselves, the winners among them, and sums of 1/length; `mean_reward` is the question's pass rate;
-    `to_go` the expected future `Σ log t − log p`, only for objectives whose signal is "future".
+    Args:
+        log_p: Student log-probabilities, normalized over the K children.
+        log_t: Teacher log-probabilities, normalized over the K children. Equal to `log_p` for `signal="reward"`.
+        q: Estimated success probability after each child.
+        natural: Number of rollouts that sampled the child (the child was not forced).
+        natural_wins: Number of correct rollouts among `natural`.
+        natural_inverse_length: Sum of 1/length over `natural`.
+        natural_wins_inverse_length: Sum of 1/length over `natural_wins`.
+        mean_reward: Pass rate of the question.
+        to_go: Expected sum of `log t − log p` from the child on. `None` unless the objective's signal is `"future"`.
     """
 
     log_p: Floats
@@ -50,10 +57,11 @@ class Nodes:
 
 
 class Objective(Protocol):
-    """A token-level training signal.
+    """A token-level training objective.
 
-    `signal` says what it needs: "teacher" the teacher's distribution, "future" also the teacher's view of whole
-    continuations, "reward" no teacher at all (one row per node instead of one per teacher).
+    `signal` states which inputs it needs: `"teacher"` the teacher's next-token distribution, `"future"` also the
+    teacher's log-probabilities of whole continuations, `"reward"` no teacher (one row per node instead of one per
+    node and teacher).
     """
 
     @property
@@ -63,7 +71,7 @@ class Objective(Protocol):
     def signal(self) -> Literal["teacher", "future", "reward"]: ...
 
     def update(self, nodes: Nodes) -> Floats:
-        """The update (N, K), pointing where the objective improves."""
+        """The update, shape (N, K); following it improves the objective."""
         ...
 
 
@@ -73,14 +81,19 @@ def unified_update(p: Floats, f: Floats) -> Floats:
 
 
 def sampled_update(p: Floats, count: Floats, weight: Floats) -> Floats:
-    """Mean over sampled tokens of `weight · (1[token = k] − p_k)`; `weight` is the sum over a child's samples."""
+    """Mean over sampled tokens of `weight · (1[token = k] − p_k)`; `weight` is summed over each child's samples."""
     total = np.maximum(count.sum(-1, keepdims=True), 1.0)
     return (weight - p * weight.sum(-1, keepdims=True)) / total
 
 
 @dataclass(frozen=True)
 class Ideal:
-    """Raises the probability of success itself; the reference that all others are compared with."""
+    """Policy gradient of the success probability itself: the reference for all other objectives.
+
+    Args:
+        name: Name in the results.
+        signal: Inputs the objective needs (see `Objective`).
+    """
 
     name: str = "ideal"
     signal: Literal["teacher", "future", "reward"] = "reward"
@@ -91,7 +104,12 @@ class Ideal:
 
 @dataclass(frozen=True)
 class ReverseKL:
-    """GKD on-policy: minimises KL(student ‖ teacher)."""
+    """On-policy GKD: minimizes KL(student ‖ teacher).
+
+    Args:
+        name: Name in the results.
+        signal: Inputs the objective needs (see `Objective`).
+    """
 
     name: str = "reverse_kl"
     signal: Literal["teacher", "future", "reward"] = "teacher"
@@ -102,7 +120,12 @@ class ReverseKL:
 
 @dataclass(frozen=True)
 class ForwardKL:
-    """Minimises KL(teacher ‖ student)."""
+    """Minimizes KL(teacher ‖ student).
+
+    Args:
+        name: Name in the results.
+        signal: Inputs the objective needs (see `Objective`).
+    """
 
     name: str = "forward_kl"
     signal: Literal["teacher", "future", "reward"] = "teacher"
@@ -113,9 +136,14 @@ class ForwardKL:
 
 @dataclass(frozen=True)
 class GeneralisedJSD:
-    """TRL's interpolation: β=0 is KL(teacher ‖ student), β=1 KL(student ‖ teacher), between them m = β·t + (1−β)·p.
+    """Generalised Jensen-Shannon divergence with TRL's convention for β. Named `jsd_<beta>` in the results.
 
-    Loss β·KL(t‖m) + (1−β)·KL(p‖m). Its derivative by p_k is (1−β)·log(p_k/m_k): the terms from m cancel.
+    With the mixture m = β·t + (1−β)·p the loss is β·KL(t‖m) + (1−β)·KL(p‖m). Its derivative with respect to p_k is
+    (1−β)·log(p_k/m_k): the terms from m cancel.
+
+    Args:
+        beta: Interpolation in [0, 1]. 0 is KL(teacher ‖ student), 1 is KL(student ‖ teacher).
+        signal: Inputs the objective needs (see `Objective`).
     """
 
     beta: float = 0.5
@@ -123,7 +151,7 @@ class GeneralisedJSD:
 
     def __post_init__(self) -> None:
         if not 0 <= self.beta <= 1:
-            raise ValueError(f"beta must lie in [0, 1], not {self.beta}")
+            raise ValueError(f"beta must be in [0, 1], not {self.beta}")
 
     @property
     def name(self) -> str:
@@ -140,7 +168,12 @@ class GeneralisedJSD:
 
 @dataclass(frozen=True)
 class SingleSample:
-    """Reverse KL estimated from the sampled tokens alone, weight `log t − log p − 1` each; noisy by design."""
+    """Reverse KL estimated from sampled tokens only, each weighted by `log t − log p − 1`. A high-variance estimator.
+
+    Args:
+        name: Name in the results.
+        signal: Inputs the objective needs (see `Objective`).
+    """
 
     name: str = "single_sample"
     signal: Literal["teacher", "future", "reward"] = "teacher"
@@ -151,10 +184,14 @@ class SingleSample:
 
 @dataclass(frozen=True)
 class MiniLLM:
-    """Reverse KL of whole sequences: each token carries the log-ratio of everything that follows it.
+    """Sequence-level reverse KL: each token is weighted by the log-ratio of everything that follows it.
 
-    That future is estimated from rollouts and noisy; its verdicts know the uncertainty of success, not that of the
-    future, and are surer than they should be.
+    The reward-to-go is estimated from rollouts. Its noise is not part of the posterior, so verdicts for this objective
+    are overconfident.
+
+    Args:
+        name: Name in the results.
+        signal: Inputs the objective needs (see `Objective`).
     """
 
     name: str = "minillm"
@@ -162,26 +199,36 @@ class MiniLLM:
 
     def update(self, nodes: Nodes) -> Floats:
         if nodes.to_go is None:
-            raise ValueError("MiniLLM needs the reward-to-go of the continuations")
+            raise ValueError("MiniLLM requires the reward-to-go of the continuations (Nodes.to_go)")
         return unified_update(nodes.p, nodes.to_go)
 
 
 @dataclass(frozen=True)
 class DrGRPO:
-    """Policy gradient from sampled outcomes, advantage `R − mean`, no length normalisation."""
+    """Policy gradient from sampled outcomes with advantage `R − mean`, without length normalization.
+
+    Args:
+        name: Name in the results.
+        signal: Inputs the objective needs (see `Objective`).
+    """
 
     name: str = "dr_grpo"
     signal: Literal["teacher", "future", "reward"] = "reward"
 
     def update(self, nodes: Nodes) -> Floats:
-        # Dividing by the standard deviation of the rewards would change the length of the update, not its direction.
+        # Dividing by the standard deviation of the rewards would change the norm of the update, not its direction.
         advantage = nodes.natural_wins - nodes.mean_reward * nodes.natural
         return sampled_update(nodes.p, nodes.natural, advantage)
 
 
 @dataclass(frozen=True)
 class GRPO:
-    """Like Dr. GRPO, but each rollout's advantage is divided by its length."""
+    """Like Dr. GRPO, but the advantage of each rollout is divided by its length.
+
+    Args:
+        name: Name in the results.
+        signal: Inputs the objective needs (see `Objective`).
+    """
 
     name: str = "grpo"
     signal: Literal["teacher", "future", "reward"] = "reward"
@@ -193,10 +240,14 @@ class GRPO:
 
 @dataclass(frozen=True)
 class AtTemperature:
-    """An objective whose loss reads student and teacher at another temperature than rollouts are sampled at.
+    """An objective whose loss uses another temperature than the sampler.
 
-    `ratio` is the sampling temperature over that of the loss. At the latter, log-probabilities are `ratio` times those
-    at the former, up to a constant that normalising on the children removes: nothing has to be scored again.
+    At the loss temperature, log-probabilities are `ratio` times those at the sampling temperature, up to a constant
+    that normalization over the children removes. So paths need not be scored again.
+
+    Args:
+        inner: The objective to evaluate at the loss temperature.
+        ratio: Sampling temperature divided by loss temperature.
     """
 
     inner: Objective
@@ -211,15 +262,15 @@ class AtTemperature:
         return self.inner.signal
 
     def update(self, nodes: Nodes) -> Floats:
-        return self.inner.update(replace(nodes, log_p=self._heated(nodes.log_p), log_t=self._heated(nodes.log_t)))
+        return self.inner.update(replace(nodes, log_p=self._rescaled(nodes.log_p), log_t=self._rescaled(nodes.log_t)))
 
-    def _heated(self, log_K: Floats) -> Floats:
-        # Where probabilities are zero, so they stay: the floor keeps −inf out of the difference.
-        heated = self.ratio * np.maximum(log_K, LOG_FLOOR)
-        return heated - np.logaddexp.reduce(heated, axis=-1, keepdims=True)
+    def _rescaled(self, log_K: Floats) -> Floats:
+        # The floor avoids −inf − (−inf) for zero probabilities.
+        rescaled = self.ratio * np.maximum(log_K, LOG_FLOOR)
+        return rescaled - np.logaddexp.reduce(rescaled, axis=-1, keepdims=True)
 
 
-OBJECTIVES: Sequence[Objective] = (
+OBJECTIVES: list[Objective] = [
     ReverseKL(),
     ForwardKL(),
     GeneralisedJSD(),
@@ -227,5 +278,8 @@ OBJECTIVES: Sequence[Objective] = (
     MiniLLM(),
     DrGRPO(),
     GRPO(),
-)
-"""The built-in objectives other than the ideal, each with its defaults."""
+]
+"""Objectives that can be selected by name, each with its default arguments; the only such list.
+
+Append an instance of your own class to use it by name in a configuration and to restore it from a run directory.
+"""

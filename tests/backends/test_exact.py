@@ -1,4 +1,4 @@
-"""The exact world against brute force: its closed forms, its samples, its scores and its teachers."""
+"""Exact worlds against brute force: exact quantities, samples, scores and teachers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def tokens(prefix: Any = ()) -> Tokens:
     return np.array(prefix, np.uint32)
 
 
-def ask(prefix: Any = (), n: int = 1, first: int = 0, question: Question = Q) -> SampleRequest:
+def sample_request(prefix: Any = (), n: int = 1, first: int = 0, question: Question = Q) -> SampleRequest:
     return SampleRequest(question, tokens(prefix), n, first)
 
 
@@ -52,14 +52,14 @@ def score(
 
 
 def log_table(rng: np.random.Generator, shape: tuple[int, int, int], holes: float) -> Floats:
-    """Random log-probabilities; a share of the tokens, but never the last two, is impossible."""
+    """Random log-probabilities; some tokens, but never the last two, have probability zero."""
     logits = rng.normal(0, 1, shape)
     logits[..., :-2][rng.random(shape)[..., :-2] < holes] = -inf
     return logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
 
 
 def tiny_world(seed: int, *, limit: int = 4, holes: float = 0.0) -> ExactWorld:
-    """Four tokens, three states, two of which win: small enough to write down every completion."""
+    """Four tokens and three states, two of them successful: small enough to enumerate every completion."""
     rng = np.random.default_rng(seed)
     shape = (limit, 3, 4)
     next_LSV = rng.integers(0, 3, shape).astype(np.uint8)
@@ -75,12 +75,12 @@ def tiny_teacher(world: ExactWorld, seed: int = 7) -> ExactTeacher:
     return ExactTeacher("random", logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True))
 
 
-# -- the slow twins -----------------------------------------------------------------------------------------
+# -- slow references ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Ending:
-    """One whole completion: its probability after the prefix that was forced, and what became of it."""
+    """One whole completion: its probability after the forced prefix, and its outcome."""
 
     completion: Prefix
     probability: float
@@ -97,7 +97,7 @@ def slow_states(world: ExactWorld, completion: Any) -> list[int]:
 
 
 def endings(world: ExactWorld, prefix: Prefix = ()) -> Iterator[Ending]:
-    """Every way in which the student may go on after a prefix."""
+    """Every possible completion after a prefix."""
 
     def walk(completion: Prefix, probability: float) -> Iterator[Ending]:
         state = slow_states(world, completion)[-1]
@@ -119,18 +119,18 @@ def slow_log_probs(world: ExactWorld, table_LSV: Floats, completion: Any) -> lis
     return [float(table_LSV[i, states[i], token]) for i, token in enumerate(completion)]
 
 
-def live_prefixes(world: ExactWorld) -> list[Prefix]:
-    """Every prefix that may be continued."""
+def open_prefixes(world: ExactWorld) -> list[Prefix]:
+    """Every prefix that can be continued."""
     return [prefix for depth in range(world.limit) for prefix in product(range(1, world.vocabulary), repeat=depth)]
 
 
-# -- closed forms -------------------------------------------------------------------------------------------
+# -- exact quantities -----------------------------------------------------------------------------------------
 
 
 @tiny
-def test_q_is_the_share_of_completions_that_win(world: ExactWorld) -> None:
+def test_q_is_the_probability_of_correct_completions(world: ExactWorld) -> None:
     assert sum(ending.probability for ending in endings(world)) == pytest.approx(1)
-    prefixes = live_prefixes(world)
+    prefixes = open_prefixes(world)
     assert len(prefixes) == 1 + 3 + 9 + 27
     for prefix in prefixes:
         expected = [
@@ -158,7 +158,7 @@ def test_q_along_a_path_is_q_at_its_prefixes(world: ExactWorld) -> None:
 
 @tiny
 @pytest.mark.parametrize("forbids", [False, True])
-def test_reward_to_go_is_the_mean_log_ratio_of_what_follows(world: ExactWorld, forbids: bool) -> None:
+def test_reward_to_go_is_the_mean_log_ratio_of_continuations(world: ExactWorld, forbids: bool) -> None:
     teacher = tiny_teacher(world)
     if forbids:  # a teacher that never ends at the third position: whatever may end there expects minus infinity
         teacher.log_t_LSV[2, :, EOS] = -inf
@@ -195,7 +195,7 @@ def test_reward_to_go_at_the_start_is_minus_the_kl_of_whole_sequences() -> None:
 
 
 def uniform_world(*, limit: int, ends: bool, wins: bool) -> ExactWorld:
-    """One state; three tokens of equal chance, beside the end if there is one."""
+    """One state; three equally likely tokens, and optionally the end token."""
     p = np.array([0.25] * 4 if ends else [0.0, 1 / 3, 1 / 3, 1 / 3])
     with np.errstate(divide="ignore"):
         log_p = np.broadcast_to(np.log(p), (limit, 1, 4)).copy()
@@ -205,23 +205,23 @@ def uniform_world(*, limit: int, ends: bool, wins: bool) -> ExactWorld:
 def test_truncation_is_a_failure() -> None:
     world = uniform_world(limit=5, ends=False, wins=True)
     assert not world.exact_q(tokens())[1:].any()
-    rollouts = world.sample([ask(n=50)])
+    rollouts = world.sample([sample_request(n=50)])
     assert (rollouts.length_R == 5).all()
     assert (rollouts.finish_R == Finish.TRUNCATED).all()
     assert (world.grade(Q, rollouts) == Outcome.INCORRECT).all()
-    # The same tokens, had they come to an end, would have won.
+    # The same tokens with an end token would be correct.
     ended = Rollouts.of([[*rollouts.completion(0)[:4], EOS]])
     assert world.grade(Q, ended).tolist() == [Outcome.CORRECT]
 
 
-def test_the_end_may_come_anywhere() -> None:
+def test_a_completion_may_end_at_any_position() -> None:
     world = uniform_world(limit=5, ends=True, wins=True)
-    for prefix in live_prefixes(world):
+    for prefix in open_prefixes(world):
         left = 5 - len(prefix)
         q = world.exact_q(tokens(prefix))
         assert q[EOS] == 1
         np.testing.assert_allclose(q[1:], 1 - 0.75 ** (left - 1), atol=1e-12)
-    rollouts = world.sample([ask(n=400)])
+    rollouts = world.sample([sample_request(n=400)])
     stopped_R = rollouts.finish_R == Finish.STOPPED
     assert set(rollouts.length_R[stopped_R]) == {1, 2, 3, 4, 5}
     np.testing.assert_array_equal(world.grade(Q, rollouts), stopped_R)
@@ -239,18 +239,18 @@ def test_random_worlds_may_end_at_every_position() -> None:
     np.testing.assert_allclose(np.exp(world.log_p_LSV).sum(-1), 1)
     end_L = np.exp(world.log_p_LSV[:, 0, EOS])
     assert (np.diff(end_L) > 0).all()
-    # Ending is no choice between right and wrong: all states do it alike.
+    # The probability to end does not depend on the state.
     np.testing.assert_allclose(np.exp(world.log_p_LSV[..., EOS]), end_L[:, None] + np.zeros((1, 200)))
 
 
-# -- samples ------------------------------------------------------------------------------------------------
+# -- samples --------------------------------------------------------------------------------------------------
 
 
 @tiny
 @pytest.mark.parametrize("prefix", [(), (3,), (2, 1)])
 def test_samples_follow_the_exact_probabilities(world: ExactWorld, prefix: Prefix) -> None:
     n = 20_000
-    rollouts = world.sample([ask(prefix, n)])
+    rollouts = world.sample([sample_request(prefix, n)])
     assert (rollouts.launch_R == len(prefix)).all()
     seen = Counter(tuple(rollouts.completion(row).tolist()) for row in range(n))
     expected = {ending.completion: n * ending.probability for ending in endings(world, prefix)}
@@ -274,9 +274,9 @@ def test_samples_follow_the_exact_probabilities(world: ExactWorld, prefix: Prefi
 @pytest.mark.parametrize("seed", [0, 1])
 def test_mean_outcome_is_the_exact_q(seed: int) -> None:
     world = ExactWorld.random(seed, length=40, vocabulary=8, stakes=4.0)
-    path = world.sample([ask(n=1)]).completion(0)
+    path = world.sample([sample_request(n=1)]).completion(0)
     n, tested = 4000, 0
-    requests = [ask(path[:depth], n) for depth in range(0, len(path), 6)]
+    requests = [sample_request(path[:depth], n) for depth in range(0, len(path), 6)]
     rollouts = world.sample(requests)
     outcome_BN = world.grade(Q, rollouts).reshape(len(requests), n)
     for request, outcome_N in zip(requests, outcome_BN, strict=True):
@@ -290,7 +290,7 @@ def test_mean_outcome_is_the_exact_q(seed: int) -> None:
 
 
 def test_outcome_is_left_to_the_grader() -> None:
-    assert (TINY[0].sample([ask(n=10)]).outcome_R == Outcome.UNKNOWN).all()
+    assert (TINY[0].sample([sample_request(n=10)]).outcome_R == Outcome.UNKNOWN).all()
 
 
 @pytest.mark.parametrize("world", TINY[:2])
@@ -313,7 +313,7 @@ def rows_of(rollouts: Rollouts) -> list[tuple[Any, ...]]:
 
 request_lists = st.lists(
     st.builds(
-        ask,
+        sample_request,
         st.lists(st.integers(1, 3), max_size=4),
         st.integers(0, 5),
         st.integers(0, 9),
@@ -321,10 +321,10 @@ request_lists = st.lists(
     ),
     max_size=6,
 )
-laws = settings(deadline=None, max_examples=60)
+properties = settings(deadline=None, max_examples=60)
 
 
-@laws
+@properties
 @given(request_lists, st.data())
 def test_a_request_does_not_depend_on_the_others(requests: list[SampleRequest], data: st.DataObject) -> None:
     world = TINY[0]
@@ -335,61 +335,63 @@ def test_a_request_does_not_depend_on_the_others(requests: list[SampleRequest], 
     assert together == [row for i in order for row in alone[i]]
 
 
-@laws
+@properties
 @given(st.lists(st.integers(1, 3), max_size=4), st.integers(0, 30), st.integers(0, 30), st.integers(0, 5))
 def test_a_request_may_be_split(prefix: list[int], n: int, more: int, first: int) -> None:
     world = TINY[0]
-    whole = world.sample([ask(prefix, n + more, first)])
-    parts = world.sample([ask(prefix, n, first), ask(prefix, more, first + n)])
+    whole = world.sample([sample_request(prefix, n + more, first)])
+    parts = world.sample([sample_request(prefix, n, first), sample_request(prefix, more, first + n)])
     assert rows_of(whole) == rows_of(parts)
 
 
-def test_keys_name_the_rollout() -> None:
+def test_keys_identify_the_rollout() -> None:
     world = TINY[0]
-    prefixes = live_prefixes(world)
-    requests = [ask(prefix, 50, question=Question(name)) for prefix in prefixes for name in "ab"]
+    prefixes = open_prefixes(world)
+    requests = [sample_request(prefix, 50, question=Question(name)) for prefix in prefixes for name in "ab"]
     rollouts = world.sample(requests)
     assert len(np.unique(rollouts.key_R)) == len(rollouts) == 50 * 2 * len(prefixes)
     np.testing.assert_array_equal(rollouts.key_R[:50], requests[0].keys(world.fingerprint))
-    # Fresh numbers, another question, another world: other keys, and other samples.
+    # Another index, question or world gives other keys and other samples.
     long = ExactWorld.random(0, length=20)
-    base = {row[-1] for row in rows_of(long.sample([ask(n=20)]))}
-    for other in (ask(n=20, first=20), ask(n=20, question=Question("r"))):
+    base = {row[-1] for row in rows_of(long.sample([sample_request(n=20)]))}
+    for other in (sample_request(n=20, first=20), sample_request(n=20, question=Question("r"))):
         found = rows_of(long.sample([other]))
         assert len(base & {row[-1] for row in found}) < 5
-    assert not set(long.sample([ask(n=20)]).key_R) & set(ExactWorld.random(1, length=20).sample([ask(n=20)]).key_R)
+    assert not set(long.sample([sample_request(n=20)]).key_R) & set(
+        ExactWorld.random(1, length=20).sample([sample_request(n=20)]).key_R
+    )
 
 
-def test_nothing_asked_nothing_given() -> None:
+def test_no_requests_give_no_rollouts() -> None:
     assert len(TINY[0].sample([])) == 0
-    assert len(TINY[0].sample([ask(n=0), ask((1,), 0)])) == 0
+    assert len(TINY[0].sample([sample_request(n=0), sample_request((1,), 0)])) == 0
 
 
-def test_a_prefix_as_long_as_the_world_is_truncated() -> None:
-    rollouts = TINY[0].sample([ask((1, 2, 3, 1), 3), ask((1, 2), 2)])
+def test_a_prefix_of_maximum_length_is_truncated() -> None:
+    rollouts = TINY[0].sample([sample_request((1, 2, 3, 1), 3), sample_request((1, 2), 2)])
     assert rollouts.finish_R[:3].tolist() == [Finish.TRUNCATED] * 3
     assert [rollouts.completion(row).tolist() for row in range(3)] == [[1, 2, 3, 1]] * 3
     assert rollouts.completion(3)[:2].tolist() == [1, 2]
 
 
-# -- the border ---------------------------------------------------------------------------------------------
+# -- invalid inputs -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("prefix", [(1, 2, 3, 1, 2), (EOS,), (1, EOS, 2), (4,), (1, 9)])
-def test_bad_prefixes_are_refused(prefix: Prefix) -> None:
+def test_invalid_prefixes_raise(prefix: Prefix) -> None:
     with pytest.raises(OpdAlignError, match="prefix"):
-        TINY[0].sample([ask(), ask(prefix)])
+        TINY[0].sample([sample_request(), sample_request(prefix)])
     with pytest.raises(OpdAlignError, match="prefix"):
         TINY[0].exact_q(tokens(prefix))
 
 
-def test_nothing_follows_a_full_prefix() -> None:
+def test_a_prefix_of_maximum_length_has_no_next_token() -> None:
     with pytest.raises(OpdAlignError, match="prefix"):
         TINY[0].exact_q(tokens((1, 2, 3, 1)))
 
 
 @pytest.mark.parametrize(
-    "knobs",
+    "options",
     [
         {"length": 3},
         {"length": 0},
@@ -409,13 +411,13 @@ def test_nothing_follows_a_full_prefix() -> None:
     ],
     ids=str,
 )
-def test_bad_knobs_are_refused(knobs: dict[str, Any]) -> None:
-    with pytest.raises(OpdAlignError, match=next(iter(knobs))):
-        ExactWorld.random(0, **knobs)
+def test_invalid_options_raise(options: dict[str, Any]) -> None:
+    with pytest.raises(OpdAlignError, match=next(iter(options))):
+        ExactWorld.random(0, **options)
 
 
 @pytest.mark.parametrize(
-    "knobs",
+    "options",
     [
         {"length": 4, "vocabulary": 4, "states": 4},
         {"length": 10, "states": 256},
@@ -424,26 +426,26 @@ def test_bad_knobs_are_refused(knobs: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_knobs_at_their_ends_give_a_world(knobs: dict[str, Any]) -> None:
-    world = ExactWorld.random(0, **knobs)
+def test_extreme_valid_options_give_a_world(options: dict[str, Any]) -> None:
+    world = ExactWorld.random(0, **options)
     np.testing.assert_allclose(np.exp(world.log_p_LSV).sum(-1), 1)
     assert world.next_LSV.max() < len(world.success_S)
-    assert len(world.sample([ask(n=3)])) == 3
+    assert len(world.sample([sample_request(n=3)])) == 3
 
 
-def test_large_vocabularies_are_refused_when_sampled() -> None:
-    assert len(ExactWorld.random(0, length=4, vocabulary=256, states=4).sample([ask()])) == 1
+def test_sampling_large_vocabularies_raises() -> None:
+    assert len(ExactWorld.random(0, length=4, vocabulary=256, states=4).sample([sample_request()])) == 1
     with pytest.raises(OpdAlignError, match="256"):
-        ExactWorld.random(0, length=4, vocabulary=257, states=4).sample([ask()])
+        ExactWorld.random(0, length=4, vocabulary=257, states=4).sample([sample_request()])
 
 
-# -- seeds --------------------------------------------------------------------------------------------------
+# -- seeds ----------------------------------------------------------------------------------------------------
 
 
-def test_same_seed_same_world() -> None:
+def test_the_same_seed_gives_the_same_world() -> None:
     one, again = ExactWorld.random(5, length=20), ExactWorld.random(5, length=20)
     assert one.fingerprint == again.fingerprint
-    assert rows_of(one.sample([ask(n=5)])) == rows_of(again.sample([ask(n=5)]))
+    assert rows_of(one.sample([sample_request(n=5)])) == rows_of(again.sample([sample_request(n=5)]))
     others = [
         ExactWorld.random(6, length=20),
         ExactWorld.random(5, length=21),
@@ -455,18 +457,18 @@ def test_same_seed_same_world() -> None:
     assert len({world.fingerprint for world in (one, *others)}) == 1 + len(others)
 
 
-def test_teachers_follow_their_seed() -> None:
+def test_teachers_depend_on_their_seed() -> None:
     world = ExactWorld.random(5, length=20)
     for make in (world.tilted_teacher, world.adversarial_teacher, world.style_teacher):
         np.testing.assert_array_equal(make(seed=1).log_t_LSV, make(seed=1).log_t_LSV)
         assert (make(seed=1).log_t_LSV != make(seed=2).log_t_LSV).any()
 
 
-# -- scores -------------------------------------------------------------------------------------------------
+# -- scores ---------------------------------------------------------------------------------------------------
 
 
 def slow_comparison(p_V: list[float], t_V: list[float]) -> dict[str, float]:
-    """Entropies in nats, divergences over the whole vocabulary."""
+    """Entropies in nats, divergences over the full vocabulary."""
 
     def kl(a_V: list[float], b_V: list[float]) -> float:
         return sum(a * (log(a) - (log(b) if b > 0 else -inf)) for a, b in zip(a_V, b_V, strict=True) if a > 0)
@@ -491,11 +493,11 @@ def test_scores_agree_with_a_loop_over_the_vocabulary(floor: float, holes: float
     shape = (8, 3, 6)
     next_LSV = rng.integers(0, 3, shape).astype(np.uint8)
     world = ExactWorld(log_table(rng, shape, holes), next_LSV, np.array([True, False, True]), 1)
-    # A free teacher also says what the student never would, and never says some of what the student does.
+    # An unrelated teacher has other zero probabilities than the student.
     teachers = [tiny_teacher(world), ExactTeacher("free", log_table(rng, shape, holes))]
     keep = [(0, 5), (3, 2), (3, 4), (3, 4), (4, 1)]
     for row in range(3):
-        completion = world.sample([ask(n=3)]).completion(row).tolist()
+        completion = world.sample([sample_request(n=3)]).completion(row).tolist()
         completion = [*completion[:-1], 1, 2, 3, 4, 5, 1, 2][:7]
         scores = score(world, completion, *teachers, floor=floor, keep=keep)
         assert list(scores.teachers) == ["random", "free"]
@@ -525,7 +527,7 @@ def test_scores_agree_with_a_loop_over_the_vocabulary(floor: float, holes: float
                     assert getattr(found, f"{column}_T")[depth] == pytest.approx(value, abs=1e-12), column
 
 
-def test_each_rule_keeps_a_token_by_itself() -> None:
+def test_each_rule_alone_keeps_a_token() -> None:
     p = np.log([0.004, 0.9, 0.05, 0.04, 0.005, 0.001])
     t = np.log([0.004, 0.9, 0.001, 0.005, 0.05, 0.04])
     world = ExactWorld(p.reshape(1, 1, 6), np.zeros((1, 1, 6), np.uint8), np.array([True]), 0)
@@ -535,14 +537,16 @@ def test_each_rule_keeps_a_token_by_itself() -> None:
     assert score(world, [5]).token_C.tolist() == [1, 2, 3, 5]
     assert score(world, [1], keep=[(0, 4)]).token_C.tolist() == [1, 2, 3, 4]
     assert score(world, [1], floor=0.045).token_C.tolist() == [1, 2]
-    # Kept or not, probabilities are those of the whole vocabulary.
+    # Probabilities are normalized over the full vocabulary, whichever tokens are kept.
     assert np.exp(score(world, [1]).log_p_C).sum() == pytest.approx(0.99)
     assert np.exp(score(world, [1], floor=1e-9).log_p_C).sum() == pytest.approx(1)
 
 
-def test_a_teacher_like_the_student_is_at_no_distance() -> None:
+def test_a_teacher_equal_to_the_student_has_zero_divergence() -> None:
     world = ExactWorld.random(2, length=20)
-    same = score(world, world.sample([ask()]).completion(0), ExactTeacher("same", world.log_p_LSV)).teachers["same"]
+    same = score(world, world.sample([sample_request()]).completion(0), ExactTeacher("same", world.log_p_LSV)).teachers[
+        "same"
+    ]
     for column in ("kl_T", "js_T", "l2_T"):
         np.testing.assert_allclose(getattr(same, column), 0, atol=1e-15)
     np.testing.assert_allclose(same.cosine_T, 1)
@@ -551,7 +555,7 @@ def test_a_teacher_like_the_student_is_at_no_distance() -> None:
 @tiny
 def test_token_log_probs_agree_with_a_walk(world: ExactWorld) -> None:
     teacher = tiny_teacher(world)
-    rollouts = world.sample([ask(n=30), ask((2, 1), 20), ask((3,), 20)])
+    rollouts = world.sample([sample_request(n=30), sample_request((2, 1), 20), sample_request((3,), 20)])
     rollouts = rollouts.take(np.random.default_rng(0).permutation(70))
     for who, table_LSV in ((None, world.log_p_LSV), (teacher, teacher.log_t_LSV)):
         expected = [
@@ -561,19 +565,19 @@ def test_token_log_probs_agree_with_a_walk(world: ExactWorld) -> None:
     assert world.token_log_probs(Q, Rollouts.of([]), teacher).shape == (0,)
 
 
-# -- teachers -----------------------------------------------------------------------------------------------
+# -- teachers -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Visited:
-    """What a teacher does at the nodes of some completions: one-step advantage and total variation, per node."""
+    """One-step advantage and total variation of a teacher at the nodes of some completions."""
 
     advantage_N: Floats
     variation_N: Floats
 
 
 def visit(world: ExactWorld, teacher: ExactTeacher) -> Visited:
-    rollouts = world.sample([ask(n=12)])
+    rollouts = world.sample([sample_request(n=12)])
     advantage, variation = [], []
     for row in range(12):
         completion = rollouts.completion(row)
@@ -585,13 +589,13 @@ def visit(world: ExactWorld, teacher: ExactTeacher) -> Visited:
 
 
 def policy_value(world: ExactWorld, teacher: ExactTeacher) -> float:
-    """How often the teacher succeeds when it writes itself."""
+    """Success probability of the teacher's own completions."""
     policy = ExactWorld(teacher.log_t_LSV, world.next_LSV, world.success_S, world.start)
     return float(policy.value_LS[0, world.start])
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_tilted_teachers_lead_to_success_and_adversarial_ones_to_failure(seed: int) -> None:
+def test_tilted_teachers_raise_success_and_adversarial_ones_lower_it(seed: int) -> None:
     world = ExactWorld.random(seed, length=40, vocabulary=10, states=60)
     student = world.value_LS[0, world.start]
     tilted, adversarial = world.tilted_teacher(), world.adversarial_teacher()
@@ -600,7 +604,7 @@ def test_tilted_teachers_lead_to_success_and_adversarial_ones_to_failure(seed: i
     assert visit(world, tilted).advantage_N.mean() > 1e-4
     assert visit(world, adversarial).advantage_N.mean() < -1e-4
     assert policy_value(world, adversarial) + 0.1 < student < policy_value(world, tilted) - 0.1
-    # Without noise, tilting by the advantage cannot hurt at any node, nor help when turned round.
+    # Without noise, a positive tilt cannot lower success at any node, and a negative one cannot raise it.
     pure, turned = world.tilted_teacher(noise=0.0), world.tilted_teacher(noise=0.0, strength=-8.0)
     assert visit(world, pure).advantage_N.min() > -1e-12
     assert visit(world, turned).advantage_N.max() < 1e-12
@@ -608,7 +612,7 @@ def test_tilted_teachers_lead_to_success_and_adversarial_ones_to_failure(seed: i
 
 
 @pytest.mark.parametrize("world", [ExactWorld.random(0, length=40, vocabulary=10, states=60), *TINY])
-def test_style_teacher_differs_only_where_nothing_is_at_stake(world: ExactWorld) -> None:
+def test_style_teacher_differs_only_where_success_does_not_change(world: ExactWorld) -> None:
     style = world.style_teacher()
     np.testing.assert_allclose(np.exp(style.log_t_LSV).sum(-1), 1)
     differs = 0
@@ -626,8 +630,8 @@ def test_style_teacher_differs_only_where_nothing_is_at_stake(world: ExactWorld)
         assert (np.abs(visited.advantage_N) <= 0.0101 * 2 * visited.variation_N + 1e-12).all()
 
 
-def test_style_teacher_leaves_the_impossible_impossible() -> None:
-    """The only token with nothing at stake is one that the student never says: there is no mass to move."""
+def test_style_teacher_keeps_zero_probabilities() -> None:
+    """The only neutral token has probability zero for the student: there is no mass to move."""
     p_LSV = np.zeros((2, 3, 4))
     p_LSV[0, :] = [0, 0.5, 0.5, 0]  # token 1 leads to state 0, which wins, token 2 to state 1, which loses
     p_LSV[1, :2, EOS] = 1
@@ -639,27 +643,31 @@ def test_style_teacher_leaves_the_impossible_impossible() -> None:
     np.testing.assert_array_equal(world.style_teacher().log_t_LSV[0, 0], world.log_p_LSV[0, 0])
 
 
-# -- many worlds --------------------------------------------------------------------------------------------
+# -- families -------------------------------------------------------------------------------------------------
 
 
-def test_a_family_answers_with_the_world_of_the_question() -> None:
+def test_a_family_uses_the_world_of_the_question() -> None:
     family = ExactFamily.random(4, 2, length=12, vocabulary=6)
     one, two = family.questions
     assert {one.id, two.id} == set(family.worlds)
     teacher = family.teacher("tilt", lambda world: world.tilted_teacher("ignored"))
-    requests = [ask(n=3, question=one), ask((1,), 2, question=two), ask((2,), 2, question=one)]
+    requests = [
+        sample_request(n=3, question=one),
+        sample_request((1,), 2, question=two),
+        sample_request((2,), 2, question=one),
+    ]
     rollouts = family.sample(requests)
     expected = [family.worlds[request.question.id].sample([request], family.fingerprint) for request in requests]
     assert rows_of(rollouts) == [row for part in expected for row in rows_of(part)]
     assert rollouts.key_R[:3].tolist() == requests[0].keys(family.fingerprint).tolist()
 
-    mine, world = rollouts.take(np.array([0, 1, 2, 5, 6])), family.worlds[one.id]
+    own, world = rollouts.take(np.array([0, 1, 2, 5, 6])), family.worlds[one.id]
     own_teacher = teacher.teachers[one.id]
-    np.testing.assert_array_equal(family.grade(one, mine), world.grade(one, mine))
+    np.testing.assert_array_equal(family.grade(one, own), world.grade(one, own))
     for who, who_alone in ((None, None), (teacher, own_teacher)):
-        found = family.token_log_probs(one, mine, who)
-        np.testing.assert_array_equal(found, world.token_log_probs(one, mine, who_alone))
-    wanted = ScoreRequest(one, mine.completion(0), np.empty(0, np.int64), tokens(), 0.02)
+        found = family.token_log_probs(one, own, who)
+        np.testing.assert_array_equal(found, world.token_log_probs(one, own, who_alone))
+    wanted = ScoreRequest(one, own.completion(0), np.empty(0, np.int64), tokens(), 0.02)
     scores = family.score(wanted, [teacher])
     alone = world.score(wanted, [own_teacher])
     np.testing.assert_array_equal(scores.teachers["tilt"].log_t_C, alone.teachers["ignored"].log_t_C)
@@ -667,37 +675,37 @@ def test_a_family_answers_with_the_world_of_the_question() -> None:
     assert family.fingerprint != ExactFamily.random(5, 2, length=12, vocabulary=6).fingerprint
 
 
-def test_a_family_names_the_question_it_does_not_know() -> None:
+def test_a_family_raises_for_an_unknown_question() -> None:
     family = ExactFamily.random(4, 1, length=12, vocabulary=6)
-    teacher, stranger = family.teacher("tilt", lambda world: world.tilted_teacher()), Question("stranger")
-    rollouts = family.sample([ask(question=family.questions[0])])
-    wanted = ScoreRequest(stranger, tokens([1]), np.empty(0, np.int64), tokens(), 0.02)
+    teacher, unknown = family.teacher("tilt", lambda world: world.tilted_teacher()), Question("no-such-world")
+    rollouts = family.sample([sample_request(question=family.questions[0])])
+    wanted = ScoreRequest(unknown, tokens([1]), np.empty(0, np.int64), tokens(), 0.02)
     for call in (
-        lambda: family.sample([ask(question=stranger)]),
-        lambda: family.grade(stranger, rollouts),
+        lambda: family.sample([sample_request(question=unknown)]),
+        lambda: family.grade(unknown, rollouts),
         lambda: family.score(wanted, [teacher]),
-        lambda: family.token_log_probs(stranger, rollouts, teacher),
+        lambda: family.token_log_probs(unknown, rollouts, teacher),
     ):
-        with pytest.raises(OpdAlignError, match="stranger"):
+        with pytest.raises(OpdAlignError, match="no-such-world"):
             call()
 
 
-# -- size ---------------------------------------------------------------------------------------------------
+# -- size -----------------------------------------------------------------------------------------------------
 
 
-def test_a_world_of_thirty_thousand_tokens_stays_small() -> None:
+def test_a_world_of_thirty_thousand_tokens_uses_little_memory() -> None:
     started = time.process_time()
     world = ExactWorld.random(0, length=30_000, vocabulary=6)
     assert world.log_p_LSV.shape == (45_000, 24, 6)
     assert world.log_p_LSV.nbytes + world.next_LSV.nbytes < 100e6
-    rollouts = world.sample([ask(n=2)])
+    rollouts = world.sample([sample_request(n=2)])
     assert 15_000 < rollouts.length_R.mean() < 45_000
     assert 0.1 < world.value_LS[0, world.start] < 0.9
 
     completion = rollouts.completion(0)
     scores = score(world, completion, ExactTeacher("t", world.log_p_LSV), floor=1e-12)
     p_C, q_C = np.exp(scores.log_p_C), world.exact_q_along(scores)
-    # The success probability of a node is the one of the child that led there.
+    # The success probability of a node equals that of the child that led there.
     value_T = np.add.reduceat(p_C * q_C, scores.offsets[:-1])
     own_C = scores.token_C == np.repeat(completion, np.diff(scores.offsets))
     np.testing.assert_allclose(q_C[own_C][:-1], value_T[1:], atol=1e-9)

@@ -1,4 +1,4 @@
-"""Node tables: alignment by hand on single nodes, its corners one by one, its uncertainty against known posteriors."""
+"""Node tables: alignment computed by hand on single nodes, edge cases, uncertainty against known posteriors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RKL = [ReverseKL()]
 
 @dataclass(frozen=True)
 class Node:
-    """Probabilities of student and teachers over tokens 1, 2, ..., and their success; the path takes `taken`."""
+    """Student and teacher probabilities over tokens 1, 2, ..., and success probabilities; the path takes `taken`."""
 
     p: Sequence[float]
     q: Sequence[float]
@@ -75,7 +75,7 @@ def rows_of(*paths: EstimatedPath, objectives: Sequence[Any] = RKL, **rules: Any
 
 
 def uncertain(path: EstimatedPath, own_var: Sequence[float], **columns: Any) -> EstimatedPath:
-    """The same path, known only up to these variances."""
+    """The same path with uncertain estimates of these variances."""
     return replace(path, estimate=replace(path.estimate, own_var_C=np.array(own_var, float), **columns))
 
 
@@ -96,7 +96,7 @@ probabilities = st.floats(0.03, 0.9)
 successes = st.floats(0.0, 1.0).map(lambda q: round(q, 3))
 
 
-# -- the cosine -----------------------------------------------------------------------------------------------
+# -- cosine ---------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.tuples(probabilities, probabilities, successes), min_size=3, max_size=6))
@@ -124,7 +124,7 @@ def test_two_children_are_aligned_or_opposed(children) -> None:
     assert row["p_positive"] == (push * gain > 0)
 
 
-def test_forward_and_reverse_kl_are_rows_of_their_own() -> None:
+def test_forward_and_reverse_kl_have_separate_rows() -> None:
     node = Node([0.5, 0.3, 0.2], [0.9, 0.1, 0.5], {"A": [0.2, 0.5, 0.3], "B": [0.7, 0.2, 0.1]})
     rows = rows_of(path_of(node), objectives=[ReverseKL(), ForwardKL()])
     assert {(row["teacher"], row["objective"]) for row in rows} == {
@@ -145,7 +145,7 @@ def test_advantage_and_sr_range_by_hand() -> None:
     assert row["value"] == pytest.approx(0.58)
 
 
-def test_sums_run_over_the_known_children_only() -> None:
+def test_sums_include_only_significant_children() -> None:
     node = Node([0.4, 0.3, 0.2, 0.1], [0.9, 0.1, 0.5, 0.0], {"A": [0.1, 0.4, 0.3, 0.2]})
     path = path_of(node)
     path = replace(path, estimate=replace(path.estimate, effective_C=np.array([50.0, 20.0, 19.9, 1e9])))
@@ -160,10 +160,10 @@ def test_sums_run_over_the_known_children_only() -> None:
     assert row["advantage"] == pytest.approx(expected)
 
 
-# -- corners --------------------------------------------------------------------------------------------------
+# -- edge cases -----------------------------------------------------------------------------------------------
 
 
-def test_a_teacher_equal_to_the_student_pushes_nowhere() -> None:
+def test_a_teacher_equal_to_the_student_has_zero_alignment() -> None:
     nodes = [
         Node([0.5, 0.3, 0.2], [0.9, 0.1, 0.5], {"same": [0.5, 0.3, 0.2]}),
         Node([0.6, 0.4], [0, 1], {"same": [0.6, 0.4]}),
@@ -180,7 +180,7 @@ def test_a_teacher_equal_to_the_student_pushes_nowhere() -> None:
             assert row["verdict"] == "undecided"
 
 
-def test_the_ranking_of_such_a_teacher_is_defined() -> None:
+def test_the_ranking_of_a_teacher_equal_to_the_student_is_defined() -> None:
     node = Node([0.5, 0.3, 0.2], [0.9, 0.1, 0.5], {"same": [0.5, 0.3, 0.2], "other": [0.2, 0.5, 0.3]})
     paths = [path_of(node, node, question=name) for name in ("a", "b")]
     ranks = {rank.teacher: rank for rank in metrics.teacher_ranking(node_table(paths, RKL, Rules()))}
@@ -192,7 +192,7 @@ def test_the_ranking_of_such_a_teacher_is_defined() -> None:
     assert ranks["other"].harmful == 1
 
 
-def test_a_node_with_one_known_child_has_no_row() -> None:
+def test_a_node_with_one_significant_child_has_no_row() -> None:
     fork = Node([0.6, 0.4], [0.2, 0.8], {"A": [0.5, 0.5]})
     path = path_of(Node([1.0], [0.5], {"A": [1.0]}), fork, fork, Node([0.99, 0.01], [1, 0], {"A": [0.99, 0.01]}))
     effective_C = np.array([1e9, 1e9, 1e9, 1e9, 3.0, 1e9, 1e9])
@@ -201,21 +201,21 @@ def test_a_node_with_one_known_child_has_no_row() -> None:
     assert rows_of(path_of(Node([1.0], [0.5], {"A": [1.0]}))) == []
 
 
-def test_known_by_opinion_alone_is_not_known() -> None:
+def test_children_without_visits_do_not_make_a_node() -> None:
     path = path_of(Node([0.5, 0.3, 0.2], [0.9, 0.1, 0.5], {"A": [0.2, 0.5, 0.3]}))
     for visits, expected in (([5, 0, 0], 0), ([5, 7, 0], 3)):
         seen = replace(path, estimate=replace(path.estimate, visits_C=np.array(visits)))
         assert significant(seen.scores, seen.estimate, Rules()).sum() == expected
 
 
-def test_a_child_matters_if_student_or_teacher_think_so_or_the_path_takes_it() -> None:
+def test_a_child_is_significant_if_probable_for_student_or_teacher_or_on_the_path() -> None:
     node = Node([0.9, 0.01, 0.01, 0.01], [0.1, 0.2, 0.3, 0.4], {"A": [0.9, 0.05, 0.01, 0.01]}, taken=4)
     path = path_of(node)
     assert significant(path.scores, path.estimate, Rules(tau=0.02)).tolist() == [True, True, False, True]
     assert significant(path.scores, path.estimate, Rules(tau=0.005)).all()
 
 
-def test_no_sr_range_no_alignment_and_metrics_pass_it_by() -> None:
+def test_zero_sr_range_gives_no_alignment_and_metrics_skip_it() -> None:
     flat, fork = Node([0.6, 0.4], [0.7, 0.7], {"A": [0.1, 0.9]}), Node([0.6, 0.4], [0.2, 0.8], {"A": [0.1, 0.9]})
     table = node_table([path_of(flat, fork)], RKL, Rules())
     by_depth = {row["depth"]: row for row in table.to_pylist()}
@@ -249,24 +249,24 @@ def test_zero_probabilities_give_finite_rows(p, t, restrict) -> None:
         assert -1 <= row["alignment"] <= 1
 
 
-def test_a_teacher_that_forbids_the_bad_token_is_helpful() -> None:
+def test_a_teacher_with_zero_probability_for_the_bad_token_is_helpful() -> None:
     (row,) = rows_of(path_of(Node([0.7, 0.3], [0.9, 0.0], {"A": [1.0, 0.0]})))
     assert row["alignment"] == pytest.approx(1.0)
     assert row["advantage"] == pytest.approx(0.9 - 0.63)
 
 
-def test_cosine_of_no_push_is_zero_not_nan() -> None:
+def test_cosine_of_a_zero_update_is_zero_not_nan() -> None:
     assert cosine(
         np.array([[1.0, -1.0], [0.0, 0.0], [1.0, -1.0]]), np.array([[0.0, 0.0], [1.0, -1.0], [2.0, -2.0]])
     ) == (pytest.approx([0.0, 0.0, 1.0]))
-    # The ideal update may be tiny and still has a direction; rounding in the other has none.
+    # A tiny ideal update still has a direction; rounding errors in the objective's update do not.
     tiny, rounding = np.array([1e-12, -1e-12]), np.array([1e-16, -1e-16])
     push = np.array([0.3, -0.3])
     assert cosine(tiny, push) == pytest.approx(1.0)
     assert cosine(push, rounding) == 0
 
 
-# -- the whole vocabulary -------------------------------------------------------------------------------------
+# -- full vocabulary ------------------------------------------------------------------------------------------
 
 
 def full_update(p: Sequence[float], t: Sequence[float]) -> np.ndarray:
@@ -275,8 +275,8 @@ def full_update(p: Sequence[float], t: Sequence[float]) -> np.ndarray:
     return p * (f - p @ f)
 
 
-def test_full_restricts_the_update_of_the_whole_vocabulary() -> None:
-    # The last two tokens are too unlikely to be in S_u, but the teacher shuns one of them: that lifts all the others.
+def test_full_restricts_the_full_vocabulary_update() -> None:
+    # The last two tokens are too unlikely to be in S_u, but the teacher lowers one of them, which raises all others.
     node = Node([0.5, 0.3, 0.17, 0.015, 0.015], [0.9, 0.1, 0.5, 0.0, 0.0], {"A": [0.45, 0.35, 0.184, 1e-6, 0.015999]})
     (full,), (renormalised,) = (rows_of(path_of(node), restrict=restrict) for restrict in ("full", "renormalise"))
     push = full_update(node.p, node.t["A"])[:3]
@@ -290,18 +290,18 @@ def test_full_restricts_the_update_of_the_whole_vocabulary() -> None:
     assert full["sr_range"] == renormalised["sr_range"]
 
 
-def test_what_is_not_kept_acts_as_one_more_token() -> None:
+def test_the_rest_of_the_vocabulary_acts_as_one_more_token() -> None:
     node = Node([0.5, 0.2], [0.9, 0.1], {"A": [0.3, 0.3]})
     (row,) = rows_of(path_of(node), restrict="full")
     push = full_update([0.5, 0.2, 0.3], [0.3, 0.3, 0.4])[:2]
     ideal = np.array([1, -1]) * 5 / 7 * 2 / 7 * 0.8
     assert row["update_norm"] == pytest.approx(np.linalg.norm(push))
     assert row["alignment"] == pytest.approx(ideal @ push / np.linalg.norm(ideal) / np.linalg.norm(push))
-    # Two children, and still not ±1: the restricted update does not sum to zero.
+    # Two children but not ±1: the restricted update does not sum to zero.
     assert abs(row["alignment"]) < 0.999
 
 
-def test_full_and_renormalise_agree_where_everything_is_known() -> None:
+def test_full_and_renormalise_agree_if_all_children_are_significant() -> None:
     node = Node([0.5, 0.3, 0.2], [0.9, 0.1, 0.5], {"A": [0.2, 0.5, 0.3]})
     (full,), (renormalised,) = (rows_of(path_of(node), restrict=restrict) for restrict in ("full", "renormalise"))
     assert full["alignment"] == pytest.approx(renormalised["alignment"], abs=1e-12)
@@ -310,7 +310,7 @@ def test_full_and_renormalise_agree_where_everything_is_known() -> None:
 # -- rows -----------------------------------------------------------------------------------------------------
 
 
-def test_every_row_says_where_it_is() -> None:
+def test_every_row_has_question_path_and_depth() -> None:
     two = Node([0.6, 0.4], [0.2, 0.8], {"A": [0.5, 0.5], "B": [0.8, 0.2]})
     three = Node([0.5, 0.3, 0.2], [0.9, 0.1, 0.5], {"A": [0.2, 0.5, 0.3], "B": [0.5, 0.2, 0.3]}, taken=3)
     paths = [
@@ -336,7 +336,7 @@ def test_every_row_says_where_it_is() -> None:
     assert isnan(row["alignment_b"])
 
 
-def test_nothing_to_show_is_an_empty_table() -> None:
+def test_no_rows_give_an_empty_table() -> None:
     assert node_table([], RKL, Rules()).schema == SCHEMA
     assert len(node_table([path_of(Node([1.0], [0.5], {"A": [1.0]}))], RKL, Rules())) == 0
 
@@ -352,13 +352,13 @@ def test_an_objective_without_a_teacher_has_one_row_per_node() -> None:
     assert all(isnan(ideal[name]) for name in ("advantage", "kl", "js", "l2", "cosine", "teacher_entropy"))
 
 
-def test_a_policy_gradient_reads_the_natural_rollouts() -> None:
+def test_a_policy_gradient_uses_the_natural_rollouts() -> None:
     node = Node([0.5, 0.5], [0.9, 0.1], {})
     path = path_of(node)
     rollouts = Rollouts.of([[1], [1], [2], [2]], outcome=[1, 1, 0, 1], launch=[0, 0, 0, 1])
     path = replace(path, counts=GenerationTree.build(rollouts).counts_along([1]), pass_rate=2 / 3)
     (row,) = rows_of(path, objectives=[DrGRPO()])
-    # Forced through 2, the last one says nothing of the choice; the winners chose 1, the loser 2.
+    # The last rollout is forced through 2 and does not count; the correct ones sampled 1, the incorrect one 2.
     advantage = np.array([2 - 2 * 2 / 3, 0 - 2 / 3])
     push = (advantage - 0.5 * advantage.sum()) / 3
     assert row["update_norm"] == pytest.approx(np.linalg.norm(push))
@@ -366,21 +366,21 @@ def test_a_policy_gradient_reads_the_natural_rollouts() -> None:
     assert row["visits"] == 3
 
 
-def test_an_objective_that_gives_another_shape_is_refused_by_name() -> None:
+def test_an_update_with_a_wrong_shape_raises_with_the_objective_name() -> None:
     class Lopsided:
         name, signal = "lopsided", "teacher"
 
         def update(self, nodes: Nodes) -> np.ndarray:
             return nodes.p[:, :1]
 
-    with pytest.raises(ValueError, match="'lopsided' gave shape"):
+    with pytest.raises(ValueError, match="'lopsided' returned"):
         rows_of(path_of(Node([0.5, 0.5], [0.9, 0.1], {"A": [0.4, 0.6]})), objectives=[Lopsided()])
 
 
 # -- uncertainty ----------------------------------------------------------------------------------------------
 
 
-def test_clear_cases_are_decided_and_close_ones_are_not() -> None:
+def test_verdicts_are_decided_only_for_clear_cases() -> None:
     teachers = {"up": [0.8, 0.2], "down": [0.2, 0.8]}
     clear, close = Node([0.5, 0.5], [0.8, 0.2], teachers), Node([0.5, 0.5], [0.51, 0.5], teachers)
     path = uncertain(path_of(clear, close), [0.002, 0.002, 0.01, 0.01])
@@ -398,7 +398,7 @@ def test_clear_cases_are_decided_and_close_ones_are_not() -> None:
         assert abs(rows[1, teacher]["alignment"]) == pytest.approx(1)
 
 
-def test_p_positive_is_that_of_the_posterior() -> None:
+def test_p_positive_matches_the_posterior() -> None:
     node = Node([0.5, 0.5], [0.55, 0.5], {"A": [0.8, 0.2]})
     (row,) = rows_of(uncertain(path_of(node), [0.001, 0.0015]), draws=20_000)
     # The difference has mean 0.05 and standard deviation 0.05.
@@ -406,7 +406,7 @@ def test_p_positive_is_that_of_the_posterior() -> None:
     assert row["alignment_mean"] == pytest.approx(2 * row["p_positive"] - 1, abs=1e-9)
 
 
-def test_error_that_the_siblings_share_does_not_open_a_verdict() -> None:
+def test_shared_error_of_siblings_does_not_make_a_verdict_undecided() -> None:
     path = uncertain(path_of(Node([0.5, 0.5], [0.5, 0.4], {"A": [0.8, 0.2]})), [0.0, 1e-5])
     shared = replace(path.estimate, path_var_T=np.array([0.02]), load_C=np.array([1.0, 0.95]))
     alone = replace(path.estimate, own_var_C=shared.se_C**2)
@@ -416,20 +416,20 @@ def test_error_that_the_siblings_share_does_not_open_a_verdict() -> None:
 
 
 @pytest.mark.parametrize("confidence", [0.6, 0.8, 0.95, 0.99])
-def test_a_verdict_is_spoken_at_the_asked_confidence(confidence: float) -> None:
+def test_verdicts_use_the_configured_confidence(confidence: float) -> None:
     rng = np.random.default_rng(0)
     nodes = [Node([0.5, 0.5], [0.5 + gap, 0.5], {"A": [0.7, 0.3]}) for gap in rng.normal(0, 0.1, 300)]
     rows = rows_of(uncertain(path_of(*nodes), np.full(600, 0.003)), confidence=confidence, draws=100)
-    said = {"helpful": 0, "harmful": 0, "undecided": 0}
+    verdicts = {"helpful": 0, "harmful": 0, "undecided": 0}
     for row in rows:
         positive = row["p_positive"]
         expected = "helpful" if positive >= confidence else "harmful" if positive <= 1 - confidence else "undecided"
         assert row["verdict"] == expected
-        said[expected] += 1
-    assert min(said.values()) > 10
+        verdicts[expected] += 1
+    assert min(verdicts.values()) > 10
 
 
-def test_halves_are_measured_like_the_whole() -> None:
+def test_split_halves_are_computed_like_the_whole() -> None:
     node = Node([0.5, 0.3, 0.2], [0.9, 0.1, 0.5], {"A": [0.2, 0.5, 0.3]})
     path = path_of(node)
     other = [0.1, 0.5, 0.6]
@@ -442,7 +442,7 @@ def test_halves_are_measured_like_the_whole() -> None:
 # -- seeds ----------------------------------------------------------------------------------------------------
 
 
-def shaky(question: str, index: int = 0) -> EstimatedPath:
+def uncertain_path(question: str, index: int = 0) -> EstimatedPath:
     node = Node([0.5, 0.3, 0.2], [0.5, 0.45, 0.55], {"A": [0.2, 0.5, 0.3]})
     two = Node([0.6, 0.4], [0.45, 0.5], {"A": [0.5, 0.5]})
     path = path_of(node, two, node, question=question, index=index)
@@ -450,24 +450,29 @@ def shaky(question: str, index: int = 0) -> EstimatedPath:
 
 
 def test_rows_of_a_question_do_not_depend_on_the_others() -> None:
-    alone = rows_of(shaky("b"))
-    among = rows_of(shaky("a"), shaky("b"), shaky("c"), shaky("b", index=1))
+    alone = rows_of(uncertain_path("b"))
+    among = rows_of(
+        uncertain_path("a"),
+        uncertain_path("b"),
+        uncertain_path("c"),
+        uncertain_path("b", index=1),
+    )
     assert [row for row in among if (row["question"], row["path"]) == ("b", 0)] == alone
-    reordered = rows_of(shaky("b", index=1), shaky("c"), shaky("b"))
+    reordered = rows_of(uncertain_path("b", index=1), uncertain_path("c"), uncertain_path("b"))
     assert [row for row in reordered if (row["question"], row["path"]) == ("b", 0)] == alone
 
 
-def test_another_seed_question_or_path_draws_afresh() -> None:
+def test_another_seed_question_or_path_gives_other_draws() -> None:
     def drawn(path: EstimatedPath, seed: int = 0) -> list[float]:
         return [row["alignment_mean"] for row in rows_of(path, seed=seed)]
 
-    assert drawn(shaky("a")) == drawn(shaky("a"))
-    assert drawn(shaky("a")) != drawn(shaky("a"), seed=1)
-    assert drawn(shaky("a")) != drawn(shaky("b"))
-    assert drawn(shaky("a")) != drawn(shaky("a", index=1))
+    assert drawn(uncertain_path("a")) == drawn(uncertain_path("a"))
+    assert drawn(uncertain_path("a")) != drawn(uncertain_path("a"), seed=1)
+    assert drawn(uncertain_path("a")) != drawn(uncertain_path("b"))
+    assert drawn(uncertain_path("a")) != drawn(uncertain_path("a", index=1))
 
 
-# -- an exact world -------------------------------------------------------------------------------------------
+# -- exact world ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -512,17 +517,17 @@ def test_the_exact_estimate_gives_the_exact_alignment(world, truth) -> None:
     assert checked > 30
 
 
-def test_teachers_that_know_the_way_are_told_from_those_that_lead_astray(truth) -> None:
+def test_helpful_and_harmful_teachers_are_distinguished(truth) -> None:
     ranks = {rank.teacher: rank for rank in metrics.teacher_ranking(truth[0])}
     assert ranks["tilted"].weighted_cosine.mean > 0.7
     assert ranks["adversarial"].weighted_cosine.mean < -0.7
     assert ranks["tilted"].advantage.mean > 0 > ranks["adversarial"].advantage.mean
 
 
-# -- the table of children ------------------------------------------------------------------------------------
+# -- child table ----------------------------------------------------------------------------------------------
 
 
-def test_every_kept_child_has_a_row_and_what_makes_the_node_is_in_it() -> None:
+def test_the_child_table_has_every_kept_child_and_reproduces_the_node_table() -> None:
     objectives = [ReverseKL(), ForwardKL(), DrGRPO()]
     fork = Node(
         [0.5, 0.3, 0.195, 0.005], [0.5, 0.9, 0.1, 0.7], {"A": [0.2, 0.6, 0.195, 0.005], "B": [0.6, 0.2, 0.195, 0.005]}
@@ -539,7 +544,7 @@ def test_every_kept_child_has_a_row_and_what_makes_the_node_is_in_it() -> None:
         (0, 1, True), (0, 2, False), (0, 3, False), (0, 4, False), (1, 1, True),
     ]  # fmt: skip
     assert {(row["question"], row["path"], row["path_correct"]) for row in rows} == {("q", 3, False)}
-    # The fourth is below the floor for everybody; a node of one has nothing to compare.
+    # The fourth is below tau for student and teachers; a node with one child has no alignment.
     assert [row["significant"] for row in rows] == [True, True, True, False, False]
     np.testing.assert_allclose([row["t"] for row in rows[:2]], [[0.2, 0.6], [0.6, 0.2]], rtol=1e-6)
     np.testing.assert_allclose([row["q"] for row in rows[:4]], fork.q, rtol=1e-6)
@@ -552,7 +557,7 @@ def test_every_kept_child_has_a_row_and_what_makes_the_node_is_in_it() -> None:
         np.testing.assert_allclose(float(cosine(ideal, update)), nodes[pair], atol=1e-5)
 
 
-def test_a_question_without_a_path_still_names_teachers_and_pairs() -> None:
+def test_a_question_without_paths_still_has_teacher_and_pair_metadata() -> None:
     table = child_table([], ["A"], [ReverseKL()], Rules())
     assert table.num_rows == 0
     assert (teachers_of(table), pairs_of(table)) == (["A"], [("A", "reverse_kl")])

@@ -1,4 +1,4 @@
-"""Plans: who gets how many rollouts, on hand-made paths and as laws; nothing is rolled out here."""
+"""Allocation plans on hand-made paths and as properties; nothing is sampled here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from opd_align.backends.exact import ExactWorld
 from opd_align.core import allocation
-from opd_align.core.allocation import Target, plan_adaptive, plan_paper, windows
+from opd_align.core.allocation import Target, depth_windows, plan_adaptive, plan_paper
 from opd_align.core.collect import collect
 from opd_align.core.estimate import CERTAIN, PathEstimate, estimate, exact_estimate
 from opd_align.core.tree import GenerationTree
@@ -26,7 +26,7 @@ Kept = Mapping[int, tuple[float, float]]  # token -> probability of student and 
 
 
 def scored(completion: Sequence[int], nodes: Sequence[Kept], **more: Sequence[Mapping[int, float]]) -> PathScores:
-    """A path with teacher T, and further teachers by name."""
+    """A path with teacher T and optional further teachers by name."""
     kept = [(token, *node[token]) for node in nodes for token in sorted(node)]
     token_C, p_C, t_C = (np.array(column) for column in zip(*kept, strict=True))
     others = {name: np.array([node[k] for node in t for k in sorted(node)]) for name, t in more.items()}
@@ -65,7 +65,7 @@ def planned(targets: Sequence[Target]) -> dict[tuple[int, ...], int]:
 # -- budget ---------------------------------------------------------------------------------------------------
 
 
-def test_the_defaults_are_the_papers() -> None:
+def test_defaults_match_the_paper() -> None:
     budget = Budget()
     assert (budget.initial, budget.correct_paths, budget.incorrect_paths, budget.tau) == (200, 2, 2, 0.02)
     assert (budget.n_min, budget.by_update, budget.by_gap, budget.first_window) == (100, 20, 20, 50)
@@ -89,28 +89,28 @@ def test_the_defaults_are_the_papers() -> None:
         ({"by_gap": -2}, r"by_update and by_gap cannot be negative"),
     ],
 )
-def test_a_budget_that_makes_no_sense_is_refused(wrong: dict[str, Any], message: str) -> None:
+def test_invalid_budgets_raise(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(OpdAlignError, match=message):
         Budget(**wrong)
 
 
-def test_nothing_at_all_is_a_budget_for_enrichment() -> None:
+def test_a_budget_of_zero_targeted_rollouts_is_valid() -> None:
     assert Budget(targeted=0, seconds=0, by_update=0, by_gap=0).targeted == 0
 
 
 # -- windows --------------------------------------------------------------------------------------------------
 
 
-def test_windows_double() -> None:
-    assert windows(700, 50).tolist() == [0, 50, 150, 350, 750]
-    assert windows(30_000, 50)[-1] >= 30_000
-    assert len(windows(30_000, 50)) == 11
+def test_depth_windows_double() -> None:
+    assert depth_windows(700, 50).tolist() == [0, 50, 150, 350, 750]
+    assert depth_windows(30_000, 50)[-1] >= 30_000
+    assert len(depth_windows(30_000, 50)) == 11
 
 
 @given(length=st.integers(0, 100_000), first=st.integers(1, 500))
 @settings(deadline=None)
-def test_windows_cover_the_path_and_no_more(length: int, first: int) -> None:
-    edges = windows(length, first)
+def test_depth_windows_cover_the_path_and_no_more(length: int, first: int) -> None:
+    edges = depth_windows(length, first)
     width = np.diff(edges)
     assert edges[0] == 0
     assert width.tolist() == [first * 2**i for i in range(len(width))]
@@ -118,11 +118,11 @@ def test_windows_cover_the_path_and_no_more(length: int, first: int) -> None:
     assert length == 0 or edges[-2] < length
 
 
-# -- the paper's plan -----------------------------------------------------------------------------------------
+# -- paper plan -----------------------------------------------------------------------------------------------
 
 
-def test_so_many_by_push_and_so_many_by_gap_in_every_window() -> None:
-    # By |GKD update| token 2 comes first, then 4; by |t - p| it is the other way round.
+def test_each_window_has_targets_by_update_and_by_gap() -> None:
+    # By |GKD update| token 2 comes first, then 4; by |t - p| the order is reversed.
     p, t = [0.6, 0.2, 0.15, 0.05], [0.5, 0.05, 0.15, 0.3]
     path = scored([1], [{k + 1: (p[k], t[k]) for k in range(4)}])
     f = np.log(t) - np.log(p)
@@ -143,14 +143,14 @@ def test_each_window_has_its_own_quota() -> None:
     assert np.histogram(depths, [0, 5, 15, 35, 75])[0].tolist() == [3, 3, 3, 3]
 
 
-def test_the_larger_of_several_teachers_push_counts() -> None:
+def test_the_largest_update_over_teachers_counts() -> None:
     calm = {1: (0.5, 0.5), 2: (0.5, 0.5)}
     path = scored([1, 1], [calm, calm], loud=[{1: 0.5, 2: 0.5}, {1: 0.1, 2: 0.9}])
     for budget in (Budget(n_min=10, by_update=2, by_gap=0), Budget(n_min=10, by_update=0, by_gap=2)):
         assert set(planned(plan_paper(tree_of([1, 1]), [path], budget, ENDS))) == {(1, 1), (1, 2)}
 
 
-def test_only_tokens_that_matter_to_someone_are_planned() -> None:
+def test_only_tokens_above_tau_for_student_or_teacher_are_planned() -> None:
     path = scored([1], [{1: (0.9, 0.9), 2: (0.03, 0.001), 3: (0.001, 0.03), 4: (0.019, 0.019)}])
     assert set(planned(plan_paper(tree_of([1]), [path], Budget(tau=0.02), ENDS))) == {(1,), (2,), (3,)}
     assert set(planned(plan_paper(tree_of([1]), [path], Budget(tau=0.01), ENDS))) == {(1,), (2,), (3,), (4,)}
@@ -160,18 +160,18 @@ def test_only_tokens_that_matter_to_someone_are_planned() -> None:
 def test_visits_are_topped_up_to_n_min() -> None:
     path = scored([1, 1], [{1: (0.4, 0.6), 2: (0.3, 0.2), 3: (0.3, 0.2)}, {1: (0.5, 0.6), 4: (0.5, 0.4)}])
     tree = tree_of([1, 1], [1, 4], [1, 4], *[[2, 9]] * 6)
-    # Pooled, as in the paper: 1 was visited by all that passed it; 2 has enough.
+    # Pooled counts, as in the paper: 1 counts every rollout through it; 2 has enough.
     assert planned(plan_paper(tree, [path], Budget(n_min=5), ENDS)) == {(1,): 2, (3,): 5, (1, 1): 4, (1, 4): 3}
 
 
-def test_ends_are_never_rolled_out() -> None:
+def test_end_tokens_are_never_targets() -> None:
     path = scored([1, END], [{END: (0.3, 0.6), 1: (0.7, 0.4)}, {END: (0.5, 0.9), 7: (0.3, 0.05), 8: (0.2, 0.05)}])
     tree = tree_of([1, END])
     assert set(planned(plan_paper(tree, [path], Budget(), ENDS))) == {(1,), (1, 7), (1, 8)}
     assert set(planned(plan_paper(tree, [path], Budget(), np.array([END, 7], np.uint32)))) == {(1,), (1, 8)}
 
 
-def test_what_paths_share_is_planned_once() -> None:
+def test_shared_prefixes_are_planned_once() -> None:
     root = {1: (0.5, 0.6), 2: (0.5, 0.4)}
     fork = {1: (0.3, 0.5), 2: (0.3, 0.3), 3: (0.4, 0.2)}
     one, two = scored([1, 1, 1], [root, fork, fork]), scored([1, 2, 1], [root, fork, fork])
@@ -183,9 +183,9 @@ def test_what_paths_share_is_planned_once() -> None:
 
 @given(limit=st.integers(0, 700), paths=st.integers(1, 3))
 @settings(deadline=None)
-def test_a_limit_is_hard_and_cuts_the_deepest_windows_first(limit: int, paths: int) -> None:
+def test_the_limit_is_hard_and_drops_the_deepest_windows_first(limit: int, paths: int) -> None:
     given_paths = [forks(40, seed=seed) for seed in range(paths)]
-    # Different first tokens keep them apart.
+    # Different first tokens, so that no prefix is shared.
     given_paths = [
         replace(p, completion_T=np.append(np.uint32(i + 1), p.completion_T[1:])) for i, p in enumerate(given_paths)
     ]
@@ -195,12 +195,12 @@ def test_a_limit_is_hard_and_cuts_the_deepest_windows_first(limit: int, paths: i
     cut = plan_paper(tree, given_paths, replace(budget, targeted=limit), ENDS)
     total = sum(target.n for target in whole)
     assert sum(target.n for target in cut) == min(limit, total)
-    edges = windows(40, 5)
+    edges = depth_windows(40, 5)
     for plan in (whole, cut):
         window = [int(np.searchsorted(edges, len(target.prefix) - 1, "right")) for target in plan]
         assert window == sorted(window)
-    for kept, asked in zip(cut[:-1], whole, strict=False):
-        assert (kept.prefix.tobytes(), kept.n) == (asked.prefix.tobytes(), asked.n)
+    for kept, planned_target in zip(cut[:-1], whole, strict=False):
+        assert (kept.prefix.tobytes(), kept.n) == (planned_target.prefix.tobytes(), planned_target.n)
     assert len(planned(cut)) == len(cut)
 
 
@@ -209,11 +209,11 @@ def test_zero_probabilities_can_be_planned() -> None:
     assert set(planned(plan_paper(tree_of([1]), [path], Budget(), ENDS))) == {(1,), (2,)}
 
 
-# -- the adaptive plan ----------------------------------------------------------------------------------------
+# -- adaptive plan --------------------------------------------------------------------------------------------
 
 
-def guessed(path: PathScores, own_var: Sequence[float] | float, q: float = 0.5) -> PathEstimate:
-    """An estimate with these variances, loads like those of unsampled exits."""
+def estimated(path: PathScores, own_var: Sequence[float] | float, q: float = 0.5) -> PathEstimate:
+    """An estimate with these variances and the loads of unsampled exits."""
     found = exact_estimate(path, np.full(len(path.token_C), q))
     own_var_C = np.broadcast_to(np.asarray(own_var, float), len(path.token_C)).copy()
     on_path_C = path.token_C == np.repeat(path.completion_T, np.diff(path.offsets))
@@ -226,68 +226,73 @@ def guessed(path: PathScores, own_var: Sequence[float] | float, q: float = 0.5) 
     )
 
 
-@given(spend=st.integers(0, 5000), seed=st.integers(0, 100))
+@given(rollouts=st.integers(0, 5000), seed=st.integers(0, 100))
 @settings(deadline=None)
-def test_an_adaptive_round_spends_what_it_may(spend: int, seed: int) -> None:
+def test_an_adaptive_round_uses_all_its_rollouts(rollouts: int, seed: int) -> None:
     path = forks(20, seed=seed)
     own_var_C = np.random.default_rng(seed).uniform(1e-4, 0.05, len(path.token_C))
-    targets = plan_adaptive([path], [guessed(path, own_var_C)], Budget(), ENDS, spend=spend)
-    assert sum(planned(targets).values()) == spend
+    targets = plan_adaptive([path], [estimated(path, own_var_C)], Budget(), ENDS, rollouts=rollouts)
+    assert sum(planned(targets).values()) == rollouts
     assert all(target.n > 0 for target in targets)
 
 
-def test_nothing_is_spent_on_the_path_on_ends_or_on_what_is_certain() -> None:
+def test_on_path_end_and_certain_children_get_no_rollouts() -> None:
     nodes = [{END: (0.2, 0.2), 1: (0.3, 0.3), 2: (0.25, 0.25), 3: (0.25, 0.25)}] * 3
     path = scored([1, 1, 1], nodes)
-    guess = guessed(path, 0.01)
-    effective_C = guess.effective_C.copy()
+    path_estimate = estimated(path, 0.01)
+    effective_C = path_estimate.effective_C.copy()
     effective_C[path.token_C == 3] = CERTAIN
-    guess = replace(guess, effective_C=effective_C)
-    found = planned(plan_adaptive([path], [guess], Budget(), ENDS, spend=300))
+    path_estimate = replace(path_estimate, effective_C=effective_C)
+    found = planned(plan_adaptive([path], [path_estimate], Budget(), ENDS, rollouts=300))
     assert set(found) == {(2,), (1, 2), (1, 1, 2)}
 
 
-def test_settled_children_leave_nothing_to_spend() -> None:
+def test_no_targets_without_uncertainty_or_rollouts() -> None:
     path = forks(5)
-    assert plan_adaptive([path], [exact_estimate(path, np.full(15, 0.5))], Budget(), ENDS, spend=100) == []
-    assert plan_adaptive([path], [guessed(path, 0.0)], Budget(), ENDS, spend=100) == []
-    assert plan_adaptive([], [], Budget(), ENDS, spend=100) == []
-    assert plan_adaptive([path], [guessed(path, 0.01)], Budget(), ENDS, spend=0) == []
+    assert plan_adaptive([path], [exact_estimate(path, np.full(15, 0.5))], Budget(), ENDS, rollouts=100) == []
+    assert plan_adaptive([path], [estimated(path, 0.0)], Budget(), ENDS, rollouts=100) == []
+    assert plan_adaptive([], [], Budget(), ENDS, rollouts=100) == []
+    assert plan_adaptive([path], [estimated(path, 0.01)], Budget(), ENDS, rollouts=0) == []
 
 
-def test_unlikely_tokens_are_left_alone() -> None:
+def test_tokens_below_tau_get_no_rollouts() -> None:
     path = scored([1], [{1: (0.9, 0.9), 2: (0.05, 0.001), 3: (0.001, 0.05), 4: (0.01, 0.01)}])
-    assert set(planned(plan_adaptive([path], [guessed(path, 0.01)], Budget(tau=0.02), ENDS, spend=50))) == {(2,), (3,)}
+    assert set(planned(plan_adaptive([path], [estimated(path, 0.01)], Budget(tau=0.02), ENDS, rollouts=50))) == {
+        (2,),
+        (3,),
+    }
 
 
-def test_the_uncertain_get_more_than_the_well_known() -> None:
+def test_uncertain_children_get_more_rollouts() -> None:
     path = scored([1], [{1: (0.4, 0.4), 2: (0.2, 0.2), 3: (0.2, 0.2), 4: (0.2, 0.2)}])
-    found = planned(plan_adaptive([path], [guessed(path, [0, 0.05, 0.005, 0.0001])], Budget(), ENDS, spend=100))
+    found = planned(plan_adaptive([path], [estimated(path, [0, 0.05, 0.005, 0.0001])], Budget(), ENDS, rollouts=100))
     assert found[2,] > found[3,] > found.get((4,), 0)
     assert (4,) not in found
-    # What they end up with is level: all the same known as the last one that got something.
+    # The remaining variances are equal for all children that got rollouts.
     after = {token: var / (1 + found[token,] * var / 0.25) for token, var in ((2, 0.05), (3, 0.005))}
     assert after[2] == pytest.approx(after[3], rel=0.05)
     assert after[3] > 0.0001
 
 
-def test_a_token_that_many_nodes_hang_on_gets_more() -> None:
+def test_children_below_many_nodes_get_more_rollouts() -> None:
     path = forks(30, tokens=2)
     path = replace(path, log_p_C=np.log(np.tile([0.9, 0.1], 30)))
-    found = planned(plan_adaptive([path], [guessed(path, 0.01)], Budget(), ENDS, spend=3000))
+    found = planned(plan_adaptive([path], [estimated(path, 0.01)], Budget(), ENDS, rollouts=3000))
     by_depth = [found[(1,) * depth + (2,)] for depth in range(30)]
     assert by_depth[0] < by_depth[1] < by_depth[29]
 
 
-def test_what_paths_share_gets_its_rollouts_once_and_a_scored_path_none() -> None:
+def test_shared_nodes_get_rollouts_once_and_scored_paths_get_none() -> None:
     root = {1: (0.5, 0.5), 2: (0.3, 0.3), 3: (0.2, 0.2)}
     one, two, three = (scored(completion, [root] * 3) for completion in ([1, 1, 1], [1, 2, 1], [3, 1, 1]))
     paths = [one, two, three]
-    guesses = [guessed(path, 0.01) for path in paths]
-    # At the node where two paths part, each takes the other for an exit with an error of its own.
-    guesses = [replace(guess, own_var_C=np.full(9, 0.01)) for guess in guesses]
+    path_estimates = [estimated(path, 0.01) for path in paths]
+    # At the node where two paths separate, each sees the other as an exit with its own error.
+    path_estimates = [replace(path_estimate, own_var_C=np.full(9, 0.01)) for path_estimate in path_estimates]
     for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
-        targets = plan_adaptive([paths[i] for i in order], [guesses[i] for i in order], Budget(), ENDS, spend=5000)
+        targets = plan_adaptive(
+            [paths[i] for i in order], [path_estimates[i] for i in order], Budget(), ENDS, rollouts=5000
+        )
         found = planned(targets)
         below = {(a, b, c) for a, b in ((1, 1), (1, 2), (3, 1)) for c in (2, 3)}
         assert set(found) == {(2,), (1, 3), (3, 2), (3, 3), *below}
@@ -296,21 +301,21 @@ def test_what_paths_share_gets_its_rollouts_once_and_a_scored_path_none() -> Non
 
 @given(
     children=st.lists(st.tuples(st.floats(1e-5, 0.5), st.floats(0.1, 1e4)), min_size=1, max_size=40),
-    spend=st.integers(0, 100_000),
+    rollouts=st.integers(0, 100_000),
 )
 @settings(deadline=None)
-def test_water_fill_spends_all_and_levels(children, spend: int) -> None:
-    claim_E, held_E = (np.array([child[i] for child in children]) for i in range(2))
-    n_E = allocation._water_fill(claim_E, held_E, spend)
-    assert n_E.sum() == spend
+def test_water_fill_uses_all_rollouts_and_equalizes(children, rollouts: int) -> None:
+    std_E, effective_E = (np.array([child[i] for child in children]) for i in range(2))
+    n_E = allocation._water_fill(std_E, effective_E, rollouts)
+    assert n_E.sum() == rollouts
     assert (n_E >= 0).all()
-    # One rollout taken from any that has some would put it above, or level with, all the others.
-    after_E = claim_E * np.sqrt(held_E / (held_E + n_E))
-    without_E = claim_E * np.sqrt(held_E / (held_E + np.maximum(n_E - 1, 0)))
-    with_one_more_E = claim_E * np.sqrt(held_E / (held_E + n_E + 1))
+    # Removing one rollout from any child would leave it with at least the standard deviation of all others.
+    after_E = std_E * np.sqrt(effective_E / (effective_E + n_E))
+    without_E = std_E * np.sqrt(effective_E / (effective_E + np.maximum(n_E - 1, 0)))
+    with_one_more_E = std_E * np.sqrt(effective_E / (effective_E + n_E + 1))
     if (n_E > 0).any():
         assert without_E[n_E > 0].min() >= with_one_more_E.max() * (1 - 1e-6)
-    assert after_E.max() <= claim_E.max()
+    assert after_E.max() <= std_E.max()
 
 
 def test_an_adaptive_plan_on_a_real_tree() -> None:
@@ -319,7 +324,7 @@ def test_an_adaptive_plan_on_a_real_tree() -> None:
         world, [world.tilted_teacher()], Question("q"), world, settings=Settings(budget=Budget(initial=50, targeted=0))
     )
     estimates = estimate(evidence.tree, evidence.paths)
-    targets = plan_adaptive(evidence.paths, estimates, Budget(), ENDS, spend=777)
+    targets = plan_adaptive(evidence.paths, estimates, Budget(), ENDS, rollouts=777)
     found = planned(targets)
     assert sum(found.values()) == 777
     on_path = {tuple(p.completion_T[:depth].tolist()) for p in evidence.paths for depth in range(1, len(p) + 1)}
@@ -327,11 +332,12 @@ def test_an_adaptive_plan_on_a_real_tree() -> None:
     assert not on_path & set(found)
     assert all(prefix[:-1] in on_path | {()} for prefix in found)
     assert all(END not in prefix for prefix in found)
-    # Another round from the same estimates is the same round.
-    assert planned(plan_adaptive(evidence.paths, estimates, Budget(), ENDS, spend=777)) == found
+    # Planning again from the same estimates gives the same plan.
+    assert planned(plan_adaptive(evidence.paths, estimates, Budget(), ENDS, rollouts=777)) == found
 
 
-def test_what_is_settled_gets_nothing_and_the_budget_is_not_burnt() -> None:
-    claim_E, held_E = np.array([0.009, 0.2]), np.array([100.0, 10.0])
-    n_E = allocation._water_fill(claim_E, held_E, 10**6, settled=0.01)
+def test_water_fill_stops_at_the_minimum_standard_deviation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocation, "_MIN_STD", 0.01)
+    std_E, effective_E = np.array([0.009, 0.2]), np.array([100.0, 10.0])
+    n_E = allocation._water_fill(std_E, effective_E, 10**6)
     assert n_E.tolist() == [0, 3990]  # 10 · ((0.2 / 0.01)² − 1)

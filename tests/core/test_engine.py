@@ -1,4 +1,4 @@
-"""The engine end to end on exact worlds: records, budgets, clocks, odd graders, refusals, determinism, length."""
+"""The engine on exact worlds: records, budgets, time limits, graders, invalid inputs, determinism, length."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def analysed(world: ExactWorld, teachers) -> Analysis:
 
 
 @dataclass
-class Watched:
-    """The world behind a window: what was asked of it, and a chance to act each time."""
+class RecordingWorld:
+    """A world that records its requests and calls `before` on every one."""
 
     world: ExactWorld
     before: Callable[[], None] = lambda: None
@@ -74,28 +74,28 @@ class Watched:
 
 
 @dataclass(frozen=True)
-class Graded:
-    """A grader made of a function."""
+class FunctionGrader:
+    """A grader that calls a function."""
 
-    say: Callable[[Rollouts], Any]
+    function: Callable[[Rollouts], Any]
 
     def grade(self, question: Question, rollouts: Rollouts) -> np.ndarray:
-        return np.asarray(self.say(rollouts), np.int8)
+        return np.asarray(self.function(rollouts), np.int8)
 
 
-def one_sided(world: ExactWorld, wins: bool) -> ExactWorld:
-    """The same world, every state of which wins or loses, and no completion of which is truncated."""
+def one_sided(world: ExactWorld, correct: bool) -> ExactWorld:
+    """The same world with every completion correct or every completion incorrect, and none truncated."""
     log_p_LSV = world.log_p_LSV.copy()
     log_p_LSV[-1] = -np.inf
     log_p_LSV[-1, :, EOS] = 0.0
-    return replace(world, success_S=np.full_like(world.success_S, wins), log_p_LSV=log_p_LSV)
+    return replace(world, success_S=np.full_like(world.success_S, correct), log_p_LSV=log_p_LSV)
 
 
 def records(analysis: Analysis) -> list[dict[str, Any]]:
     return analysis.questions.to_pylist()
 
 
-# -- the whole way --------------------------------------------------------------------------------------------
+# -- end to end -----------------------------------------------------------------------------------------------
 
 
 def test_three_questions_from_end_to_end(world, analysed) -> None:
@@ -115,7 +115,7 @@ def test_three_questions_from_end_to_end(world, analysed) -> None:
     assert np.isfinite(analysed.nodes["alignment_a"].to_numpy()).all()
 
 
-def test_good_teachers_are_told_from_bad_ones(analysed) -> None:
+def test_good_and_bad_teachers_are_distinguished(analysed) -> None:
     good, bad = metrics.teacher_ranking(analysed.nodes)
     assert (good.teacher, bad.teacher) == ("tilted", "adversarial")
     assert good.weighted_cosine.mean > 0.6
@@ -124,14 +124,14 @@ def test_good_teachers_are_told_from_bad_ones(analysed) -> None:
     assert good.noise_ceiling.ceiling > 0.5
 
 
-def test_another_question_has_other_rollouts(world, teachers) -> None:
+def test_different_questions_have_different_rollouts(world, teachers) -> None:
     one, two = (collect(world, teachers, q, world, settings=Settings(budget=SMALL)) for q in (A, B))
     assert not np.intersect1d(one.tree.key_R, two.tree.key_R).size
     assert [p.completion_T.tolist() for p in one.paths] != [p.completion_T.tolist() for p in two.paths]
 
 
-def test_what_is_gathered_is_what_the_record_says(world, teachers) -> None:
-    student = Watched(world)
+def test_records_match_the_evidence(world, teachers) -> None:
+    student = RecordingWorld(world)
     evidence = collect(student, teachers, A, world, settings=Settings(budget=SMALL))
     tree = evidence.tree
     assert len(tree) == SMALL.initial + evidence.targeted + evidence.certain
@@ -144,7 +144,7 @@ def test_what_is_gathered_is_what_the_record_says(world, teachers) -> None:
         assert (tree.outcome_R[natural] > 0).tolist() == [right] * len(natural)
     ended = tree.launch_R == tree.length_R
     assert ended.sum() >= evidence.certain > 0
-    # Nobody was asked to go on after an end.
+    # No request continues after an end token.
     assert all(EOS not in request.prefix for request in student.requests)
 
 
@@ -156,30 +156,30 @@ def test_the_same_call_gives_the_same_tables(world, teachers, analysed) -> None:
 
 def test_questions_do_not_depend_on_each_other(world, teachers, analysed) -> None:
     alone = analyze(world, teachers, [B], world, settings=Settings(budget=SMALL))
-    mine = [row for row in analysed.nodes.to_pylist() if row["question"] == "b"]
-    assert len(mine) > 10
-    assert alone.nodes.to_pylist() == mine
+    own = [row for row in analysed.nodes.to_pylist() if row["question"] == "b"]
+    assert len(own) > 10
+    assert alone.nodes.to_pylist() == own
     assert records(alone) == [records(analysed)[1]]
 
 
-def test_how_rollouts_are_batched_is_irrelevant(world, teachers, analysed) -> None:
+def test_the_batch_size_does_not_change_the_result(world, teachers, analysed) -> None:
     settings = Settings(budget=SMALL, batch=37)
     assert analyze(world, teachers, [A, B, C], world, settings=settings).nodes.equals(analysed.nodes)
 
 
-def test_how_many_work_at_a_time_is_irrelevant(world, teachers, analysed) -> None:
+def test_workers_and_abreast_do_not_change_the_result(world, teachers, analysed) -> None:
     several = analyze(world, teachers, [A, B, C], world, settings=Settings(budget=SMALL), workers=3)
     assert several.nodes.equals(analysed.nodes)
     assert several.questions.equals(analysed.questions)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_grader_that_breaks_breaks_the_analysis(world, teachers, workers: int) -> None:
+def test_an_exception_in_the_grader_is_raised(world, teachers, workers: int) -> None:
     def broken(rollouts: Rollouts) -> np.ndarray:
         raise ZeroDivisionError("in the grader")
 
     with pytest.raises(ZeroDivisionError, match="in the grader"):
-        analyze(world, teachers, [A, B, C], Graded(broken), settings=Settings(budget=SMALL), workers=workers)
+        analyze(world, teachers, [A, B, C], FunctionGrader(broken), settings=Settings(budget=SMALL), workers=workers)
 
 
 def test_adaptive_enrichment_is_deterministic_too(world, teachers) -> None:
@@ -189,7 +189,7 @@ def test_adaptive_enrichment_is_deterministic_too(world, teachers) -> None:
     assert one.nodes.num_rows > 20
 
 
-def test_every_objective_comes_through(world, teachers) -> None:
+def test_every_objective_has_rows(world, teachers) -> None:
     settings = Settings(objectives=[*OBJECTIVES, Ideal()], budget=SMALL)
     rows = analyze(world, teachers, [A], world, settings=settings).nodes.to_pylist()
     assert {row["objective"] for row in rows} == {objective.name for objective in settings.objectives}
@@ -200,19 +200,19 @@ def test_every_objective_comes_through(world, teachers) -> None:
             assert row["alignment"] == pytest.approx(1.0, abs=1e-9)
 
 
-def test_rewards_alone_need_no_teacher(world) -> None:
+def test_reward_objectives_need_no_teacher(world) -> None:
     found = analyze(world, [], [A], world, settings=Settings(objectives=[DrGRPO()], budget=SMALL))
     assert set(found.nodes["teacher"].to_pylist()) == {"reward"}
 
 
 @pytest.mark.parametrize("estimator", ["pooled", "direct"])
-def test_the_other_estimators_come_through(world, teachers, analysed, estimator) -> None:
+def test_the_other_estimators_run(world, teachers, analysed, estimator) -> None:
     evidence = collect(world, teachers, A, world, settings=Settings(budget=SMALL))
     rows = align(evidence, Settings(budget=SMALL, estimator=estimator))
     assert rows.num_rows > 20
-    mine = analysed.nodes.slice(0, records(analysed)[0]["nodes"])
-    assert mine["question"].unique().to_pylist() == ["a"]
-    assert rows["alignment"].to_pylist() != mine["alignment"].to_pylist()
+    own = analysed.nodes.slice(0, records(analysed)[0]["nodes"])
+    assert own["question"].unique().to_pylist() == ["a"]
+    assert rows["alignment"].to_pylist() != own["alignment"].to_pylist()
 
 
 def test_a_teacher_that_is_the_student(world) -> None:
@@ -231,29 +231,29 @@ def test_a_teacher_that_is_the_student(world) -> None:
 
 
 @pytest.mark.parametrize("allocation", ["paper", "adaptive"])
-@pytest.mark.parametrize("wins", [True, False])
-def test_questions_that_always_or_never_succeed_are_kept(world, wins: bool, allocation) -> None:
-    sure = one_sided(world, wins)
+@pytest.mark.parametrize("correct", [True, False])
+def test_questions_that_always_or_never_succeed_are_kept(world, correct: bool, allocation) -> None:
+    sure = one_sided(world, correct)
     found = analyze(
         sure, [sure.tilted_teacher()], [A, B], sure, settings=Settings(budget=replace(SMALL, allocation=allocation))
     )
     for row in records(found):
-        assert row["pass_rate"] == wins
-        assert (row["correct_paths"], row["incorrect_paths"]) == ((2, 0) if wins else (0, 2))
+        assert row["pass_rate"] == correct
+        assert (row["correct_paths"], row["incorrect_paths"]) == ((2, 0) if correct else (0, 2))
         assert row["note"] == (
             "60 of 60 initial rollouts correct: 2 of 2 correct and 0 of 2 incorrect paths found"
-            if wins
+            if correct
             else "0 of 60 initial rollouts correct: 0 of 2 correct and 2 of 2 incorrect paths found"
         )
-    # Nothing is at stake, so next to nothing may be claimed.
+    # All outcomes are equal, so hardly any verdict may be decided.
     decided = np.array(found.nodes["verdict"].to_pylist()) != "undecided"
     assert decided.mean() < 0.1
     assert found.nodes["sr_range"].to_numpy().max(initial=0) < 0.001
-    assert np.abs(found.nodes["value"].to_numpy() - wins).max(initial=0) < 0.02
+    assert np.abs(found.nodes["value"].to_numpy() - correct).max(initial=0) < 0.02
 
 
-def test_a_question_that_nobody_can_grade_is_kept(world, teachers, analysed) -> None:
-    blind = Graded(lambda rollouts: np.full(len(rollouts), Outcome.UNKNOWN))
+def test_a_question_without_any_grade_is_kept(world, teachers, analysed) -> None:
+    blind = FunctionGrader(lambda rollouts: np.full(len(rollouts), Outcome.UNKNOWN))
     everywhere_stopped = one_sided(world, True)
     found = analyze(everywhere_stopped, teachers, [A], blind, settings=Settings(budget=SMALL))
     (row,) = records(found)
@@ -265,7 +265,7 @@ def test_a_question_that_nobody_can_grade_is_kept(world, teachers, analysed) -> 
     assert row["note"] == "no initial rollout could be graded"
 
 
-def test_one_ungraded_question_does_not_spoil_the_others(world, teachers) -> None:
+def test_one_ungraded_question_does_not_affect_the_others(world, teachers) -> None:
     class Picky:
         def grade(self, question: Question, rollouts: Rollouts) -> np.ndarray:
             return (
@@ -278,11 +278,11 @@ def test_one_ungraded_question_does_not_spoil_the_others(world, teachers) -> Non
     assert metrics.teacher_ranking(found.nodes)[0].teacher == "tilted"
 
 
-def test_a_grader_that_sometimes_does_not_know(world, teachers) -> None:
+def test_some_unknown_grades(world, teachers) -> None:
     def unsure(rollouts: Rollouts) -> np.ndarray:
         return np.where(rollouts.key_R % np.uint64(3) == 0, Outcome.UNKNOWN, world.grade(A, rollouts))
 
-    evidence = collect(world, teachers, A, Graded(unsure), settings=Settings(budget=SMALL))
+    evidence = collect(world, teachers, A, FunctionGrader(unsure), settings=Settings(budget=SMALL))
     row = engine.QuestionRecord.of(evidence, 0)
     natural = evidence.tree.launch_R == 0
     assert 20 < row.initial == natural.sum() < 55
@@ -292,26 +292,26 @@ def test_a_grader_that_sometimes_does_not_know(world, teachers) -> None:
 
 
 def test_truncated_is_incorrect_whatever_the_grader_says(world, teachers) -> None:
-    generous = Graded(lambda rollouts: np.full(len(rollouts), Outcome.CORRECT))
+    generous = FunctionGrader(lambda rollouts: np.full(len(rollouts), Outcome.CORRECT))
     evidence = collect(world, teachers, A, generous, settings=Settings(budget=replace(SMALL, initial=200)))
     tree = evidence.tree
     truncated = tree.finish_R == Finish.TRUNCATED
     assert truncated.any()
     assert np.array_equal(tree.outcome_R > 0, ~truncated)
     assert engine.QuestionRecord.of(evidence, 0).truncated == truncated.sum()
-    unsure = Graded(lambda rollouts: np.full(len(rollouts), Outcome.UNKNOWN))
+    unsure = FunctionGrader(lambda rollouts: np.full(len(rollouts), Outcome.UNKNOWN))
     only_truncated = collect(world, teachers, A, unsure, settings=Settings(budget=replace(SMALL, initial=200)))
     assert (only_truncated.tree.finish_R == Finish.TRUNCATED).all()
     assert (only_truncated.tree.outcome_R == Outcome.INCORRECT).all()
 
 
 def test_failed_rollouts_are_counted(world, teachers) -> None:
-    class Flaky(Watched):
+    class Flaky(RecordingWorld):
         def sample(self, requests: Sequence[SampleRequest]) -> Rollouts:
             made = super().sample(requests)
-            lost = made.key_R % np.uint64(10) == 0
-            failures = tuple(Failure(int(key), "out of memory") for key in made.key_R[lost])
-            return replace(made.take(~lost), failures=failures)
+            failed = made.key_R % np.uint64(10) == 0
+            failures = tuple(Failure(int(key), "out of memory") for key in made.key_R[failed])
+            return replace(made.take(~failed), failures=failures)
 
     found = analyze(Flaky(world), teachers, [A], world, settings=Settings(budget=SMALL))
     (row,) = records(found)
@@ -326,15 +326,15 @@ def test_failed_rollouts_are_counted(world, teachers) -> None:
 
 @pytest.mark.parametrize("allocation", ["paper", "adaptive"])
 @pytest.mark.parametrize("limit", [0, 1, 3, 50, 501])
-def test_a_hard_limit_is_used_up_and_never_exceeded(world, teachers, allocation, limit: int) -> None:
-    student = Watched(world)
+def test_the_targeted_limit_is_reached_and_never_exceeded(world, teachers, allocation, limit: int) -> None:
+    student = RecordingWorld(world)
     budget = replace(SMALL, targeted=limit, allocation=allocation)
     (row,) = records(analyze(student, teachers, [A], world, settings=Settings(budget=budget)))
     assert row["targeted"] == student.targeted == limit
     assert sum(request.n for request in student.requests) == limit + SMALL.initial
 
 
-def test_without_a_limit_adaptive_spends_half_of_the_papers_plan(world, teachers) -> None:
+def test_without_a_limit_adaptive_uses_half_of_the_paper_plan(world, teachers) -> None:
     spent = {}
     for allocation in ("paper", "adaptive"):
         plan = Settings(budget=replace(SMALL, allocation=allocation))
@@ -352,7 +352,7 @@ def test_a_single_path_is_enough(world, teachers) -> None:
         assert set(found.nodes["path_correct"].to_pylist()) == {right}
 
 
-def test_a_single_rollout_is_not_too_few(world, teachers) -> None:
+def test_a_single_rollout_is_enough(world, teachers) -> None:
     found = analyze(world, teachers, [A], world, settings=Settings(budget=replace(SMALL, initial=1, targeted=40)))
     (row,) = records(found)
     assert row["correct_paths"] + row["incorrect_paths"] == 1
@@ -360,8 +360,8 @@ def test_a_single_rollout_is_not_too_few(world, teachers) -> None:
 
 
 @pytest.mark.parametrize("allocation", ["paper", "adaptive"])
-def test_no_time_no_enrichment(world, teachers, allocation) -> None:
-    student = Watched(world)
+def test_a_time_limit_of_zero_skips_enrichment(world, teachers, allocation) -> None:
+    student = RecordingWorld(world)
     budget = replace(SMALL, seconds=0, allocation=allocation)
     (row,) = records(analyze(student, teachers, [A], world, settings=Settings(budget=budget)))
     assert row["targeted"] == student.targeted == 0
@@ -371,7 +371,7 @@ def test_no_time_no_enrichment(world, teachers, allocation) -> None:
 
 @pytest.fixture
 def clock(monkeypatch) -> SimpleNamespace:
-    """A clock that only moves when told to."""
+    """A clock that advances only when the test changes it."""
     clock = SimpleNamespace(now=0.0)
     clock.tick = lambda: setattr(clock, "now", clock.now + 1)
     monkeypatch.setattr(collect_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
@@ -379,34 +379,34 @@ def clock(monkeypatch) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("allocation", ["paper", "adaptive"])
-def test_the_clock_is_looked_at_between_batches(world, teachers, clock, allocation) -> None:
+def test_the_time_limit_is_checked_between_batches(world, teachers, clock, allocation) -> None:
     settings = Settings(budget=replace(SMALL, initial=20, seconds=3.5, allocation=allocation), batch=20)
-    (row,) = records(analyze(Watched(world, clock.tick), teachers, [A], world, settings=settings))
-    # One second went into sampling; three batches were begun in time.
+    (row,) = records(analyze(RecordingWorld(world, clock.tick), teachers, [A], world, settings=settings))
+    # One second for sampling; three batches started within the limit.
     assert clock.now == 4
     assert row["targeted"] == 3 * 20
     assert row["note"].endswith("stopped after 3.5 s")
 
 
-def test_work_that_was_finished_was_not_stopped(world, teachers, clock) -> None:
+def test_a_finished_question_is_not_marked_as_stopped(world, teachers, clock) -> None:
     budget = replace(SMALL, targeted=100, seconds=1.5)
-    (row,) = records(analyze(Watched(world, clock.tick), teachers, [A], world, settings=Settings(budget=budget)))
+    (row,) = records(analyze(RecordingWorld(world, clock.tick), teachers, [A], world, settings=Settings(budget=budget)))
     assert clock.now == 2  # over time, but with everything done
     assert row["targeted"] == 100
     assert row["note"] == ""
 
 
 @pytest.mark.parametrize("allocation", ["paper", "adaptive"])
-def test_progress_is_told(world, teachers, allocation) -> None:
-    told: list[Progress] = []
+def test_progress_is_reported(world, teachers, allocation) -> None:
+    reports: list[Progress] = []
     budget = replace(SMALL, targeted=300, allocation=allocation)
-    analyze(world, teachers, [A, B], world, settings=Settings(budget=budget), on_progress=told.append)
-    assert [step.question for step in told] == sorted(step.question for step in told)
+    analyze(world, teachers, [A, B], world, settings=Settings(budget=budget), on_progress=reports.append)
+    assert [step.question for step in reports] == sorted(step.question for step in reports)
     for question in "ab":
-        mine = [step for step in told if step.question == question]
-        assert list(dict.fromkeys(step.phase for step in mine)) == ["sampling", "scoring", "enriching", "done"]
+        own = [step for step in reports if step.question == question]
+        assert list(dict.fromkeys(step.phase for step in own)) == ["sampling", "scoring", "enriching", "done"]
         for phase, total in (("sampling", SMALL.initial), ("scoring", 4), ("enriching", 300)):
-            steps = [step for step in mine if step.phase == phase]
+            steps = [step for step in own if step.phase == phase]
             assert {step.planned for step in steps} == {total}
             done = [step.done for step in steps]
             assert done == sorted(set(done))
@@ -414,7 +414,7 @@ def test_progress_is_told(world, teachers, allocation) -> None:
             assert done[-1] == total
 
 
-# -- refusals -------------------------------------------------------------------------------------------------
+# -- invalid inputs -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -424,16 +424,14 @@ def test_progress_is_told(world, teachers, allocation) -> None:
         ({"questions": [A, B, Question("a", "another text")]}, "question 'a' appears more than once"),
         ({"teachers": ["T", "T"]}, "teacher 'T' appears more than once"),
         ({"teachers": ["reward"]}, "'reward' is reserved"),
-        ({"objectives": []}, "no objective"),
+        ({"objectives": []}, "objectives is empty"),
         ({"objectives": [ReverseKL(), ReverseKL()]}, "objective 'reverse_kl' appears more than once"),
         ({"teachers": []}, "'reverse_kl' needs a teacher"),
         ({"teachers": [], "objectives": [DrGRPO(), MiniLLM()]}, "'minillm' needs a teacher"),
     ],
 )
-def test_what_cannot_be_analysed_is_refused_before_a_rollout_is_made(
-    world, wrong: dict[str, Any], message: str
-) -> None:
-    student = Watched(world)
+def test_invalid_inputs_raise_before_sampling(world, wrong: dict[str, Any], message: str) -> None:
+    student = RecordingWorld(world)
     names = wrong.get("teachers", ["T"])
     settings = Settings(objectives=wrong.get("objectives", [ReverseKL()]), budget=SMALL)
     with pytest.raises(OpdAlignError, match=message):
@@ -447,8 +445,8 @@ def test_what_cannot_be_analysed_is_refused_before_a_rollout_is_made(
     assert student.requests == []
 
 
-def test_no_workers_and_empty_batches_are_refused(world, teachers) -> None:
-    with pytest.raises(OpdAlignError, match="at least one worker is needed, not 0"):
+def test_zero_workers_and_empty_batches_raise(world, teachers) -> None:
+    with pytest.raises(OpdAlignError, match="workers must be at least 1, not 0"):
         analyze(world, teachers, [A], world, workers=0)
     with pytest.raises(OpdAlignError, match="batch must be at least 1, not 0"):
         Settings(batch=0)
@@ -474,7 +472,7 @@ def test_paths_are_chosen_by_key_correct_ones_first() -> None:
     assert len(paths_from(rollouts, correct_paths=9, incorrect_paths=9)) == 6
 
 
-def test_forced_rollouts_are_no_paths_and_truncated_ones_a_last_resort() -> None:
+def test_paths_are_never_forced_rollouts_and_prefer_stopped_ones() -> None:
     rollouts = Rollouts.of(
         [[1, 0], [2, 2], [3, 0], [4, 0]],
         outcome=[0, 0, 0, 0], launch=[1, 0, 0, 0], truncated=[False, True, False, False],
@@ -483,19 +481,19 @@ def test_forced_rollouts_are_no_paths_and_truncated_ones_a_last_resort() -> None
     assert paths_from(rollouts, incorrect_paths=3)[2] == ([2, 2], False)
 
 
-def test_the_same_completion_is_taken_once_even_if_the_grader_wavers() -> None:
+def test_the_same_completion_is_chosen_once_with_inconsistent_grades() -> None:
     rollouts = Rollouts.of([[1, 0], [1, 0], [1, 0], [2, 0]], outcome=[1, 1, 0, 0])
     assert paths_from(rollouts) == [([1, 0], True), ([2, 0], False)]
 
 
-def test_a_completion_that_another_one_continues_is_no_path_of_its_own() -> None:
-    # Cut short by a stop string, a completion may be the beginning of another.
+def test_a_prefix_of_another_path_is_not_chosen() -> None:
+    # With a stop string, a completion may be a prefix of another one.
     rollouts = Rollouts.of([[1, 2], [1, 2, 3], [1, 2, 3, 4], [5]], outcome=[1, 1, 0, 0])
     assert paths_from(rollouts) == [([1, 2], True), ([5], False)]
 
 
-def test_a_grader_of_two_minds_does_not_stop_the_analysis(world, teachers) -> None:
-    coin = Graded(lambda rollouts: rollouts.key_R % np.uint64(2))
+def test_inconsistent_grades_do_not_stop_the_analysis(world, teachers) -> None:
+    coin = FunctionGrader(lambda rollouts: rollouts.key_R % np.uint64(2))
     short = ExactWorld.random(0, length=4, vocabulary=4, states=4, forks=0.1)  # few completions, many of them alike
     found = analyze(short, [short.tilted_teacher()], [A, B, C], coin, settings=Settings(budget=SMALL))
     assert len(records(found)) == 3
@@ -526,10 +524,10 @@ def test_thirty_thousand_tokens() -> None:
     assert min(len(scores) for scores in evidence.paths) > 20_000
     assert evidence.targeted == 40
     assert rows.num_rows > 30
-    # Thousands of exits, each behind a prefix of thousands of tokens: a plan writes down only those it needs.
+    # Thousands of exits with prefixes of thousands of tokens: a plan creates only the prefixes it needs.
     estimates = estimate(evidence.tree, evidence.paths)
     tracemalloc.start()
-    targets = plan_adaptive(evidence.paths, estimates, budget, np.array([EOS], np.uint32), spend=40)
+    targets = plan_adaptive(evidence.paths, estimates, budget, np.array([EOS], np.uint32), rollouts=40)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert sum(target.n for target in targets) == 40

@@ -1,4 +1,4 @@
-"""Success probabilities: laws on trees small enough to count by hand, then errors on worlds whose truth is known."""
+"""Success probabilities: properties on small trees counted by hand, then errors on exact worlds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from opd_align.backends.exact import ExactWorld
 from opd_align.core.collect import Evidence, collect
-from opd_align.core.estimate import CERTAIN, PathEstimate, estimate, exact_estimate, laid_out
+from opd_align.core.estimate import CERTAIN, PathEstimate, estimate, exact_estimate
 from opd_align.core.tree import GenerationTree
 from opd_align.settings import Budget, Settings
 from opd_align.types import OpdAlignError, PathScores, Question, Rollouts
@@ -29,7 +29,7 @@ def tree_of(rows: Sequence[Row]) -> GenerationTree:
 
 
 def scored(completion: Sequence[int], kept: Kept) -> PathScores:
-    """A path's scores from a table of node probabilities; no teacher."""
+    """Scores of a path from a table of node probabilities, without teachers."""
     nodes = [sorted(kept[tuple(completion[:depth])].items()) for depth in range(len(completion))]
     with np.errstate(divide="ignore"):
         log_p_C = np.log([p for node in nodes for _, p in node])
@@ -56,16 +56,16 @@ def assert_same(one: Sequence[PathEstimate], other: Sequence[PathEstimate], tole
             assert np.allclose(x, y, rtol=0, atol=tolerance, equal_nan=True), column.name
 
 
-# A fork at the root, half and half; after 1 nine in ten go on to win, one leaves for 2 and loses; all of 2 lose.
+# A fork at the root with probabilities 1/2; after 1, nine in ten are correct and one takes 2 and fails; all of 2 fail.
 FORKED: Kept = {(): {1: 0.5, 2: 0.5}, (1,): {1: 0.9, 2: 0.1}, (1, 1): {END: 1.0}}
 NATURAL: list[Row] = [*[((1, 1, END), 0, 1)] * 9, ((1, 2, END), 0, 0), *[((2, 3, END), 0, 0)] * 10]
 
 
-# -- what forced rollouts may say ----------------------------------------------------------------------------
+# -- forced rollouts ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["direct", "backup"])
-def test_forced_rollouts_say_nothing_about_their_ancestors(method) -> None:
+def test_forced_rollouts_do_not_count_at_their_ancestors(method) -> None:
     path = scored((1, 1, END), FORKED)
     forced: list[Row] = [((1, 2, END), 2, 0)] * 100
     before = estimate(tree_of(NATURAL), [path], method=method, shrink=False)[0]
@@ -75,7 +75,7 @@ def test_forced_rollouts_say_nothing_about_their_ancestors(method) -> None:
     assert np.allclose(after.value_T, before.value_T, atol=1e-12)
 
 
-def test_pooled_counting_believes_them_everywhere_and_is_biased() -> None:
+def test_pooled_counts_forced_rollouts_everywhere_and_is_biased() -> None:
     path = scored((1, 1, END), FORKED)
     forced: list[Row] = [((1, 2, END), 2, 0)] * 100
     pooled = estimate(tree_of([*NATURAL, *forced]), [path], method="pooled")[0]
@@ -87,14 +87,14 @@ def test_direct_counts_a_rollout_from_its_launch_on() -> None:
     path = scored((1, 1, END), FORKED)
     forced: list[Row] = [((1, 2, END), 2, 0)] * 7 + [((1, 1, END), 1, 1)] * 5
     found = estimate(tree_of([*NATURAL, *forced]), [path], method="direct")[0]
-    # Forced up to (1, 2): a sample after that child, not of the choice of 1. Forced up to (1): a sample after 1.
+    # Forced up to (1, 2): a sample after that child, but 1 was not sampled. Forced up to (1): a sample after 1.
     expected = {(0, 1): 15, (0, 2): 10, (1, 1): 14, (1, 2): 8, (2, END): 14}
     assert by_child(path, found.visits_C) == expected
     assert by_child(path, found.q_C)[0, 1] == pytest.approx(14 / 15)
     assert np.array_equal(found.effective_C, found.visits_C)
 
 
-def test_a_rollout_forced_past_its_exit_says_nothing_here() -> None:
+def test_a_rollout_forced_past_its_exit_does_not_count() -> None:
     path = scored((1, 1, END), FORKED)
     past: list[Row] = [((2, 3, 3, END), 3, 1)] * 50
     for method in ("direct", "backup"):
@@ -110,13 +110,13 @@ def test_an_exit_that_is_a_scored_path_takes_that_paths_value() -> None:
     past: list[Row] = [((2, 3, 3, END), 3, 1)] * 48
     rows = [*NATURAL, *past]
     found = estimate(tree_of(rows), [one, two], shrink=False)
-    # Counting after 2 gives 0 of 10; its path knows of a branch of probability 1/4 that wins 48 of 48.
+    # Counting after 2 gives 0 of 10; its path has a branch of probability 1/4 with 48 of 48 correct.
     for scores, result in zip((one, two), found, strict=True):
         assert by_child(scores, result.q_C)[0, 2] == pytest.approx(0.25)
         assert result.value_T[0] == pytest.approx(0.5 * 0.9 + 0.5 * 0.25)
 
 
-def test_the_unkept_rest_is_valued_by_those_who_chose_it_themselves() -> None:
+def test_the_rest_slot_counts_only_natural_rollouts() -> None:
     kept = {(): {1: 0.5, 2: 0.1}, (1,): {END: 1.0}}
     path = scored((1, END), kept)
     rows: list[Row] = [((1, END), 0, 1), ((2, 4, END), 0, 0)]
@@ -134,7 +134,7 @@ def test_tail_mass_is_the_probability_of_children_without_evidence() -> None:
     rows: list[Row] = [((1, END), 0, 1), ((1, END), 0, 1), ((2, 4, END), 0, 0)]
     found = estimate(tree_of(rows), [path], shrink=False)[0]
     assert found.tail_mass_T == pytest.approx([0.15 + 0.25, 0.2])
-    # The tail is not renormalised away: its uncertainty stays in the value above.
+    # The tail is not renormalized away: its uncertainty is part of the value above.
     assert found.path_var_T[0] > 0
     for method in ("direct", "pooled"):
         counted = estimate(tree_of(rows), [path], method=method)[0]
@@ -149,7 +149,7 @@ def test_tail_mass_is_the_probability_of_children_without_evidence() -> None:
 def test_certain_ends_are_known_exactly(shrink: bool, outcome: int) -> None:
     kept = {(): {END: 0.2, 1: 0.5, 2: 0.3}, (1,): {END: 0.5, 3: 0.5}}
     path = scored((1, END), kept)
-    # Ending right away was graded once, without a rollout: forced up to its end.
+    # The immediate end was graded once without sampling: it is forced up to its end.
     rows: list[Row] = [((END,), 1, outcome), ((1, END), 0, 1 - outcome), ((2, 5, END), 0, 1), ((2, 6, END), 0, 0)]
     found = estimate(tree_of([*rows, ((1, 3, 3, END), 0, 0)]), [path], shrink=shrink)[0]
     q, effective = by_child(path, found.q_C), by_child(path, found.effective_C)
@@ -161,7 +161,7 @@ def test_certain_ends_are_known_exactly(shrink: bool, outcome: int) -> None:
         assert 0 < effective[child] < 100
 
 
-def test_a_grader_of_two_minds_makes_nothing_certain() -> None:
+def test_inconsistent_grades_are_not_certain() -> None:
     kept = {(): {2: 0.5, 1: 0.5}, (1,): {END: 1.0}}
     path = scored((1, END), kept)
     rows: list[Row] = [((1, END), 0, 1), ((2,), 0, 1), ((2,), 0, 0)]
@@ -170,7 +170,7 @@ def test_a_grader_of_two_minds_makes_nothing_certain() -> None:
     assert by_child(path, found.effective_C)[0, 2] < 10
 
 
-# -- the slow twin --------------------------------------------------------------------------------------------
+# -- slow reference -------------------------------------------------------------------------------------------
 
 
 def tiny(seed: int) -> tuple[list[Row], list[PathScores]]:
@@ -195,7 +195,7 @@ def tiny(seed: int) -> tuple[list[Row], list[PathScores]]:
     outcome = {row[0]: int(rng.integers(2)) for row in rows}
     rows = [(row[0], row[1], outcome[row[0]]) for row in rows]  # type: ignore[index]
 
-    # Neighbours in the order of the alphabet share the most.
+    # Adjacent completions in sorted order share the longest prefixes.
     ordered, first = sorted(set(natural)), rng.integers(3)
     paths = [ordered[i] for i in rng.permutation(np.arange(first, first + rng.integers(1, 4)))]
     kept: dict[tuple[int, ...], dict[int, float]] = {}
@@ -208,7 +208,7 @@ def tiny(seed: int) -> tuple[list[Row], list[PathScores]]:
 
 
 def slow_backup(rows: Sequence[Row], paths: Sequence[PathScores]) -> dict[tuple[int, ...], tuple[float, float]]:
-    """Mean and variance of the value after every kept child, straight from the formula."""
+    """Mean and variance of the value after every kept child, directly from the formula."""
     completions = [tuple(path.completion_T.tolist()) for path in paths]
     kept = {}
     for path, completion in zip(paths, completions, strict=True):
@@ -251,7 +251,7 @@ def slow_backup(rows: Sequence[Row], paths: Sequence[PathScores]) -> dict[tuple[
 
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(deadline=None)
-def test_backup_is_the_formula(seed: int) -> None:
+def test_backup_matches_the_formula(seed: int) -> None:
     rows, paths = tiny(seed)
     slow = slow_backup(rows, paths)
     for path, fast in zip(paths, estimate(tree_of(rows), paths, shrink=False), strict=True):
@@ -269,7 +269,7 @@ def test_backup_is_the_formula(seed: int) -> None:
             assert effective == pytest.approx(min(max(mean * (1 - mean), 0.001) / max(var, 1e-12), CERTAIN), rel=1e-6)
 
 
-def test_the_tiny_trees_contain_what_the_twin_is_there_for() -> None:
+def test_the_small_trees_cover_all_cases_of_the_reference() -> None:
     shared = branched_twice = rest = past_exit = zero = 0
     for seed in range(100):
         rows, paths = tiny(seed)
@@ -288,7 +288,7 @@ def test_the_tiny_trees_contain_what_the_twin_is_there_for() -> None:
 
 @given(seed=st.integers(0, 2**32 - 1), shrink=st.booleans(), method=st.sampled_from(["backup", "direct", "pooled"]))
 @settings(deadline=None, max_examples=60)
-def test_the_order_of_arrival_is_irrelevant(seed: int, shrink: bool, method) -> None:
+def test_the_order_of_arrival_does_not_matter(seed: int, shrink: bool, method) -> None:
     rows, paths = tiny(seed)
     batch = tree_of(rows).rollouts()
     order = np.random.default_rng(seed).permutation(len(batch))
@@ -299,7 +299,7 @@ def test_the_order_of_arrival_is_irrelevant(seed: int, shrink: bool, method) -> 
 
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(deadline=None, max_examples=60)
-def test_the_order_of_the_paths_is_irrelevant(seed: int) -> None:
+def test_the_order_of_the_paths_does_not_matter(seed: int) -> None:
     rows, paths = tiny(seed)
     one, other = (estimate(tree_of(rows), given, shrink=False) for given in (paths, paths[::-1]))
     for path, a, b in zip(paths, one, other[::-1], strict=True):
@@ -313,19 +313,19 @@ def test_the_order_of_the_paths_is_irrelevant(seed: int) -> None:
 @settings(deadline=None, max_examples=60)
 def test_paths_that_share_a_node_agree_on_it(seed: int) -> None:
     rows, paths = tiny(seed)
-    told: dict[tuple[int, ...], tuple[float, float]] = {}
+    by_prefix: dict[tuple[int, ...], tuple[float, float]] = {}
     for path, found in zip(paths, estimate(tree_of(rows), paths), strict=True):
         completion = tuple(path.completion_T.tolist())
         assert ((found.q_C >= 0) & (found.q_C <= 1)).all()
         for (depth, token), (q, se) in by_child(path, np.stack([found.q_C, found.se_C], axis=-1)).items():
             if token != completion[depth] or depth == 0:
-                assert told.setdefault((*completion[:depth], token), (q, se)) == pytest.approx((q, se), abs=1e-9)
+                assert by_prefix.setdefault((*completion[:depth], token), (q, se)) == pytest.approx((q, se), abs=1e-9)
 
 
 # -- shrinkage ------------------------------------------------------------------------------------------------
 
 
-def test_shrinking_pulls_few_samples_to_their_siblings_and_leaves_many_alone() -> None:
+def test_shrinkage_is_strong_for_few_samples_and_weak_for_many() -> None:
     kept = {(): {1: 0.4, 2: 0.3, 3: 0.3}, (1,): {4: 0.5, END: 0.5}}
     path = scored((1, END), kept)
     shares = {}
@@ -348,38 +348,38 @@ def test_an_exit_without_samples_is_not_certain() -> None:
         assert found.tail_mass_T[0] == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("won", [0, 1])
-def test_all_won_and_all_lost_are_finite(won: int) -> None:
+@pytest.mark.parametrize("outcome", [0, 1])
+def test_all_correct_and_all_incorrect_are_finite(outcome: int) -> None:
     path = scored((1, 1, END), FORKED)
     for shrink in (True, False):
-        found = estimate(tree_of([(c, launch, won) for c, launch, _ in NATURAL]), [path], shrink=shrink)[0]
+        found = estimate(tree_of([(c, launch, outcome) for c, launch, _ in NATURAL]), [path], shrink=shrink)[0]
         for column in (found.q_C, found.se_C, found.effective_C, found.value_T, *found.interval_C()):
             assert np.isfinite(column).all()
-        assert np.abs(found.q_C - won).max() < 0.05
+        assert np.abs(found.q_C - outcome).max() < 0.05
 
 
-# -- refusals -------------------------------------------------------------------------------------------------
+# -- invalid inputs -------------------------------------------------------------------------------------------
 
 
-def test_a_path_that_is_not_in_the_tree_is_refused() -> None:
+def test_a_path_that_is_not_in_the_tree_raises() -> None:
     kept = {**FORKED, (1, 1): {2: 1.0}, (1, 1, 2): {END: 1.0}}
     with pytest.raises(OpdAlignError, match="not among the rollouts"):
         estimate(tree_of(NATURAL), [scored((1, 1, 2, END), kept)])
 
 
-def test_a_prefix_of_a_rollout_is_not_that_rollout() -> None:
+def test_a_prefix_of_a_rollout_is_not_in_the_tree() -> None:
     with pytest.raises(OpdAlignError, match="not among the rollouts"):
         estimate(tree_of(NATURAL), [scored((1, 1), FORKED)])
 
 
-def test_an_unknown_method_is_refused_with_the_choices() -> None:
+def test_an_unknown_method_raises_with_the_choices() -> None:
     with pytest.raises(OpdAlignError, match=r"'beckup'.*backup, direct, pooled"):
         estimate(tree_of(NATURAL), [scored((1, 1, END), FORKED)], method="beckup")  # type: ignore[arg-type]
 
 
-def test_the_same_path_twice_is_refused() -> None:
+def test_the_same_path_twice_raises() -> None:
     path = scored((1, 1, END), FORKED)
-    with pytest.raises(ValueError, match="give each completion once"):
+    with pytest.raises(ValueError, match="pass each completion once"):
         estimate(tree_of(NATURAL), [path, path])
 
 
@@ -390,7 +390,7 @@ def test_shared_nodes_must_have_the_same_children() -> None:
         estimate(tree_of(NATURAL), [one, two])
 
 
-def test_no_paths_no_estimates() -> None:
+def test_no_paths_give_no_estimates() -> None:
     for method in ("backup", "direct", "pooled"):
         assert estimate(tree_of(NATURAL), [], method=method) == []
         assert estimate(GenerationTree.build(), [], method=method) == []
@@ -399,17 +399,16 @@ def test_no_paths_no_estimates() -> None:
 # -- layout ---------------------------------------------------------------------------------------------------
 
 
-def test_counts_are_laid_out_like_the_scores() -> None:
+def test_counts_are_reindexed_to_the_scores() -> None:
     kept = {(): {1: 0.5, 5: 0.25, 6: 0.25}, (1,): {1: 0.9, 2: 0.1}, (1, 1): {END: 0.9, 4: 0.1}}
     path, tree = scored((1, 1, END), kept), tree_of(NATURAL)
-    counts = laid_out(tree.counts_along(path.completion_T), path)
+    counts = tree.counts_along(path.completion_T).reindex(path.offsets, path.token_C)
     expected = {(0, 1): 10, (0, 5): 0, (0, 6): 0, (1, 1): 9, (1, 2): 1, (2, END): 9, (2, 4): 0}
     assert by_child(path, counts.visits_C) == expected
-    assert by_child(path, counts.terminal_C)[2, END]
     assert np.array_equal(counts.token_C, path.token_C)
 
 
-def test_whoever_knows_the_truth_has_no_uncertainty() -> None:
+def test_the_exact_estimate_has_no_uncertainty() -> None:
     path = scored((1, 1, END), FORKED)
     truth = exact_estimate(path, np.array([0.9, 0.2, 1.0, 0.0, 1.0]))
     assert truth.value_T == pytest.approx([0.55, 0.9, 1.0])
@@ -423,7 +422,7 @@ def test_whoever_knows_the_truth_has_no_uncertainty() -> None:
 
 
 def posterior_of(q: Sequence[float], own_var: Sequence[float], load: Sequence[float], path_var: float) -> PathEstimate:
-    """One node whose first child is the one on the path."""
+    """One node whose first child is on the path."""
     q_C, own_var_C, load_C = (np.array(column, float) for column in (q, own_var, load))
     return PathEstimate(
         q_C, own_var_C, load_C, np.array([path_var]), q_C[:1], np.ones(len(q_C), int), np.ones(len(q_C)),
@@ -431,7 +430,7 @@ def posterior_of(q: Sequence[float], own_var: Sequence[float], load: Sequence[fl
     )  # fmt: skip
 
 
-def test_draws_have_the_mean_and_the_spread_that_is_claimed() -> None:
+def test_draws_have_the_stated_mean_and_spread() -> None:
     found = posterior_of([0.4, 0.6, 0.5], [0.0, 0.004, 0.001], [1.0, 0.5, 0.0], 0.003)
     draws = found.draws(np.array([[0, 1, 2]]), np.array([0]), n=40_000, rng=np.random.default_rng(0))[:, 0]
     assert draws.shape == (40_000, 3)
@@ -441,26 +440,26 @@ def test_draws_have_the_mean_and_the_spread_that_is_claimed() -> None:
     assert np.corrcoef(draws[:, 0], draws[:, 2])[0, 1] == pytest.approx(0, abs=0.02)
 
 
-def test_what_siblings_share_cancels_in_their_difference() -> None:
+def test_shared_error_cancels_between_siblings() -> None:
     found = posterior_of([0.4, 0.5], [0.0, 1e-5], [1.0, 0.95], 0.01)
     draws = found.draws(np.array([[0, 1]]), np.array([0]), n=20_000, rng=np.random.default_rng(1))[:, 0]
     assert draws.std(0).min() > 0.09
     difference = draws[:, 1] - draws[:, 0]
     assert difference.std() == pytest.approx((1e-5 + 0.05**2 * 0.01) ** 0.5, rel=0.05)
-    # The same spread each on their own would leave the sign open.
+    # Independent errors of the same size would make the sign uncertain.
     alone = posterior_of([0.4, 0.5], found.se_C**2, [0.0, 0.0], 0.0)
     draws = alone.draws(np.array([[0, 1]]), np.array([0]), n=20_000, rng=np.random.default_rng(1))[:, 0]
     assert (draws[:, 1] > draws[:, 0]).mean() < 0.8
     assert (difference > 0).mean() > 0.999
 
 
-def test_draws_are_probabilities_even_at_the_edge() -> None:
+def test_draws_are_probabilities_near_zero_and_one() -> None:
     found = posterior_of([0.002, 0.999, 0.5], [0.0, 0.01, 0.2], [1.0, 0.8, 0.5], 0.01)
     draws = found.draws(np.array([[0, 1, 2]]), np.array([0]), n=2000, rng=np.random.default_rng(2))
     assert ((draws >= 0) & (draws <= 1)).all()
 
 
-def test_an_interval_holds_its_share_of_the_draws() -> None:
+def test_an_interval_contains_its_fraction_of_the_draws() -> None:
     found = posterior_of([0.3, 0.7, 1.0], [0.0, 0.01, 0.0], [1.0, 0.0, 0.0], 0.005)
     low_C, high_C = found.interval_C(0.8)
     draws = found.draws(np.array([[0, 1, 2]]), np.array([0]), n=20_000, rng=np.random.default_rng(3))[:, 0]
@@ -471,14 +470,14 @@ def test_an_interval_holds_its_share_of_the_draws() -> None:
     assert high_C[2] - low_C[2] < 1e-3
 
 
-# -- worlds whose truth is known ------------------------------------------------------------------------------
+# -- exact worlds ---------------------------------------------------------------------------------------------
 
 SEEDS = range(8)
 
 
 @pytest.fixture(scope="module")
 def explored() -> list[tuple[ExactWorld, Evidence]]:
-    """Enriched trees as the engine makes them, by the paper's plan with fewer rollouts each."""
+    """Enriched trees as in the engine, with the paper's plan and fewer rollouts per target."""
     found = []
     for seed in SEEDS:
         world = ExactWorld.random(seed, length=50, stakes=2.0)
@@ -495,7 +494,7 @@ def errors(world: ExactWorld, evidence: Evidence, method, least: int = 20) -> It
         yield np.where(known_C, found.q_C - world.exact_q_along(scores), np.nan), found
 
 
-def test_backup_beats_direct_and_direct_beats_pooled(explored) -> None:
+def test_backup_is_better_than_direct_and_direct_than_pooled(explored) -> None:
     mean = {}
     for method in ("pooled", "direct", "backup"):
         rows = [np.abs(miss_C) for world, evidence in explored for miss_C, _ in errors(world, evidence, method)]
@@ -511,7 +510,7 @@ def test_direct_is_unbiased_and_pooled_is_not(explored) -> None:
         for world, evidence in explored:
             for scores, (miss_C, found) in zip(evidence.paths, errors(world, evidence, method, 30), strict=True):
                 exact_C = world.exact_q_along(scores)
-                # Ends are certain, and a normal deviate needs some wins and some losses.
+                # Ends are certain, and the normal approximation needs both correct and incorrect rollouts.
                 fair_C = np.isfinite(miss_C) & (found.visits_C * exact_C * (1 - exact_C) > 3)
                 parts.append((miss_C / np.sqrt(exact_C * (1 - exact_C) / np.maximum(found.visits_C, 1)))[fair_C])
         z[method] = np.concatenate(parts)
@@ -521,7 +520,7 @@ def test_direct_is_unbiased_and_pooled_is_not(explored) -> None:
     assert z["pooled"].std() > 2
 
 
-def test_pooled_flatters_correct_paths_and_damns_incorrect_ones(explored) -> None:
+def test_pooled_is_too_high_on_correct_and_too_low_on_incorrect_paths(explored) -> None:
     bias: dict[bool, list[float]] = {True: [], False: []}
     for world, evidence in explored:
         for scores, right, (miss_C, _) in zip(
@@ -543,7 +542,7 @@ def test_ninety_percent_intervals_cover_about_ninety_percent(explored) -> None:
     assert 0.8 < np.concatenate(inside).mean() < 0.97
 
 
-def test_more_rollouts_less_error() -> None:
+def test_more_rollouts_give_less_error() -> None:
     mean = []
     for n_min, initial in ((5, 20), (40, 160), (320, 1280)):
         rows = []
@@ -559,7 +558,7 @@ def test_more_rollouts_less_error() -> None:
     assert mean[2] < 0.7 * mean[1]
 
 
-def test_ends_along_a_path_are_right_for_sure(explored) -> None:
+def test_ends_along_a_path_are_exact(explored) -> None:
     ends = 0
     for world, evidence in explored:
         for scores, found in zip(evidence.paths, estimate(evidence.tree, evidence.paths), strict=True):

@@ -1,4 +1,4 @@
-"""Objectives against autograd of the loss each stands for, against slow loops over rollouts, and by their laws."""
+"""Objectives against autograd of their losses, against slow loops over rollouts, and their properties."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ from opd_align.core.objectives import (
     sampled_update,
     unified_update,
 )
+from opd_align.runs.manifest import describe, settings_of
 from opd_align.settings import Budget, Rules, Settings
+from opd_align.study.config import read_config
 from opd_align.types import REWARD, Floats, OpdAlignError, Question
 
 BETAS = (0.0, 0.1, 0.5, 0.9, 1.0)
@@ -49,7 +51,7 @@ def log_softmax(logits: Floats) -> Floats:
 
 
 def make_nodes(log_p: Any, log_t: Any = None, **columns: Any) -> Nodes:
-    """Nodes whose columns are zero unless given; the teacher is the student unless given."""
+    """Nodes with zero columns and a teacher equal to the student, unless given."""
     log_p = np.asarray(log_p, float)
     zero = np.zeros_like(log_p)
     names = ("q", "natural", "natural_wins", "natural_inverse_length", "natural_wins_inverse_length")
@@ -64,7 +66,7 @@ def make_nodes(log_p: Any, log_t: Any = None, **columns: Any) -> Nodes:
 
 
 def random_nodes(seed: int, n: int, k: int, *, spread: float = 2.0) -> Nodes:
-    """Nodes with every column filled: counts of up to 20 rollouts a child, some children without any."""
+    """Nodes with every column filled: up to 20 rollouts per child, some children without any."""
     rng = np.random.default_rng(seed)
     natural = rng.integers(0, 20, (n, k)) * (rng.random((n, k)) < 0.8)
     wins = rng.binomial(natural, 0.4)
@@ -81,7 +83,7 @@ def random_nodes(seed: int, n: int, k: int, *, spread: float = 2.0) -> Nodes:
     )
 
 
-# -- autograd of the loss ---------------------------------------------------------------------------------------
+# -- autograd of the loss -------------------------------------------------------------------------------------
 
 
 def kl(log_a: torch.Tensor, log_b: torch.Tensor) -> torch.Tensor:
@@ -89,7 +91,7 @@ def kl(log_a: torch.Tensor, log_b: torch.Tensor) -> torch.Tensor:
 
 
 def jsd(log_p: torch.Tensor, log_t: torch.Tensor, beta: float) -> torch.Tensor:
-    """TRL's loss, written out: teacher first at β=0, student first at β=1, the mixture weighs the teacher by β."""
+    """TRL's loss: KL(teacher ‖ student) at β=0, KL(student ‖ teacher) at β=1, teacher weight β in the mixture."""
     if beta == 0:
         return kl(log_t, log_p)
     if beta == 1:
@@ -111,19 +113,19 @@ GAINS: dict[str, tuple[Objective, Any]] = {
 
 @pytest.mark.parametrize("name", GAINS)
 @pytest.mark.parametrize("k", [1, 2, 5])
-def test_update_is_the_gradient_of_what_it_improves(name: str, k: int) -> None:
+def test_update_is_the_gradient_of_the_objective(name: str, k: int) -> None:
     objective, gain = GAINS[name]
     nodes = random_nodes(seed=k, n=20, k=k)
     update = objective.update(nodes)
     for node in range(20):
-        # Any shift of the logits is the same student: the gradient must not notice.
+        # A constant shift of the logits is the same student and must not change the gradient.
         logits = torch.tensor(nodes.log_p[node] + node, requires_grad=True)
         gain(logits.log_softmax(-1), torch.tensor(nodes.log_t[node]), torch.tensor(nodes.q[node])).backward()
         np.testing.assert_allclose(update[node], logits.grad, rtol=1e-9, atol=1e-14)
     assert k == 1 or np.abs(update).max() > 1e-3
 
 
-def test_jsd_is_named_after_its_beta_and_refuses_others() -> None:
+def test_jsd_has_beta_in_its_name_and_checks_its_range() -> None:
     assert [GeneralisedJSD(beta).name for beta in (0.0, 0.25, 1.0)] == ["jsd_0", "jsd_0.25", "jsd_1"]
     for beta in (-0.1, 1.1, float("nan")):
         with pytest.raises(ValueError, match="beta"):
@@ -131,8 +133,8 @@ def test_jsd_is_named_after_its_beta_and_refuses_others() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_minillm_is_the_gradient_through_a_whole_tree(seed: int) -> None:
-    """Two steps: the first token a leads to a node of its own, with 1, 2 or 3 next tokens b."""
+def test_minillm_is_the_gradient_over_a_whole_tree(seed: int) -> None:
+    """Two steps: each first token a leads to its own node with 1, 2 or 3 next tokens b."""
     rng = np.random.default_rng(seed)
     widths = (1, 2, 3, 2)
     first = torch.tensor(rng.normal(0, 1.5, len(widths)), requires_grad=True)
@@ -152,7 +154,7 @@ def test_minillm_is_the_gradient_through_a_whole_tree(seed: int) -> None:
         to_go.append(future)
     expected_ratio.backward()
 
-    # Nothing follows the second token, so there the reward-to-go is its own log-ratio.
+    # Nothing follows the second token, so its reward-to-go is its own log-ratio.
     at_first = make_nodes([log_p_first.tolist()], to_go=np.array([to_go]))
     np.testing.assert_allclose(MiniLLM().update(at_first)[0], first.grad, rtol=1e-9, atol=1e-12)
     for a in range(len(widths)):
@@ -163,17 +165,17 @@ def test_minillm_is_the_gradient_through_a_whole_tree(seed: int) -> None:
     assert np.abs(first.grad.numpy()).max() > 1e-2
 
 
-def test_minillm_without_a_future_says_so() -> None:
+def test_minillm_without_reward_to_go_raises() -> None:
     with pytest.raises(ValueError, match="reward-to-go"):
         MiniLLM().update(make_nodes([[-1.0, -0.5]]))
 
 
-# -- finite samples: slow loops ---------------------------------------------------------------------------------
+# -- finite samples: slow loops -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """One rollout at the node: the token it chose, its outcome and its length."""
+    """One rollout at the node: sampled token, outcome and length."""
 
     token: int
     win: int
@@ -230,15 +232,15 @@ def test_grpo_with_equal_lengths_is_dr_grpo_over_the_length() -> None:
 
 
 @pytest.mark.parametrize("objective", [SingleSample(), DrGRPO(), GRPO()])
-def test_no_rollouts_no_push(objective: Objective) -> None:
+def test_no_rollouts_give_a_zero_update(objective: Objective) -> None:
     assert not objective.update(make_nodes([[-1.0, -0.5, -2.0]], [[-0.5, -1.0, -2.0]], mean_reward=0.5)).any()
 
 
-# -- finite samples: their expectation --------------------------------------------------------------------------
+# -- finite samples: their expectation ------------------------------------------------------------------------
 
 
 def multinomial_counts(n: int, p: Floats) -> Iterator[tuple[tuple[int, ...], float]]:
-    """Every way in which n rollouts may fall on the children, with its probability."""
+    """Every assignment of n rollouts to the children, with its probability."""
     if len(p) == 1:
         yield (n,), float(p[0] ** n)
         return
@@ -249,7 +251,7 @@ def multinomial_counts(n: int, p: Floats) -> Iterator[tuple[tuple[int, ...], flo
 
 @pytest.mark.parametrize("n", [1, 2, 6])
 @pytest.mark.parametrize("k", [2, 3])
-def test_single_sample_expects_reverse_kl(n: int, k: int) -> None:
+def test_single_sample_is_reverse_kl_in_expectation(n: int, k: int) -> None:
     nodes = random_nodes(seed=10 * n + k, n=1, k=k, spread=1.0)
     cases = list(multinomial_counts(n, nodes.p[0]))
     weight_E = np.array([weight for _, weight in cases])
@@ -260,24 +262,24 @@ def test_single_sample_expects_reverse_kl(n: int, k: int) -> None:
 
 
 @pytest.mark.parametrize("mean_reward", [0.0, 0.35])
-def test_dr_grpo_expects_the_ideal(mean_reward: float) -> None:
-    """Enumerates which child each of 3 rollouts takes and whether it wins; any fixed baseline gives the ideal."""
+def test_dr_grpo_is_the_ideal_in_expectation(mean_reward: float) -> None:
+    """Enumerates child and outcome of 3 rollouts; any fixed baseline gives the ideal update."""
     k, n, nodes = 3, 3, random_nodes(seed=5, n=1, k=3, spread=1.0)
     expected, total = np.zeros(k), 0.0
     for outcome in product(product(range(k), (0, 1)), repeat=n):
-        chance = 1.0
+        probability = 1.0
         for token, win in outcome:
             q = nodes.q[0, token]
-            chance *= nodes.p[0, token] * (q if win else 1 - q)
+            probability *= nodes.p[0, token] * (q if win else 1 - q)
         seen = counted(nodes, [Chosen(token, win, 10) for token, win in outcome], mean_reward)
-        expected += chance * DrGRPO().update(seen)[0]
-        total += chance
+        expected += probability * DrGRPO().update(seen)[0]
+        total += probability
     assert total == pytest.approx(1)
     np.testing.assert_allclose(expected, Ideal().update(nodes)[0], atol=1e-12)
 
 
-def test_grpo_expects_another_direction_when_winners_are_long() -> None:
-    """Both children are equally good, but the winners of the first are ten times as long: GRPO takes sides."""
+def test_grpo_differs_in_expectation_if_correct_rollouts_are_longer() -> None:
+    """Equally good children, but correct rollouts of the first are ten times as long: GRPO prefers the second."""
     nodes = make_nodes(np.log([[0.5, 0.5]]), q=np.array([[0.5, 0.5]]))
     half = [Chosen(0, 1, 100), Chosen(0, 0, 10), Chosen(1, 1, 10), Chosen(1, 0, 10)]
     seen = counted(nodes, half, mean_reward=0.5)
@@ -285,7 +287,7 @@ def test_grpo_expects_another_direction_when_winners_are_long() -> None:
     assert GRPO().update(seen)[0, 0] < -1e-3
 
 
-def test_many_rollouts_bring_every_sampled_update_to_its_expectation() -> None:
+def test_sampled_updates_converge_to_their_expectation() -> None:
     nodes = random_nodes(seed=8, n=1, k=4, spread=1.0)
     rng = np.random.default_rng(0)
     n = 400_000
@@ -307,7 +309,7 @@ def test_many_rollouts_bring_every_sampled_update_to_its_expectation() -> None:
     assert np.abs(Ideal().update(nodes)).max() > 0.02
 
 
-# -- laws -------------------------------------------------------------------------------------------------------
+# -- properties -----------------------------------------------------------------------------------------------
 
 shapes = st.tuples(st.integers(1, 4), st.integers(1, 6))
 
@@ -335,22 +337,22 @@ def any_nodes(draw: st.DrawFn, low: float = -10.0) -> Nodes:
     )
 
 
-laws = settings(deadline=None, max_examples=60)
+properties = settings(deadline=None, max_examples=60)
 
 
-@laws
+@properties
 @given(nodes=any_nodes(low=-200.0))
 def test_updates_sum_to_zero_and_are_finite_down_to_the_floor(nodes: Nodes) -> None:
     for objective in EVERY:
         update = objective.update(nodes)
         assert update.shape == nodes.log_p.shape, objective
         assert np.isfinite(update).all(), objective
-        # What cancels has the size of f, at most 100 here, not of the update.
+        # The terms that cancel have the size of f (at most 100 here), not of the update.
         assert np.abs(update.sum(-1)).max() <= 1e-11, objective
 
 
 @pytest.mark.parametrize("objective", EVERY, ids=lambda objective: objective.name)
-def test_a_forbidden_token_pushes_hard_but_not_infinitely(objective: Objective) -> None:
+def test_a_zero_probability_token_gives_a_large_finite_update(objective: Objective) -> None:
     log_p, log_t = np.array([[0.0, LOG_FLOOR]]), np.array([[LOG_FLOOR, 0.0]])
     natural = np.array([[9.0, 1.0]])
     q = np.array([[0.0, 1.0]])
@@ -358,16 +360,16 @@ def test_a_forbidden_token_pushes_hard_but_not_infinitely(objective: Objective) 
     assert np.isfinite(objective.update(nodes)).all()
 
 
-def test_forward_kl_pulls_where_reverse_kl_no_longer_can() -> None:
-    """The student never says what the teacher always says: mode covering against mode seeking."""
+def test_forward_kl_raises_tokens_that_reverse_kl_cannot() -> None:
+    """The student has probability zero where the teacher has one: mode covering versus mode seeking."""
     nodes = make_nodes([[0.0, LOG_FLOOR]], [[LOG_FLOOR, 0.0]])
     np.testing.assert_allclose(ForwardKL().update(nodes), [[-1.0, 1.0]], atol=1e-15)
     assert 0 < ReverseKL().update(nodes)[0, 1] < 1e-18
 
 
-@laws
+@properties
 @given(nodes=any_nodes())
-def test_a_single_child_is_not_pushed(nodes: Nodes) -> None:
+def test_a_single_child_has_a_zero_update(nodes: Nodes) -> None:
     only = {name: value[:, :1] if isinstance(value, np.ndarray) else value for name, value in vars(nodes).items()}
     certain = np.zeros((len(nodes.log_p), 1))
     for objective in EVERY:
@@ -375,9 +377,9 @@ def test_a_single_child_is_not_pushed(nodes: Nodes) -> None:
         assert not update.any(), objective
 
 
-@laws
+@properties
 @given(nodes=any_nodes(low=-200.0))
-def test_a_teacher_that_agrees_pushes_nowhere(nodes: Nodes) -> None:
+def test_a_teacher_equal_to_the_student_gives_a_zero_update(nodes: Nodes) -> None:
     for objective in DISTILLING:
         update = objective.update(replace(nodes, log_t=nodes.log_p))
         # The mixture of JSD is a rounded sum of two parts; the others are exactly zero.
@@ -385,7 +387,7 @@ def test_a_teacher_that_agrees_pushes_nowhere(nodes: Nodes) -> None:
         assert np.abs(update).max() <= (1e-13 if mixes else 0.0), objective
 
 
-@laws
+@properties
 @given(nodes=any_nodes(), shift=st.floats(-100, 100))
 def test_a_constant_added_to_f_changes_nothing(nodes: Nodes, shift: float) -> None:
     for objective, shifted in (
@@ -396,7 +398,7 @@ def test_a_constant_added_to_f_changes_nothing(nodes: Nodes, shift: float) -> No
         np.testing.assert_allclose(objective.update(shifted), objective.update(nodes), atol=1e-10)
 
 
-@laws
+@properties
 @given(nodes=any_nodes(), scale=st.floats(0.01, 100))
 def test_a_scaled_f_scales_the_update(nodes: Nodes, scale: float) -> None:
     for objective, scaled in (
@@ -406,18 +408,18 @@ def test_a_scaled_f_scales_the_update(nodes: Nodes, scale: float) -> None:
         np.testing.assert_allclose(objective.update(scaled), scale * objective.update(nodes), rtol=1e-8, atol=1e-9)
 
 
-@laws
+@properties
 @given(nodes=any_nodes(), times=st.integers(1, 20))
-def test_more_of_the_same_rollouts_change_nothing(nodes: Nodes, times: int) -> None:
+def test_repeating_all_rollouts_changes_nothing(nodes: Nodes, times: int) -> None:
     names = ("natural", "natural_wins", "natural_inverse_length", "natural_wins_inverse_length")
     repeated = replace(nodes, **{name: times * getattr(nodes, name) for name in names})
     for objective in (SingleSample(), DrGRPO(), GRPO()):
         np.testing.assert_allclose(objective.update(repeated), objective.update(nodes), rtol=1e-9, atol=1e-12)
 
 
-@laws
+@properties
 @given(nodes=any_nodes(), data=st.data())
-def test_children_have_no_order_and_nodes_no_neighbours(nodes: Nodes, data: st.DataObject) -> None:
+def test_updates_do_not_depend_on_child_order_or_other_nodes(nodes: Nodes, data: st.DataObject) -> None:
     n, k = nodes.log_p.shape
     order = data.draw(st.permutations(range(k)))
     node = data.draw(st.integers(0, n - 1))
@@ -431,7 +433,7 @@ def test_children_have_no_order_and_nodes_no_neighbours(nodes: Nodes, data: st.D
         np.testing.assert_allclose(objective.update(alone), expected, rtol=1e-9, atol=1e-11, err_msg=objective.name)
 
 
-@laws
+@properties
 @given(nodes=any_nodes())
 def test_following_the_ideal_never_lowers_success(nodes: Nodes) -> None:
     update = unified_update(nodes.p, nodes.q)
@@ -453,12 +455,12 @@ def test_names_are_distinct_and_signals_known() -> None:
     assert {name for name, signal in needs.items() if signal == "reward"} == {"ideal", "dr_grpo", "grpo"}
 
 
-# -- an objective of one's own, end to end ----------------------------------------------------------------------
+# -- custom objectives, end to end ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Backwards:
-    """Lowers success on purpose."""
+    """Lowers the success probability."""
 
     name: str = "backwards"
     signal: Literal["teacher", "future", "reward"] = "reward"
@@ -468,25 +470,25 @@ class Backwards:
 
 
 @dataclass(frozen=True)
-class Spy:
-    """Does what another objective does under a name of its own, and remembers what it was shown."""
+class RecordingObjective:
+    """Wraps another objective under another name and records the nodes it receives."""
 
     of: Objective
     name: str = "spy"
-    shown: list[Nodes] = field(default_factory=list)
+    received: list[Nodes] = field(default_factory=list)
 
     @property
     def signal(self) -> Literal["teacher", "future", "reward"]:
         return self.of.signal
 
     def update(self, nodes: Nodes) -> Floats:
-        self.shown.append(nodes)
+        self.received.append(nodes)
         return self.of.update(nodes)
 
 
 @dataclass(frozen=True)
-class Misshapen:
-    """Forgets an axis."""
+class WrongShape:
+    """Returns an update with a missing axis."""
 
     name: str = "misshapen"
     signal: Literal["teacher", "future", "reward"] = "teacher"
@@ -504,9 +506,11 @@ BUDGET = Budget(initial=50, n_min=10)
 RULES = Rules(n_sig=5)
 
 
-def analysed(world: ExactWorld, *mine: Objective, restrict: Literal["renormalise", "full"] = "renormalise") -> Analysis:
+def analysed(
+    world: ExactWorld, *objectives: Objective, restrict: Literal["renormalise", "full"] = "renormalise"
+) -> Analysis:
     teachers = [world.tilted_teacher(), world.style_teacher()]
-    chosen = Settings(objectives=mine, budget=BUDGET, rules=replace(RULES, restrict=restrict))
+    chosen = Settings(objectives=objectives, budget=BUDGET, rules=replace(RULES, restrict=restrict))
     return analyze(world, teachers, [Question("q")], world, settings=chosen)
 
 
@@ -517,10 +521,10 @@ def columns(analysis: Analysis, objective: str) -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize("restrict", ["renormalise", "full"])
 @pytest.mark.parametrize("objective", [ReverseKL(), MiniLLM(), DrGRPO()], ids=lambda objective: objective.name)
-def test_own_objective_gets_the_rows_of_a_built_in_one(
+def test_a_custom_objective_has_the_same_rows_as_a_built_in_one(
     world: ExactWorld, objective: Objective, restrict: Literal["renormalise", "full"]
 ) -> None:
-    spy = Spy(objective)
+    spy = RecordingObjective(objective)
     analysis = analysed(world, objective, spy, restrict=restrict)
     built_in, own = columns(analysis, objective.name), columns(analysis, "spy")
     assert len(own["alignment"]) > 20
@@ -530,8 +534,8 @@ def test_own_objective_gets_the_rows_of_a_built_in_one(
     assert max(own["update_norm"]) > 1e-3
 
     pass_rate = analysis.questions["pass_rate"][0].as_py()
-    assert spy.shown
-    for nodes in spy.shown:
+    assert spy.received
+    for nodes in spy.received:
         np.testing.assert_allclose(nodes.p.sum(-1), 1)
         np.testing.assert_allclose(nodes.t.sum(-1), 1)
         assert ((nodes.q >= 0) & (nodes.q <= 1)).all()
@@ -542,7 +546,7 @@ def test_own_objective_gets_the_rows_of_a_built_in_one(
         assert (nodes.to_go is None) == (objective.signal != "future")
 
 
-def test_own_objective_against_success_is_harmful_everywhere(world: ExactWorld) -> None:
+def test_a_custom_objective_against_success_is_harmful_everywhere(world: ExactWorld) -> None:
     analysis = analysed(world, Backwards(), Ideal())
     own, ideal = columns(analysis, "backwards"), columns(analysis, "ideal")
     matters = np.array(own["sr_range"]) > 0
@@ -552,8 +556,8 @@ def test_own_objective_against_success_is_harmful_everywhere(world: ExactWorld) 
     np.testing.assert_allclose(np.array(ideal["alignment"])[matters & moves], 1)
 
 
-def test_an_update_of_another_shape_is_refused(world: ExactWorld) -> None:
-    chosen = Settings(objectives=[Misshapen()], budget=BUDGET, rules=RULES)
+def test_an_update_with_a_wrong_shape_raises(world: ExactWorld) -> None:
+    chosen = Settings(objectives=[WrongShape()], budget=BUDGET, rules=RULES)
     evidence = collect(world, [world.tilted_teacher()], Question("q"), world, settings=chosen)
     found = estimate(evidence.tree, evidence.paths)
     paths = [
@@ -566,9 +570,26 @@ def test_an_update_of_another_shape_is_refused(world: ExactWorld) -> None:
     ]
     assert node_table(paths, [Backwards()], RULES).num_rows > 10
     with pytest.raises(ValueError, match="misshapen"):
-        node_table(paths, [Misshapen()], RULES)
+        node_table(paths, [WrongShape()], RULES)
 
 
-def test_two_objectives_of_one_name_are_refused(world: ExactWorld) -> None:
+def test_two_objectives_with_the_same_name_raise(world: ExactWorld) -> None:
     with pytest.raises(OpdAlignError, match="reverse_kl"):
-        analysed(world, ReverseKL(), Spy(ForwardKL(), name="reverse_kl"))
+        analysed(world, ReverseKL(), RecordingObjective(ForwardKL(), name="reverse_kl"))
+
+
+def test_an_objective_added_to_the_list_can_be_used_by_name(world: ExactWorld) -> None:
+    """`OBJECTIVES` is the only list: configuration files and run manifests read it."""
+    chosen = ["objectives=[reverse_kl, backwards]"]
+    with pytest.raises(OpdAlignError, match="backwards"):
+        read_config(None, chosen).settings()
+    OBJECTIVES.append(Backwards())
+    try:
+        configured = replace(read_config(None, chosen).settings(), budget=BUDGET, rules=RULES)
+        teachers, questions = [world.tilted_teacher()], [Question("q")]
+        analysis = analyze(world, teachers, questions, world, settings=configured)
+        assert set(analysis.nodes["objective"].to_pylist()) == {"reverse_kl", "backwards"}
+        manifest = describe(world, teachers, questions, world, configured)
+        assert settings_of(manifest).objectives == configured.objectives == (ReverseKL(), Backwards())
+    finally:
+        OBJECTIVES.pop()

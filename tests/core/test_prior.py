@@ -1,4 +1,4 @@
-"""The prior of forks: a fit that can only gain, and posteriors that lie where counts and siblings allow."""
+"""The fork prior: fits increase the likelihood, and posteriors are between counts and siblings."""
 
 from __future__ import annotations
 
@@ -9,33 +9,37 @@ from hypothesis import strategies as st
 from scipy.stats import betabinom
 
 from opd_align.core import prior as prior_module
-from opd_align.core.prior import Exits, ForkPrior
+from opd_align.core.prior import ExitSamples, ForkPrior
 
 STRENGTHS = prior_module._STRENGTH_J
 LIKELY, UNLIKELY = 0.3, 0.01
 
 
-def exits_of(p: object, n: object, w: object, centre: object) -> Exits:
+def exits_of(p: object, n: object, w: object, centre: object) -> ExitSamples:
     columns = np.broadcast_arrays(*(np.atleast_1d(column) for column in (p, n, w, centre)))
-    return Exits(columns[0].astype(float), columns[1].astype(int), columns[2].astype(int), columns[3].astype(float))
+    return ExitSamples(
+        columns[0].astype(float), columns[1].astype(int), columns[2].astype(int), columns[3].astype(float)
+    )
 
 
-def drawn_exits(seed: int, *, strength: float, size: int, n: int, p: float = LIKELY, centre: float = 0.5) -> Exits:
-    """Exits whose success scatters around the centre with variance centre (1 - centre) / (strength + 1)."""
+def drawn_exits(
+    seed: int, *, strength: float, size: int, n: int, p: float = LIKELY, centre: float = 0.5
+) -> ExitSamples:
+    """Exits whose success varies around the centre with variance centre (1 - centre) / (strength + 1)."""
     rng = np.random.default_rng(seed)
     q_E = rng.beta(centre * strength, (1 - centre) * strength, size)
     return exits_of(p, n, rng.binomial(n, q_E), np.full(size, centre))
 
 
 def only(strength: float, overall: float = 0.5) -> ForkPrior:
-    """A prior that believes in one strength alone, so that no count can change the mixture."""
+    """A prior with one strength only, so that counts cannot change the mixture."""
     weight_J = np.where(strength == STRENGTHS, 1.0, 1e-300)
     assert weight_J.max() == 1.0
     return ForkPrior(overall, np.stack([weight_J, weight_J]))
 
 
-def log_marginal(prior: ForkPrior, exits: Exits) -> float:
-    """Log-probability of the wins given the samples: the slow twin, one exit at a time."""
+def log_marginal(prior: ForkPrior, exits: ExitSamples) -> float:
+    """Log-probability of the correct rollouts: slow reference, one exit at a time."""
     total = 0.0
     for p, n, w, centre in zip(exits.p_E, exits.n_E, exits.w_E, exits.centre_E, strict=True):
         resemblance_J = STRENGTHS / (STRENGTHS + 0.2)
@@ -58,13 +62,13 @@ def log_marginal(prior: ForkPrior, exits: Exits) -> float:
     overall=st.floats(0.01, 0.99),
 )
 @settings(deadline=None)
-def test_a_fit_makes_the_counts_more_likely(rows, overall) -> None:
+def test_a_fit_increases_the_likelihood(rows, overall) -> None:
     exits = exits_of(
         [p for p, _, _ in rows], [n for _, (n, _), _ in rows], [w for _, (_, w), _ in rows], [c for _, _, c in rows]
     )
     start = ForkPrior.start(overall)
     once = start.fitted([exits])
-    # The starting weights are those that the pseudo-counts like best, so whatever is gained is likelihood.
+    # The initial weights are the mode of the pseudo-counts, so any gain is a gain in likelihood.
     assert log_marginal(once, exits) >= log_marginal(start, exits) - 1e-9
     assert np.allclose(once.weight_GJ.sum(-1), 1.0)
     assert (once.weight_GJ > 0).all()
@@ -75,7 +79,7 @@ def test_a_fit_makes_the_counts_more_likely(rows, overall) -> None:
     assert penalised(once.fitted([exits])) >= penalised(once) - 1e-9
 
 
-def test_a_fit_gains_much_where_the_start_is_far_off() -> None:
+def test_a_fit_gains_much_if_the_initial_weights_are_wrong() -> None:
     exits = drawn_exits(0, strength=2000.0, size=200, n=100)
     start = ForkPrior.start(0.5)
     assert log_marginal(start.fitted([exits]), exits) > log_marginal(start, exits) + 20
@@ -91,7 +95,7 @@ def test_the_fitted_spread_is_that_of_the_exits(strength: float, p: float) -> No
     assert fitted.spread(np.array([p]))[0] == pytest.approx(1 / (strength + 1), rel=0.25)
 
 
-def test_likely_and_unlikely_tokens_are_fitted_apart() -> None:
+def test_likely_and_unlikely_tokens_are_fitted_separately() -> None:
     wild, tame = (
         drawn_exits(2, strength=4.0, size=300, n=100, p=UNLIKELY),
         drawn_exits(3, strength=400.0, size=300, n=100, p=LIKELY),
@@ -104,17 +108,17 @@ def test_likely_and_unlikely_tokens_are_fitted_apart() -> None:
     assert np.allclose(alone.weight_GJ[0], ForkPrior.start(0.5).weight_GJ[0])  # nothing seen, nothing learnt
 
 
-def test_how_the_exits_are_cut_into_parts_is_irrelevant() -> None:
+def test_the_split_into_parts_does_not_matter() -> None:
     exits = drawn_exits(4, strength=12.0, size=50, n=20)
     whole = ForkPrior.start(0.4).fitted([exits])
     cut = [
-        Exits(*(column[piece] for column in (exits.p_E, exits.n_E, exits.w_E, exits.centre_E)))
+        ExitSamples(*(column[piece] for column in (exits.p_E, exits.n_E, exits.w_E, exits.centre_E)))
         for piece in (slice(0, 7), slice(7, 7), slice(7, None))
     ]
     assert np.allclose(ForkPrior.start(0.4).fitted(cut).weight_GJ, whole.weight_GJ, rtol=1e-12)
 
 
-def test_a_fit_without_any_exit_keeps_the_start() -> None:
+def test_a_fit_without_exits_keeps_the_initial_weights() -> None:
     start = ForkPrior.start(0.3)
     unseen = exits_of(LIKELY, 0, 0, 0.7)
     assert np.allclose(start.fitted([]).weight_GJ, start.weight_GJ)
@@ -129,19 +133,19 @@ def test_a_fit_without_any_exit_keeps_the_start() -> None:
     overall=st.floats(0, 1),
 )
 @settings(deadline=None)
-def test_the_posterior_lies_between_share_and_siblings(n, share, centre, p, overall) -> None:
+def test_the_posterior_is_between_observed_fraction_and_siblings(n, share, centre, p, overall) -> None:
     w = round(share * n)
     found = ForkPrior.start(centre).posterior(exits_of(p, n, w, centre))
     low, high = sorted((w / n, centre))
     assert low - 1e-12 <= found.mean_E[0] <= high + 1e-12
-    # The question as a whole has a small say, never beyond the three of them.
+    # The pass rate has a small weight; the posterior is never outside the range of the three.
     found = ForkPrior.start(overall).posterior(exits_of(p, n, w, centre))
     assert min(low, overall) - 1e-12 <= found.mean_E[0] <= max(high, overall) + 1e-12
     assert 0 < found.var_E[0] <= 0.25
     assert 0 <= found.slope_E[0] < 1
 
 
-def test_many_samples_drown_the_prior() -> None:
+def test_many_samples_dominate_the_prior() -> None:
     prior = ForkPrior.start(0.5)
     error = []
     for n in (10, 1000, 100_000, 10_000_000):
@@ -154,20 +158,20 @@ def test_many_samples_drown_the_prior() -> None:
 
 
 @pytest.mark.parametrize("centre", [0.0, 0.05, 0.5, 1.0])
-def test_without_samples_the_siblings_speak(centre: float) -> None:
+def test_without_samples_the_posterior_is_the_siblings_mean(centre: float) -> None:
     prior = ForkPrior.start(0.6)
     for p in (LIKELY, UNLIKELY):
         found = prior.posterior(exits_of(p, 0, 0, centre))
         assert abs(found.mean_E[0] - centre) < 0.05
         assert found.slope_E[0] > 0.9
-        # A prior never claims to know: at least the spread of the fitted forks.
+        # Without samples the variance is at least the spread of the fitted forks.
         inside = min(max(centre, 0.01), 0.99)
         assert found.var_E[0] > 0.5 * prior.spread(np.array([p]))[0] * inside * (1 - inside)
 
 
 @given(n=st.integers(0, 50), share=st.floats(0, 1), centre=st.floats(0.01, 0.99), pick=st.integers(0, 7))
 @settings(deadline=None)
-def test_the_slope_is_the_derivative_by_the_siblings(n, share, centre, pick) -> None:
+def test_the_slope_is_the_derivative_with_respect_to_the_siblings(n, share, centre, pick) -> None:
     w, step = round(share * n), 1e-4
     one_class = only(STRENGTHS[pick])
     up, down = (one_class.posterior(exits_of(LIKELY, n, w, centre + sign * step)).mean_E[0] for sign in (1, -1))
@@ -191,12 +195,12 @@ def test_the_posterior_of_one_class_is_the_textbook_one() -> None:
     assert found.var_E[0] == pytest.approx(mean * (1 - mean) / (10 + strength + 1), abs=1e-12)
 
 
-@pytest.mark.parametrize("won", [0, 1])
+@pytest.mark.parametrize("correct", [0, 1])
 @pytest.mark.parametrize("centre", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("overall", [0.0, 1.0])
-def test_all_lost_and_all_won_stay_finite(won: int, centre: float, overall: float) -> None:
+def test_all_incorrect_and_all_correct_are_finite(correct: int, centre: float, overall: float) -> None:
     n_E = np.array([0, 1, 20, 10**6])
-    exits = exits_of(LIKELY, n_E, won * n_E, centre)
+    exits = exits_of(LIKELY, n_E, correct * n_E, centre)
     fitted = ForkPrior.start(overall).fitted([exits])
     found = fitted.posterior(exits)
     assert np.isfinite(fitted.weight_GJ).all()
@@ -206,7 +210,7 @@ def test_all_lost_and_all_won_stay_finite(won: int, centre: float, overall: floa
     assert (found.var_E > 0).all()  # nothing that was only counted is certain
 
 
-def test_a_fit_leaves_the_prior_that_it_started_from_alone() -> None:
+def test_a_fit_does_not_modify_the_initial_prior() -> None:
     start = ForkPrior.start(0.5)
     before = start.weight_GJ.copy()
     fitted = start.fitted([drawn_exits(5, strength=1.0, size=50, n=50)])

@@ -1,4 +1,4 @@
-"""Reward-to-go: by hand on a tree of six rollouts, against a slow twin, and against the exact world."""
+"""Reward-to-go: by hand on a tree of six rollouts, against a slow reference, and against an exact world."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def path_scores(completion: list[int], children: list[dict[int, tuple[float, flo
 
 
 def in_tree_order(tree: GenerationTree, ratios: dict[tuple[int, ...], list[float]]) -> Floats:
-    """The log-ratios of each completion's tokens, laid out like `tree.rollouts()`."""
+    """The log-ratios of each completion's tokens, in the order of `tree.rollouts()`."""
     completions = [tuple(tree.completion(row).tolist()) for row in range(len(tree))]
     return np.array([ratio for completion in completions for ratio in ratios[completion]])
 
 
-# -- by hand ------------------------------------------------------------------------------------------------
+# -- by hand --------------------------------------------------------------------------------------------------
 
 PATH = [5, 7, EOS]
 CHILDREN = [
@@ -56,7 +56,7 @@ CHILDREN = [
 ]
 STEP = [[np.log(t / p) for _, (p, t) in sorted(node.items())] for node in CHILDREN]
 RATIOS = {
-    (5, 7, EOS): [-9.0, -9.0, -9.0],  # the path itself leaves nowhere: its ratios come from the scores
+    (5, 7, EOS): [-9.0, -9.0, -9.0],  # the path itself: its ratios come from the scores
     (6, 1, EOS): [-9.0, 1.0, 2.0],
     (6, 2, 2, EOS): [-9.0, 0.5, 0.5, 0.0],
     (5, 9, EOS): [-9.0, -9.0, 4.0],
@@ -71,7 +71,7 @@ def tree_of(*rows: tuple[tuple[int, ...], int]) -> GenerationTree:
     )
 
 
-def test_nothing_follows_an_end_that_nobody_took() -> None:
+def test_an_unvisited_end_token_has_nothing_after_it() -> None:
     path, children = [5, EOS], [{5: (0.5, 0.25), EOS: (0.4, 0.2)}, {EOS: (0.5, 0.5), 4: (0.5, 0.5)}]
     tree = tree_of(((5, EOS), 0), ((5, 4, 1), 0))
     ratio = in_tree_order(tree, {(5, EOS): [0.0, 0.0], (5, 4, 1): [0.0, 0.0, -6.0]})
@@ -84,7 +84,7 @@ def test_nothing_follows_an_end_that_nobody_took() -> None:
 def test_six_rollouts_by_hand() -> None:
     tree = tree_of(*((completion, 0) for completion in RATIOS))
     found = reward_to_go(tree, path_scores(PATH, CHILDREN), "t", in_tree_order(tree, RATIOS))
-    # After 6: 1+2 and 0.5+0.5+0; after 9: 4 and 1+1; after 4: -3; nobody took 8.
+    # After 6: 1+2 and 0.5+0.5+0; after 9: 4 and 1+1; after 4: -3; 8 was not sampled.
     after_6, after_9, after_4 = 2.0, 3.0, -3.0
     (step_5, step_6, step_8), (step_7, step_9), (step_end, step_4) = STEP
     value_2 = 0.25 * step_end + 0.75 * (step_4 + after_4)
@@ -97,8 +97,8 @@ def test_six_rollouts_by_hand() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
-def test_unseen_mass_is_valued_like_the_rest_of_the_node() -> None:
-    """Only 9 is seen beside the path: at depth 2 the path's end stands for the whole node."""
+def test_unsampled_mass_has_the_mean_of_the_rest_of_the_node() -> None:
+    """Only 9 is sampled off the path: at depth 2 the end of the path is the value of the whole node."""
     tree = tree_of(((5, 9, EOS), 0))
     found = reward_to_go(tree, path_scores(PATH, CHILDREN), "t", in_tree_order(tree, RATIOS))
     (step_5, step_6, step_8), (step_7, step_9), (step_end, step_4) = STEP
@@ -108,8 +108,8 @@ def test_unseen_mass_is_valued_like_the_rest_of_the_node() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
-def test_a_node_with_unseen_children_divides_by_the_seen_mass() -> None:
-    """Nobody took 8, and a tenth of the mass was not scored: one more level above shows how the node was valued."""
+def test_a_node_with_unsampled_children_divides_by_the_sampled_mass() -> None:
+    """8 was not sampled, and a tenth of the mass was not scored; the level above shows the value of the node."""
     scores = path_scores([3, *PATH], [{3: (1.0, 1.0)}, *CHILDREN])
     ratios = {(3, *completion): [0.0, *ratio] for completion, ratio in RATIOS.items()}
     tree = tree_of(*((completion, 0) for completion in ratios))
@@ -120,18 +120,18 @@ def test_a_node_with_unseen_children_divides_by_the_seen_mass() -> None:
     assert found[0] == pytest.approx((0.5 * below[0] + 0.3 * below[1]) / 0.8)
 
 
-def test_a_rollout_forced_past_its_exit_says_nothing() -> None:
+def test_a_rollout_forced_past_its_exit_does_not_count() -> None:
     scores = path_scores(PATH, CHILDREN)
     launches = {(6, 1, EOS): 1, (6, 2, 2, EOS): 2, (5, 9, EOS): 2, (5, 9, 3, EOS): 3, (5, 7, 4, 1): 3}
     tree = tree_of(*launches.items())
     found = reward_to_go(tree, scores, "t", in_tree_order(tree, RATIOS))
-    # Launched one token past the exit child, (6, 2, ...) and (5, 9, 3, ...) are no samples of what follows it.
+    # Launched one token past the exit child, (6, 2, ...) and (5, 9, 3, ...) are not samples of what follows it.
     believed = tree_of(((6, 1, EOS), 0), ((5, 9, EOS), 0), ((5, 7, 4, 1), 0))
     np.testing.assert_array_equal(found, reward_to_go(believed, scores, "t", in_tree_order(believed, RATIOS)))
     assert found[1] == pytest.approx(STEP[0][1] + 3.0)
 
 
-def test_children_that_were_not_scored_are_passed_over() -> None:
+def test_children_that_were_not_scored_are_ignored() -> None:
     scores = path_scores(PATH, CHILDREN)
     ratios = RATIOS | {(4, EOS): [-9.0, 100.0], (5, 7, 9, EOS): [-9.0, -9.0, -9.0, 100.0], (5,): [-9.0]}
     tree, plain = tree_of(*((c, 0) for c in ratios)), tree_of(*((c, 0) for c in RATIOS))
@@ -157,11 +157,11 @@ def test_log_ratio_is_floored_on_both_sides() -> None:
     np.testing.assert_array_equal(log_ratio(log_t, log_p), [2.0, LOG_FLOOR + 2.0, -2.0 - LOG_FLOOR, 0.0, 0.0])
 
 
-# -- slow twin ----------------------------------------------------------------------------------------------
+# -- slow reference -------------------------------------------------------------------------------------------
 
 
 def slow_reward_to_go(rows: list[tuple[list[int], int, list[float]]], scores: PathScores) -> list[float]:
-    """From the end of the path backwards; at each depth the rollouts that leave there, child by child."""
+    """Backwards from the end of the path; at each depth the rollouts that leave there, child by child."""
     path, result, value = scores.completion_T.tolist(), list[float](), 0.0
     for m in range(len(path) - 1, -1, -1):
         here = slice(scores.offsets[m], scores.offsets[m + 1])
@@ -184,7 +184,7 @@ def slow_reward_to_go(rows: list[tuple[list[int], int, list[float]]], scores: Pa
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[list[tuple[list[int], int, list[float]]], PathScores]:
-    # Tokens beyond 2^31 must survive being packed beside a depth.
+    # Tokens above 2^31 must work in combined depth and token keys.
     alphabet = [0, 1, 2**32 - 1]
     completions = st.lists(st.sampled_from(alphabet), min_size=1, max_size=5)
     path = draw(completions)
@@ -202,7 +202,7 @@ def cases(draw: st.DrawFn) -> tuple[list[tuple[list[int], int, list[float]]], Pa
 
 @settings(deadline=None, max_examples=200)
 @given(cases())
-def test_reward_to_go_agrees_with_its_slow_twin(
+def test_reward_to_go_matches_the_slow_reference(
     case: tuple[list[tuple[list[int], int, list[float]]], PathScores],
 ) -> None:
     rows, scores = case
@@ -214,7 +214,7 @@ def test_reward_to_go_agrees_with_its_slow_twin(
     np.testing.assert_allclose(found, slow_reward_to_go(rows, scores), rtol=1e-9, atol=1e-9)
 
 
-# -- the exact world ----------------------------------------------------------------------------------------
+# -- exact world ----------------------------------------------------------------------------------------------
 
 
 def estimated(world: ExactWorld, teacher: ExactTeacher, tree: GenerationTree, scores: PathScores) -> Floats:
@@ -234,7 +234,7 @@ def scored(world: ExactWorld, teacher: ExactTeacher, completion: Tokens, floor: 
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_many_rollouts_lead_to_the_exact_reward_to_go(seed: int) -> None:
+def test_many_rollouts_converge_to_the_exact_reward_to_go(seed: int) -> None:
     world = ExactWorld.random(seed, length=12, vocabulary=6, states=20, forks=0.7, peakedness=0.9)
     teacher = world.tilted_teacher(noise=0.7)
     path = world.sample([SampleRequest(Q, tokens(), 1)]).completion(0)
@@ -245,7 +245,7 @@ def test_many_rollouts_lead_to_the_exact_reward_to_go(seed: int) -> None:
     forced = [tokens([*path[: depth_C[child]], scores.token_C[child]]) for child in off_path]
     errors = []
     for n in (20, 320):
-        # Ending is certain: one forced rollout tells it.
+        # Ends are certain: one forced rollout is enough.
         ends = [tokens([*path[:depth], EOS]) for depth in range(len(path))]
         certain = Rollouts.of(ends, launch=[len(end) for end in ends], outcome=[0] * len(ends))
         tree = grown(world, [SampleRequest(Q, prefix, n) for prefix in forced]).extended(certain)
@@ -258,7 +258,7 @@ def test_many_rollouts_lead_to_the_exact_reward_to_go(seed: int) -> None:
 
 
 def short_world(seed: int) -> ExactWorld:
-    """Four tokens, three states, at most seven positions: 20,000 rollouts see every likely child often."""
+    """Four tokens, three states, at most seven positions: 20,000 rollouts sample every likely child often."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(0, 0.7, (7, 3, 4))
     log_p = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
@@ -266,7 +266,7 @@ def short_world(seed: int) -> ExactWorld:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_natural_rollouts_know_the_children_they_visit(seed: int) -> None:
+def test_natural_rollouts_are_enough_for_visited_children(seed: int) -> None:
     world = short_world(seed)
     teacher = world.tilted_teacher(strength=1.0, noise=0.8)
     rollouts = world.sample([SampleRequest(Q, tokens(), 40_000)])
@@ -285,7 +285,7 @@ def test_natural_rollouts_know_the_children_they_visit(seed: int) -> None:
     assert well.sum() >= 10
     assert np.corrcoef(found_C[well], exact_C[well])[0, 1] > 0.99
     assert np.abs(found_C - exact_C)[well].mean() < 0.05
-    # Four standard errors; what follows a token varies less than whole completions do, or little more.
+    # Four standard errors; continuations vary less than whole completions, or only slightly more.
     ratio = log_ratio(world.token_log_probs(Q, rollouts, teacher), world.token_log_probs(Q, rollouts, None))
     spread = 1.2 * np.add.reduceat(ratio, rollouts.offsets[:-1]).std()
     assert (np.abs(found_C - exact_C)[well] < 4 * spread / np.sqrt(visits_C[well])).all()
@@ -293,7 +293,7 @@ def test_natural_rollouts_know_the_children_they_visit(seed: int) -> None:
 
 
 def test_forced_rollouts_do_not_bias_the_nodes_above() -> None:
-    """A second path is enriched far below where it parts from this one; here nothing may move."""
+    """A second path is enriched far below the branching point; the first path must not change."""
     world = ExactWorld.random(4, length=12, vocabulary=6, states=20, forks=0.7, peakedness=0.97)
     teacher = world.tilted_teacher(noise=0.7)
     natural = world.sample([SampleRequest(Q, tokens(), 300)])

@@ -1,4 +1,4 @@
-"""Generation trees against brute force: each law for any small world, then the corners one by one."""
+"""Generation trees against brute force: properties on random small trees, then edge cases."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opd_align.core import tree as tree_module
+from opd_align.core import row_sort
 from opd_align.core.tree import ChildCounts, GenerationTree
 from opd_align.types import Failure, Finish, OpdAlignError, Outcome, Rollouts
 
@@ -18,7 +18,7 @@ LARGEST = 2**32 - 1
 Row = tuple[list[int], int, int]  # completion, launch, outcome
 
 KINDS = ("visits", "wins", "evidence", "evidence_wins", "natural", "natural_wins")
-NAMES = (*KINDS, "natural_inverse_length", "natural_wins_inverse_length", "terminal")
+NAMES = (*KINDS, "natural_inverse_length", "natural_wins_inverse_length")
 
 # 1 and 256 differ in order as big-endian and as little-endian bytes.
 completions = st.lists(st.sampled_from([0, 1, 256, LARGEST]), max_size=6)
@@ -61,7 +61,7 @@ def shuffled(rollouts: Rollouts, draw: st.DataObject) -> list[Rollouts]:
 
 
 def slow_children(rollouts: Rollouts, prefix: tuple[int, ...], also: int | None = None) -> dict[str, Any]:
-    """The slow twin: one pass over all rows, children in a dict."""
+    """Slow reference: one pass over all rows, children in a dict."""
     m, ends, children = len(prefix), 0, dict[int, dict[str, Any]]()
     for completion, launch, _, outcome, _ in records(rollouts):
         if completion[:m] != prefix:
@@ -77,7 +77,6 @@ def slow_children(rollouts: Rollouts, prefix: tuple[int, ...], also: int | None 
             child["wins" if kind == "visits" else f"{kind}_wins"] += counted * outcome
         child["natural_inverse_length"] += (launch <= m) / len(completion)
         child["natural_wins_inverse_length"] += (launch <= m) * outcome / len(completion)
-        child["terminal"] |= len(completion) == m + 1
     rounded = {token: {name: round(value, 12) for name, value in child.items()} for token, child in children.items()}
     return {"ends": ends, "children": rounded}
 
@@ -99,12 +98,12 @@ def slow_exit(completion: tuple[int, ...], path: list[int]) -> tuple[int, int]:
 
 
 @given(worlds())
-def test_rows_stand_by_completion_then_launch_then_key(world: Rollouts) -> None:
+def test_rows_are_sorted_by_completion_then_launch_then_key(world: Rollouts) -> None:
     assert records(GenerationTree.build(world).rollouts()) == sorted(records(world))
 
 
 @given(worlds(outcomes=(-1, 0, 1)), st.data())
-def test_arrival_order_is_irrelevant(world: Rollouts, data: st.DataObject) -> None:
+def test_the_order_of_arrival_does_not_matter(world: Rollouts, data: st.DataObject) -> None:
     tree = GenerationTree.build(world)
     parts = shuffled(world, data)
     some, others = parts[:1], parts[1:]
@@ -131,7 +130,7 @@ def test_merge_is_associative_and_commutative(world: Rollouts, data: st.DataObje
 
 
 @given(worlds(), st.data())
-def test_second_deliveries_change_nothing(world: Rollouts, data: st.DataObject) -> None:
+def test_duplicates_change_nothing(world: Rollouts, data: st.DataObject) -> None:
     tree = GenerationTree.build(world)
     again = GenerationTree.build(world, *shuffled(world, data), world)
     assert content(again) == content(tree) == content(tree.extended(world))
@@ -139,8 +138,8 @@ def test_second_deliveries_change_nothing(world: Rollouts, data: st.DataObject) 
 
 
 @pytest.mark.parametrize("block_tokens", [1, 5, 1 << 20])
-def test_second_deliveries_leave_no_tokens_behind(monkeypatch: pytest.MonkeyPatch, block_tokens: int) -> None:
-    monkeypatch.setattr(tree_module, "BLOCK_TOKENS", block_tokens)
+def test_duplicates_leave_no_tokens_in_the_buffer(monkeypatch: pytest.MonkeyPatch, block_tokens: int) -> None:
+    monkeypatch.setattr(row_sort, "BLOCK_TOKENS", block_tokens)
     rng = np.random.default_rng(0)
     world = batch([(rng.integers(0, 3, rng.integers(0, 9)).tolist(), 0, 1) for _ in range(50)])
     mixed = Rollouts.join([world, world]).take(rng.permutation(100))
@@ -160,7 +159,7 @@ def test_second_deliveries_leave_no_tokens_behind(monkeypatch: pytest.MonkeyPatc
         (([7, 9, 9], 0, 1), "completion"),
     ],
 )
-def test_two_rollouts_of_one_key_are_refused(other: Row, what: str) -> None:
+def test_two_rollouts_with_the_same_key_raise(other: Row, what: str) -> None:
     first = batch([([5], 0, 1), ([], 0, 0), ([7, 8, 9], 0, 1)], keys=[3, 4, 42])
     second = batch([([5], 0, 1), ([], 0, 0), other], keys=[3, 4, 42])
     with pytest.raises(OpdAlignError, match=f"key 42 .*{what}"):
@@ -214,7 +213,7 @@ def test_exits_agree_with_brute_force(world: Rollouts, data: st.DataObject) -> N
 
 
 @given(worlds(), st.data())
-def test_forced_rollouts_say_nothing_about_their_ancestors(world: Rollouts, data: st.DataObject) -> None:
+def test_forced_rollouts_do_not_count_at_their_ancestors(world: Rollouts, data: st.DataObject) -> None:
     path = data.draw(completions.filter(len))
     launch = data.draw(st.integers(1, len(path)))
     forced = batch([([*path, 1], launch, 1)] * 3, keys=[1000, 1001, 1002])
@@ -223,14 +222,14 @@ def test_forced_rollouts_say_nothing_about_their_ancestors(world: Rollouts, data
     for depth, token in enumerate(path):
         old = as_dict(before.at(depth))["children"].get(token, dict.fromkeys(NAMES, 0))
         new = as_dict(after.at(depth))["children"][token]
-        for name in NAMES[:-1]:
-            speaks = {"e": launch <= depth + 1, "n": launch <= depth}.get(name[0], True)
-            assert (new[name] > old[name]) if speaks else (new[name] == old[name]), (name, depth)
+        for name in NAMES:
+            counts = {"e": launch <= depth + 1, "n": launch <= depth}.get(name[0], True)
+            assert (new[name] > old[name]) if counts else (new[name] == old[name]), (name, depth)
 
 
 @pytest.mark.parametrize("windows", [(1,), (1, 3), (7, 20), (500,)])
 @pytest.mark.parametrize("rank_bits", [0, 30])
-def test_ties_are_refined_through_any_windows(
+def test_sorting_works_with_any_window_sizes(
     monkeypatch: pytest.MonkeyPatch, windows: tuple[int, ...], rank_bits: int
 ) -> None:
     rng = np.random.default_rng(1)
@@ -241,8 +240,8 @@ def test_ties_are_refined_through_any_windows(
         tail = rng.integers(0, 3, rng.integers(4)).tolist()
         rows += [([*path, *tail], int(rng.integers(3)), 1)] * int(rng.integers(1, 4))
     world = batch(rows, keys=rng.permutation(len(rows)))
-    monkeypatch.setattr(tree_module, "WINDOWS", windows)
-    monkeypatch.setattr(tree_module, "RANK_BITS", rank_bits)
+    monkeypatch.setattr(row_sort, "WINDOWS", windows)
+    monkeypatch.setattr(row_sort, "RANK_BITS", rank_bits)
     tree = GenerationTree.build(world)
     assert records(tree.rollouts()) == sorted(records(world))
     assert content(GenerationTree.build(world.take(np.arange(3))).extended(world)) == content(tree)
@@ -250,16 +249,16 @@ def test_ties_are_refined_through_any_windows(
 
 @pytest.mark.parametrize("step", [1, -1])
 def test_nested_completions_take_few_rounds(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Each row a prefix of the next: an unlucky choice of pivots would take one round per row."""
+    """Each row is a prefix of the next: a bad choice of pivots would take one round per row."""
     rounds = []
-    pivots = tree_module._pivots
-    monkeypatch.setattr(tree_module, "_pivots", lambda *args: (rounds.append(1), pivots(*args))[1])
+    pivots = row_sort._pivots
+    monkeypatch.setattr(row_sort, "_pivots", lambda *args: (rounds.append(1), pivots(*args))[1])
     tree = GenerationTree.build(Rollouts.of([[7] * n for n in range(500)][::step], outcome=[1] * 500))
     assert tree.length_R.tolist() == list(range(500))
     assert 0 < len(rounds) < 30
 
 
-def test_rollouts_without_a_grade_are_no_visits() -> None:
+def test_ungraded_rollouts_are_not_visits() -> None:
     world = Rollouts.of([[1, 2], [1, 3], [1, 4], [1, 5]], outcome=[1, -1, 0, 0])
     finish_R = np.array([Finish.STOPPED, Finish.STOPPED, Finish.FAILED, Finish.TRUNCATED], np.uint8)
     tree = GenerationTree.build(replace(world, finish_R=finish_R, failures=(Failure(2, "lost"),)))
@@ -270,7 +269,7 @@ def test_rollouts_without_a_grade_are_no_visits() -> None:
     assert tree.merge(tree).unknown == 2
 
 
-def test_a_grade_takes_the_place_of_an_unknown_and_of_a_failure() -> None:
+def test_a_graded_rollout_replaces_an_unknown_and_a_failure() -> None:
     unknown = replace(Rollouts.of([[1, 2], [3]]), failures=(Failure(0, "timeout"), Failure(9, "timeout")))
     graded = Rollouts.of([[1, 2]], outcome=[1])
     trees = [GenerationTree.build(unknown), GenerationTree.build(graded)]
@@ -280,15 +279,16 @@ def test_a_grade_takes_the_place_of_an_unknown_and_of_a_failure() -> None:
         assert tree.failures == (Failure(9, "timeout"),)
 
 
-def test_failures_are_told_once_and_by_key() -> None:
+def test_failures_are_listed_once_in_order_of_key() -> None:
     parts = [
-        replace(Rollouts.of([]), failures=told) for told in ((Failure(5, "b"), Failure(3, "c")), (Failure(5, "a"),))
+        replace(Rollouts.of([]), failures=failures)
+        for failures in ((Failure(5, "b"), Failure(3, "c")), (Failure(5, "a"),))
     ]
     assert GenerationTree.build(*parts).failures == (Failure(3, "c"), Failure(5, "a"))
     assert GenerationTree.build(*parts[::-1]).failures == (Failure(3, "c"), Failure(5, "a"))
 
 
-def test_an_empty_tree_answers() -> None:
+def test_an_empty_tree_can_be_queried() -> None:
     for tree in (GenerationTree.build(), GenerationTree.build(Rollouts.of([])), GenerationTree.build(iter([]))):
         assert len(tree) == tree.unknown == 0
         assert tree.range([]) == tree.range([1]) == (0, 0)
@@ -304,23 +304,21 @@ def test_empty_rollouts_end_at_the_root() -> None:
     assert tree.exits([0, 0]).token_R.tolist() == [-1, -1, -1]
     assert tree.exits([0, 0]).depth_R.tolist() == [0, 0, 1]
     assert tree.counts_along([0, 0]).ends_T.tolist() == [2, 1]
-    assert tree.counts_along([0, 0]).terminal_C.tolist() == [True, False]
     only_empty = GenerationTree.build(Rollouts.of([[], []], outcome=[0, 1]))
     assert only_empty.exits([5]).token_R.tolist() == [-1, -1]
     assert only_empty.counts_along([5]).visits_C.tolist() == [0]
 
 
-def test_a_single_child_has_everything() -> None:
+def test_a_single_child_has_all_counts() -> None:
     tree = GenerationTree.build(Rollouts.of([[4, 5], [4, 5], [4, 5]], outcome=[1, 0, 1]))
     along = tree.counts_along([4, 5])
     assert along.token_C.tolist() == [4, 5]
     assert along.visits_C.tolist() == along.natural_C.tolist() == [3, 3]
     assert along.wins_C.tolist() == [2, 2]
-    assert along.terminal_C.tolist() == [False, True]
     assert along.natural_wins_inverse_length_C == pytest.approx([1.0, 1.0])
 
 
-def test_the_largest_token_is_above_the_smallest() -> None:
+def test_the_largest_token_sorts_last() -> None:
     tree = GenerationTree.build(Rollouts.of([[LARGEST], [0], [1], [256]], outcome=[1, 0, 0, 0]))
     assert tree.children([]).token_K.tolist() == [0, 1, 256, LARGEST]
     assert tree.children([]).wins_K.tolist() == [0, 0, 0, 1]
@@ -328,7 +326,7 @@ def test_the_largest_token_is_above_the_smallest() -> None:
     assert tree.exits([LARGEST]).token_R.tolist() == [0, 1, 256, -1]
 
 
-def test_a_tree_is_never_edited() -> None:
+def test_a_tree_is_immutable() -> None:
     tree = GenerationTree.build(Rollouts.of([[1], [2]], outcome=[1, 0]))
     before = content(tree)
     tree.extended(Rollouts.of([[0]], outcome=[1], key=[7]))
@@ -352,10 +350,9 @@ def test_a_long_path_is_followed_to_its_end() -> None:
     assert along.visits_C[own].tolist() == [1 + 2 * int((leave > depth).sum()) for depth in range(length)]
     assert (along.wins_C[own] == 1).all()
     assert along.wins_C[~own].sum() == 0
-    assert along.terminal_C[own].nonzero()[0].tolist() == [length - 1]
 
 
-def test_memory_is_little_more_than_the_tokens() -> None:
+def test_memory_is_little_more_than_four_bytes_per_token() -> None:
     rng = np.random.default_rng(3)
     tokens = rng.integers(0, 150_000, (200, 300))
     parts = (
@@ -363,6 +360,6 @@ def test_memory_is_little_more_than_the_tokens() -> None:
         for i, chunk in enumerate(np.split(tokens, 4))
     )
     tree = GenerationTree.build(parts)
-    held = [tree.tokens, tree.start_R, tree.length_R, tree.launch_R, tree.outcome_R, tree.finish_R, tree.key_R]
-    assert tree.nbytes == sum(array.nbytes for array in held)
+    arrays = [tree.tokens, tree.start_R, tree.length_R, tree.launch_R, tree.outcome_R, tree.finish_R, tree.key_R]
+    assert tree.nbytes == sum(array.nbytes for array in arrays)
     assert 4 <= tree.nbytes / tokens.size <= 6
