@@ -16,7 +16,7 @@ from rich.console import Console
 from support.scripted import BROKEN, CHAT, CUT, MUTE, RIGHT, TASK, WRONG, Interrupted, Reply, Scripted, question, source
 
 from opd_align.report.screening import screening_tables
-from opd_align.report.tables import rendered
+from opd_align.report.tables import console_group
 from opd_align.runs.manifest import RunMismatch
 from opd_align.tasks import Form
 from opd_align.teachers.contexts import CONTEXTS, SELF, Context, ContextPrompt
@@ -79,7 +79,7 @@ def listed(screening: Screening) -> list[tuple[str, str, str]]:
 def text_of(screening: Screening, found: Any) -> str:
     console = Console(width=160, no_color=True)
     with console.capture() as capture:
-        console.print(rendered(screening_tables(screening, found)))
+        console.print(console_group(screening_tables(screening, found)))
     return capture.get()
 
 
@@ -406,7 +406,7 @@ def test_the_tables_show_what_was_found_and_what_was_left_out(tmp_path):
     assert tables["difficulty"].shown()[1] == ["Self-1C", "–", "0", "0.500 ± 3.177", "2", "0.900", "1"]
     assert tables["left-out"].shown() == [["never", "Self-1C", "0 of 1 correct responses by 'self'"]]
     text = text_of(*load_screening(tmp_path))
-    for word in ("Screening results", "+0.117 ± 0.313", "extremely hard", "Left out of the comparison", "never"):
+    for word in ("Screening results", "+0.117 ± 0.313", "extremely hard", "Excluded from the comparison", "never"):
         assert word in text
 
 
