@@ -78,11 +78,10 @@ def browser_times(folder: Path, quick: bool) -> dict[str, float | None]:
         return dict.fromkeys(keys)
     analysis = made_analysis(1, paths=2, length=30_000)
     file = write_report(analysis, folder / "long.html")
-    own = [
-        row for row in analysis.children.select(["path", "own", "token"]).to_pylist() if row["own"] and row["path"] == 0
-    ]
+    rows = analysis.children.select(["path", "own", "token"]).to_pylist()
+    tokens = [row["token"] for row in rows if row["own"] and row["path"] == 0]
     bare = folder / "bare.html"
-    bare.write_text(bare_page([analysis.texts[row["token"]] for row in own]), encoding="utf-8")
+    bare.write_text(bare_page([analysis.texts[token] for token in tokens]), encoding="utf-8")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"], timeout=120_000)
         open_and_scroll(browser, bare, 20)  # warm-up

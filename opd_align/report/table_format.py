@@ -119,7 +119,7 @@ def format_cell(cell: Cell, kind: Kind) -> str:
         case "number":
             return f"{value:.3f}{interval}".replace("-", "−")
         case "share":
-            return f"{value:.0%}"
+            return f"{value:.0%}".replace("-", "−")
         case "count":
             return f"{value:,}"
         case "p":

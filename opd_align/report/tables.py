@@ -25,6 +25,11 @@ FILTER_DIVERGENCES = ("kl", "js")
 FILTER_QUANTILE = 0.5
 """The divergence filter of the table keeps the nodes above this quantile."""
 MAX_QUESTIONS_IN_TERMINAL = 20
+LABELS = {
+    "mean_cosine": "alignment", "weighted_cosine": "SR-weighted alignment", "advantage": "teacher advantage",
+    "depth_normalised": "depth (normalised)", "kl": "KL", "js": "JS", "l2": "L2", "cosine": "cosine(p, t)",
+}  # fmt: skip
+"""Display names of metrics and features."""
 
 
 def question_table(questions: pa.Table) -> Table:
@@ -109,7 +114,7 @@ def contrast_table(slices: Slices, objective: str) -> Table:
     )  # fmt: skip
     rows = [
         row(
-            _words(contrast.metric), contrast.correct, contrast.incorrect, Cell(contrast.delta, contrast.half_width),
+            _label(contrast.metric), contrast.correct, contrast.incorrect, Cell(contrast.delta, contrast.half_width),
             contrast.p_value, contrast.test,
         )
         for contrast in slices.contrasts(objective)
@@ -131,7 +136,7 @@ def delta_table(slices: Slices, objective: str) -> Table:
     )  # fmt: skip
     rows = [
         row(
-            contrast.teacher, _words(contrast.metric), contrast.correct, contrast.incorrect,
+            contrast.teacher, _label(contrast.metric), contrast.correct, contrast.incorrect,
             Cell(contrast.delta, contrast.half_width), contrast.p_value, contrast.n_pairs,
         )
         for teacher in slices.teachers(objective)
@@ -182,7 +187,7 @@ def filter_table(slices: Slices, objective: str) -> Table:
     )  # fmt: skip
     rows = [
         row(
-            teacher, result.measure, result.threshold, estimate_cell(result.signal), result.share_kept,
+            teacher, _label(result.measure), result.threshold, estimate_cell(result.signal), result.share_kept,
             result.share_of_oracle_gain,
         )
         for teacher in slices.teachers(objective)
@@ -206,7 +211,7 @@ def correlation_table(slices: Slices, objective: str) -> Table:
     rows = [
         row(
             correlation.teacher or "all",
-            _words(correlation.feature),
+            _label(correlation.feature),
             estimate_cell(correlation.rho),
             correlation.n_paths,
         )
@@ -333,7 +338,7 @@ def _compare_ranks(objective: str, runs: Sequence[str], ranks: _Ranks) -> Table:
         for metric in ("alignment", "weighted_cosine", "advantage"):
             rank_of_run = [ranks.get(run, {}).get(teacher) for run in runs]
             cells = [Cell(None) if rank is None else estimate_cell(getattr(rank, metric)) for rank in rank_of_run]
-            rows.append(row(teacher, _words(metric), *cells))
+            rows.append(row(teacher, _label(metric), *cells))
     title = f"Teachers by run ({objective})"
     return Table(f"compare-ranking-{objective}", title, columns, tuple(rows), grouped=True)
 
@@ -358,5 +363,5 @@ def estimate_cell(estimate: metrics.Estimate) -> Cell:
     return Cell(estimate.mean, estimate.half_width)
 
 
-def _words(name: str) -> str:
-    return name.replace("_", " ")
+def _label(name: str) -> str:
+    return LABELS.get(name, name.replace("_", " "))

@@ -14,7 +14,9 @@ function teacherRow(teacher, y, width, nameWidth, tooltip) {
 function drawRanking(teachers, selected, onSelect) {
   if (!teachers.length) return showMessage("ranking", "There are no decisions to compare.");
   const top = 24, bottom = top + ROW_HEIGHT * teachers.length, { drawing, width } = chart("ranking", bottom + 26, "Teachers by mean alignment");
-  const nameWidth = Math.min(150, width * 0.26), shareWidth = 132, numberWidth = 116, right = width - numberWidth - shareWidth - 28, shareX = width - shareWidth;
+  // On a narrow screen there is no space for the shares; the tables have them.
+  const showShares = width >= 480, nameWidth = Math.min(150, width * 0.26), shareWidth = 156, numberWidth = 116, shareX = width - shareWidth;
+  const right = width - numberWidth - (showShares ? shareWidth + 28 : 0);
   const domain = extent(teachers.flatMap(({ alignment: { mean, half_width: half } }) => mean == null ? [] : [mean - (half || 0), mean + (half || 0)]), 0);
   const x = scale(domain, nameWidth + 12, right);
   const rows = teachers.map((teacher, index) => {
@@ -26,7 +28,7 @@ function drawRanking(teachers, selected, onSelect) {
     }
     row.append(text(right + numberWidth, y, value, { "text-anchor": "end", class: "number" }));
     let left = shareX;
-    for (const [verdict, variable, opacity] of [["helpful", "--help", 0.85], ["undecided", "--open", 0.28], ["harmful", "--harm", 0.85]]) {
+    for (const [verdict, variable, opacity] of showShares ? [["helpful", "--help", 0.85], ["undecided", "--open", 0.28], ["harmful", "--harm", 0.85]] : []) {
       const length = (teacher[verdict] || 0) * shareWidth;
       row.append(svg("rect", { x: left, y: y - 5, width: Math.max(length - 1, 0), height: 10, rx: 2, fill: `var(${variable})`, opacity }, svg("title", {}, `${verdict}: ${percent(teacher[verdict])}`)));
       left += length;
@@ -35,7 +37,7 @@ function drawRanking(teachers, selected, onSelect) {
   });
   bottomAxis(drawing, x, domain, bottom + 2, top, 4);
   drawing.append(text(right + numberWidth, 10, "mean ± 95%", small("end")));
-  drawing.append(text(shareX, 10, "helpful", small("start")), text(shareX + shareWidth / 2, 10, "undecided", small("middle")), text(width, 10, "harmful", small("end")));
+  if (showShares) drawing.append(text(shareX, 10, "helpful", small("start")), text(shareX + shareWidth / 2, 10, "undecided", small("middle")), text(width, 10, "harmful", small("end")));
   drawing.append(...rows);
 }
 
