@@ -397,14 +397,14 @@ def test_the_tables_show_what_was_found_and_what_was_left_out(tmp_path):
     screen(speaker, [ONE]).into(tmp_path, questions(*wins))
     tables = {table.name: table for table in screening_tables(*load_screening(tmp_path))}
     assert list(tables) == ["bins", "availability", "screening", "difficulty", "left-out"]
-    assert tables["bins"].shown() == [["1", "3", "0", "1"]]
-    assert tables["availability"].shown() == [["5", "4", "4", "4"]]
-    assert tables["screening"].shown() == [
+    assert tables["bins"].formatted_rows() == [["1", "3", "0", "1"]]
+    assert tables["availability"].formatted_rows() == [["5", "4", "4", "4"]]
+    assert tables["screening"].formatted_rows() == [
         ["Baseline", "0.517 ± 0.684", "–", "3"],
         ["Self-1C", "0.633 ± 0.845", "+0.117 ± 0.313", "3"],
     ]
-    assert tables["difficulty"].shown()[1] == ["Self-1C", "–", "0", "0.500 ± 3.177", "2", "0.900", "1"]
-    assert tables["left-out"].shown() == [["never", "Self-1C", "0 of 1 correct responses by 'self'"]]
+    assert tables["difficulty"].formatted_rows()[1] == ["Self-1C", "–", "0", "0.500 ± 3.177", "2", "0.900", "1"]
+    assert tables["left-out"].formatted_rows() == [["never", "Self-1C", "0 of 1 correct responses by 'self'"]]
     text = text_of(*load_screening(tmp_path))
     for word in ("Screening results", "+0.117 ± 0.313", "extremely hard", "Excluded from the comparison", "never"):
         assert word in text

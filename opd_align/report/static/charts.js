@@ -3,6 +3,8 @@
 const ROW_HEIGHT = 38;
 const small = (anchor) => ({ class: "soft", "text-anchor": anchor, "font-size": 11 });
 
+const maxTicks = (width) => Math.max(1, Math.min(4, Math.floor(width / 45)));
+
 // A row of a teacher chart: background, tooltip and name.
 function teacherRow(teacher, y, width, nameWidth, tooltip) {
   const row = svg("g", { class: "row" }, svg("rect", { class: "back", x: -8, y: y - ROW_HEIGHT / 2 + 2, width: width + 16, height: ROW_HEIGHT - 4, rx: 7 }));
@@ -35,7 +37,7 @@ function drawRanking(teachers, selected, onSelect) {
     }
     return asButton(row, teacher.name === selected, `${teacher.name}, alignment ${value}`, () => onSelect(teacher.name));
   });
-  bottomAxis(drawing, x, domain, bottom + 2, top, 4);
+  bottomAxis(drawing, x, domain, bottom + 2, top, maxTicks(right - nameWidth));
   drawing.append(text(right + numberWidth, 10, "mean ± 95%", small("end")));
   if (showShares) drawing.append(text(shareX, 10, "helpful", small("start")), text(shareX + shareWidth / 2, 10, "undecided", small("middle")), text(width, 10, "harmful", small("end")));
   drawing.append(...rows);
@@ -56,7 +58,7 @@ function drawContrast(teachers, selected, onSelect) {
     row.append(text(width - 50, y, delta.text, { "text-anchor": "end" }), text(width, y, p, { "text-anchor": "end", class: "soft" }));
     return asButton(row, teacher.name === selected, values, () => onSelect(teacher.name));
   });
-  bottomAxis(drawing, x, domain, bottom + 2, top, 4);
+  bottomAxis(drawing, x, domain, bottom + 2, top, maxTicks(right - nameWidth));
   drawing.append(text(width - 50, 10, "Δ ± 95%", small("end")), text(width, 10, "p", small("end")));
   drawing.append(...rows);
 }

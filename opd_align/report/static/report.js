@@ -66,7 +66,7 @@ function drawQuestions() {
     const cell = (className, ...content) => html("td", { className }, ...content), cut = (className, content) => html("td", { className, title: content }, content);
     const decisions = record.paths.reduce((sum, { nodes }) => sum + nodes, 0);
     const row = html("tr", {}, cut("id", record.id), cut("text", record.text), cell("n", percent(record.pass_rate)), cell("n", formatCount(record.rollouts)),
-      cell("", ...buttons), cell("n", formatCount(decisions)), cut("text", record.note));
+      cell("paths", ...buttons), cell("n", formatCount(decisions)), cut("text", record.note));
     row.dataset.question = question;
     return row;
   }));

@@ -5,7 +5,7 @@ const MAX_ALTERNATIVES = 4;
 function drawTokenTree(view) {
   const { path, depth, pair, metadata: { token_texts: tokenTexts } } = view;
   if (!path || depth < 0) return;
-  const width = Math.max(byId("tree").clientWidth, 320), nColumns = Math.max(3, Math.min(7, Math.floor(width / 165))), columnWidth = width / nColumns;
+  const width = Math.max(byId("tree").clientWidth, 320), nColumns = Math.max(2, Math.min(7, Math.floor(width / 165))), columnWidth = width / nColumns;
   const rowHeight = 42, pathY = 34, padding = 16;
   const first = Math.max(0, Math.min(depth - Math.floor(nColumns / 3), path.length - nColumns)), columns = [];
   for (let position = first; position < Math.min(first + nColumns, path.length); position += 1) columns.push([position, path.children(position, pair, view.teacher)]);
