@@ -256,3 +256,25 @@ def test_headline_if_all_teachers_point_away_from_success(analysis: Analysis) ->
     result = verdict(Slices(pa.Table.from_pylist(flipped, schema=analysis.nodes.schema)), "reverse_kl")
     assert result.headline == "Distillation from every teacher points away from success."
     assert result.decided
+
+
+@pytest.mark.parametrize(
+    ("best", "second", "expected"),
+    [
+        ((-0.2, 0.1), (-0.3, 0.4), "Distillation from A, the highest-ranked teacher, points away from success."),
+        ((0.3, 0.4), (0.2, 0.1), "Inconclusive: the alignment of A, the highest-ranked teacher, is not significantly "),
+        ((0.5, 0.1), (0.2, 0.1), "Distillation from A points toward success, more than from any other teacher."),
+        ((0.5, 0.2), (0.2, 0.2), "Distillation from A points toward success."),
+    ],
+)
+def test_headline_claims_nothing_about_other_teachers_that_is_not_significant(
+    analysis: Analysis, best: tuple[float, float], second: tuple[float, float], expected: str
+) -> None:
+    from opd_align.report.prose import _headline
+
+    rank = metrics.teacher_ranking(analysis.nodes, "reverse_kl")[0]
+    first, other = (
+        replace(rank, teacher=name, alignment=metrics.Estimate(mean, half_width, 5))
+        for name, (mean, half_width) in (("A", best), ("B", second))
+    )
+    assert _headline(first, [other]).startswith(expected)

@@ -3,7 +3,7 @@
 const ROW_HEIGHT = 38;
 const small = (anchor) => ({ class: "soft", "text-anchor": anchor, "font-size": 11 });
 
-const maxTicks = (width) => Math.max(1, Math.min(4, Math.floor(width / 45)));
+const maxTicks = (width) => Math.max(2, Math.min(4, Math.floor(width / 45)));
 
 // A row of a teacher chart: background, tooltip and name.
 function teacherRow(teacher, y, width, nameWidth, tooltip) {
@@ -127,7 +127,7 @@ function drawCorrelations(rows, selected) {
   const visible = rows.filter((row) => row.teacher === selected || row.teacher == null);
   const reach = Math.max(0.12, ...visible.map(({ rho: { mean, half_width: half } }) => mean == null ? 0 : Math.abs(mean) + Math.min(half || 0, 1)));
   const domain = [-Math.min(reach, 1) * 1.05, Math.min(reach, 1) * 1.05], x = scale(domain, left, width - 6);
-  bottomAxis(drawing, x, domain, bottom + 2, 0, 4);
+  bottomAxis(drawing, x, domain, bottom + 2, 0, 5);
   features.forEach((feature, index) => {
     const y = rowHeight * (index + 0.5);
     drawing.append(text(0, y, labels[feature] || feature));
