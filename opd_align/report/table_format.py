@@ -11,6 +11,7 @@ import csv
 import io
 import math
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -137,11 +138,12 @@ def to_rich(table: Table) -> RichTable:
     )  # fmt: skip
     for index, column in enumerate(table.columns):
         is_text = column.kind == "text"
-        result.add_column(
-            Text(column.name), justify="left" if is_text else "right", no_wrap=index == 0, overflow="fold",
-            # Text columns wrap first: a number and its interval stay on one line.
-            min_width=None if is_text else max((len(texts[index]) for texts in rows), default=None),
-        )  # fmt: skip
+        name = column.name
+        if not is_text and name:
+            # Wrap the header to the width of its numbers, so that the numbers need not wrap in a narrow terminal.
+            width = max(len(text) for text in (*name.split(), *(texts[index] for texts in rows)))
+            name = textwrap.fill(name, width, break_on_hyphens=False)
+        result.add_column(Text(name), justify="left" if is_text else "right", no_wrap=index == 0, overflow="fold")
     for texts in rows:
         result.add_row(*map(Text, texts))
     return result

@@ -175,7 +175,7 @@ def test_write_tables(analysis: Analysis, tmp_path: Path) -> None:
 def test_a_new_table_is_added_in_one_place(analysis: Analysis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def extra_table(slices: Slices, objective: str) -> Table:
         rows = (row(slices.rows(objective).num_rows),)
-        return Table(f"extra-{objective}", "Extra", (Column("node rows", "count"),), rows)
+        return Table(f"extra-{objective}", "Extra", (Column("rows_of_all_nodes", "count"),), rows)
 
     monkeypatch.setattr("opd_align.report.tables.TEACHER_TABLES", (*TEACHER_TABLES, extra_table))
     assert "Extra" in printed(all_tables(analysis))
@@ -184,14 +184,15 @@ def test_a_new_table_is_added_in_one_place(analysis: Analysis, tmp_path: Path, m
         assert "Extra" in output
 
 
-def test_terminal_keeps_a_number_and_its_interval_on_one_line() -> None:
-    wide = tuple(Column(f"a long column header {index}", "signed") for index in range(4))
-    table = Table(
-        "t", "T", (Column("name"), Column("note"), *wide), (row("a", "some words " * 5, *[Cell(0.5, 0.25)] * 4),)
-    )
-    console = Console(file=io.StringIO(), width=100)
-    console.print(table)
-    assert console.file.getvalue().count("+0.500 ± 0.250") == 4  # type: ignore[attr-defined]
+def test_terminal_wraps_headers_rather_than_numbers() -> None:
+    numbers = tuple(Column(f"a long column header {index}", "signed") for index in range(4))
+    table = Table("t", "T", (Column("name"), *numbers), (row("a", *[Cell(0.5, 0.25)] * 4),))
+    for width, complete in ((80, 4), (40, 0)):
+        console = Console(file=io.StringIO(), width=width)
+        console.print(table)
+        output = console.file.getvalue()  # type: ignore[attr-defined]
+        assert output.count("+0.500 ± 0.250") == complete
+        assert output.count("+0.500") == output.count("0.250") == 4  # wrapped in a very narrow terminal, never cut
 
 
 def test_terminal_shows_at_most_twenty_questions() -> None:
