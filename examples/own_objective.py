@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from rich.console import Console
 
-from opd_align import Budget, ExactFamily, ReverseKL, Settings, analyze, metrics
+from opd_align import Budget, ExactFamily, ReverseKL, Settings, analyze
 from opd_align.core.objectives import Nodes, unified_update
+from opd_align.report.slices import Slices
 from opd_align.report.tables import ranking_table
 
 
@@ -30,9 +31,9 @@ def main() -> None:
     teacher = worlds.teacher("noisy", lambda world: world.tilted_teacher(strength=6.0, noise=1.0))
     settings = Settings([ReverseKL(), NegativeOnly()], Budget(n_min=40, allocation="adaptive"))
     analysis = analyze(worlds, [teacher], worlds.questions, worlds, settings=settings)
+    slices = Slices(analysis.nodes)
     for objective in settings.objectives:
-        ranks = metrics.teacher_ranking(analysis.nodes, objective.name)
-        Console().print(ranking_table(ranks, objective.name), "")
+        Console().print(ranking_table(slices, objective.name), "")
 
 
 if __name__ == "__main__":

@@ -191,13 +191,13 @@ def _print_screening(directory: AnyPath, folder: AnyPath | None) -> int:
     from rich.console import Console
 
     from opd_align.report.screening import screening_tables
-    from opd_align.report.tables import rendered, write
+    from opd_align.report.tables import console_group, write_table_files
     from opd_align.teachers.screening import load_screening
 
     tables = screening_tables(*load_screening(directory))
-    Console().print(rendered(tables))
+    Console().print(console_group(tables))
     if folder is not None:
-        write(tables, folder)
+        write_table_files(tables, folder)
     return 0
 
 
@@ -240,13 +240,13 @@ def report(args: argparse.Namespace) -> int:
 def compare(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from opd_align.report.tables import compare, rendered, write
+    from opd_align.report.tables import compare, console_group, write_table_files
     from opd_align.runs.run_directory import RunDirectory
 
     tables = compare({str(directory): RunDirectory.load(directory) for directory in args.directories})
-    Console().print(rendered(tables))
+    Console().print(console_group(tables))
     if args.tables:
-        write(tables, args.tables)
+        write_table_files(tables, args.tables)
         print(f"tables  {args.tables}")
     return 0
 

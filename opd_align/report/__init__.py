@@ -1,1 +1,1 @@
-"""Reports: what people look at. This floor draws what `metrics` computed and computes nothing itself."""
+"""Tables, HTML report and dashboard: everything here displays what `core.metrics` computed and computes nothing."""

@@ -16,9 +16,9 @@ from typing import Any
 from opd_align.core.engine import Analysis
 from opd_align.report.history import PREFIX, Numbers, Training, read_training
 from opd_align.report.html import report_html
-from opd_align.report.page import in_script, made_by, page_html, part
-from opd_align.report.prose import unbroken
-from opd_align.report.token_view import token_view
+from opd_align.report.page import package_version, page_html, script_json, static_file
+from opd_align.report.prose import without_breaks
+from opd_align.report.token_view import TOKEN_VIEW_SCRIPTS, token_view
 from opd_align.report.training_prose import best_variant, trend
 from opd_align.runs.run_directory import RunDirectory
 from opd_align.types import OpdAlignError
@@ -49,12 +49,12 @@ def dashboard_html(folder: Path, *, title: str, live: bool = False) -> str:
         "headline": html.escape(first["headline"]),
         "points": "".join(f"<li>{html.escape(point)}</li>" for point in first["points"]),
         "about": html.escape(told["about"]),
-        "reader": part("reader.html"),
-        "page": in_script({"title": title, "live": live, "version": made_by()}),
-        "state": in_script(told),
-        "view": in_script(view),
+        "reader": static_file("token_view.html"),
+        "page": script_json({"title": title, "live": live, "version": package_version()}),
+        "state": script_json(told),
+        "view": script_json(view),
     }
-    scripts = ("drawing.js", "reader.js", "desk.js", "curves.js", "dashboard.js")
+    scripts = ("dom.js", *TOKEN_VIEW_SCRIPTS, "curves.js", "dashboard.js")
     return page_html("dashboard.html", values, styles=("page.css", "dashboard.css"), scripts=scripts, live=live)
 
 
@@ -95,7 +95,7 @@ def state(training: Training) -> dict[str, Any]:
 def tokens(folder: Path, run: str) -> dict[str, Any]:
     """What the token view opens of one step."""
     view = token_view(_load(folder / run), ROOM)
-    return {**view.told, "run": run, "packs": view.packs}
+    return {**view.metadata, "run": run, "packs": view.packs}
 
 
 def step_report(folder: Path, run: str) -> str:
@@ -112,7 +112,7 @@ def _load(run: Path) -> Analysis:
 
 def _told(training: Training, variant: str | None) -> dict[str, Any]:
     said = trend(training, variant)
-    return {"headline": said.headline, "points": [unbroken(point) for point in said.points]}
+    return {"headline": said.headline, "points": [without_breaks(point) for point in said.points]}
 
 
 def _about(training: Training) -> list[str]:

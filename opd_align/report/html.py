@@ -1,8 +1,8 @@
-"""The report: one HTML file that shows an analysis to people, from the verdict down to single tokens.
+"""The HTML report: one self-contained file that shows an analysis, from the verdict down to single tokens.
 
-The page is complete in itself: it asks no network for anything, and its content-security policy would not let it.
-Everything that came from outside (names, questions, tokens) enters as escaped text or escaped JSON and is shown as text
-only. Paths lie in the file as packs and are opened when somebody looks at them. Numbers are those of `metrics`.
+The page loads nothing from the network, and its Content-Security-Policy forbids it. Text from outside (names,
+questions, tokens) is inserted as escaped text or escaped JSON and displayed as text only. Paths are stored as packs
+and decoded when they are opened. All numbers are those of `core.metrics`.
 """
 
 from __future__ import annotations
@@ -15,115 +15,127 @@ import pyarrow.compute as pc
 
 from opd_align.core import metrics
 from opd_align.core.engine import Analysis
-from opd_align.report.page import in_script, made_by, page_html, part
-from opd_align.report.prose import side, unbroken, verdict
+from opd_align.report.page import package_version, page_html, script_json, static_file
+from opd_align.report.prose import format_estimate, interval_sign, verdict, without_breaks
 from opd_align.report.slices import Slices
-from opd_align.report.table_format import Cell, Table, shown
-from opd_align.report.tables import objectives_of, tables
-from opd_align.report.token_view import TokenView, finite, token_view
+from opd_align.report.table_format import Cell, Table, format_cell
+from opd_align.report.tables import FILTER_DIVERGENCES, objective_names, report_tables
+from opd_align.report.token_view import TOKEN_VIEW_SCRIPTS, TokenView, finite, token_view
 from opd_align.runs.filesystem import AnyPath, PathLike, as_path, error_reason
 from opd_align.types import OpdAlignError
 
-THRESHOLDS = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9)
-QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
-FILTERS = ("kl", "js")
-ROOM = 57 * 2**19
-"""Bytes that paths may take; with all else, a report stays below 30 MiB."""
+ORACLE_THRESHOLDS = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9)
+FILTER_QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
+MAX_PATH_BYTES = 57 * 2**19
+"""Limit for the packed paths; with everything else, a report stays below 30 MiB."""
 
 
 def write_report(analysis: Analysis, path: PathLike, *, title: str = "Alignment report") -> AnyPath:
-    """Writes the report to a file and returns its path; paths that would make it too large for a browser stay out."""
+    """Writes the report of an analysis to a file.
+
+    Args:
+        analysis: The analysis to show.
+        path: The HTML file to write. Paths of questions that would make it larger than 30 MiB are left out.
+        title: Title of the page.
+
+    Returns:
+        The file written.
+    """
     file = as_path(path)
     try:
         file.write_text(report_html(analysis, title=title), encoding="utf-8")
     except OSError as error:
         raise OpdAlignError(
-            f"cannot write the report to {str(file)!r}: {error_reason(error)}; choose another place"
+            f"cannot write the report to {str(file)!r}: {error_reason(error)}; choose another path"
         ) from error
     return file
 
 
 def report_html(analysis: Analysis, *, title: str = "Alignment report") -> str:
-    """The page as text; the same analysis gives the same page."""
-    slices, view = Slices(analysis.nodes), token_view(analysis, ROOM)
+    """The report as text; the same analysis gives the same page.
+
+    Args:
+        analysis: The analysis to show.
+        title: Title of the page.
+    """
+    slices, view = Slices(analysis.nodes), token_view(analysis, MAX_PATH_BYTES)
     overview = _overview(analysis, slices, view, title)
-    first: dict[str, Any] = overview["objectives"][0]["verdict"]
+    first_verdict: dict[str, Any] = overview["objectives"][0]["verdict"]
+    tables = report_tables(analysis, every_objective=True, slices=slices)
     values = {
         "title": html.escape(title),
-        "headline": html.escape(first["headline"]),
-        "points": "".join(f"<li>{html.escape(point)}</li>" for point in first["points"]),
+        "headline": html.escape(first_verdict["headline"]),
+        "points": "".join(f"<li>{html.escape(point)}</li>" for point in first_verdict["points"]),
         "about": html.escape(overview["about"]),
-        "reader": part("reader.html"),
-        "tables": "\n".join(_drawn(table) for table in tables(analysis, every=True, slices=slices)),
-        "overview": in_script(overview),
-        "blocks": "\n".join(
-            f'<script type="text/plain" id="pack-{at}">{data}</script>' for at, data in enumerate(view.packs)
+        "token_view": static_file("token_view.html"),
+        "tables": "\n".join(_table_html(table) for table in tables),
+        "overview": script_json(overview),
+        "packs": "\n".join(
+            f'<script type="text/plain" id="pack-{index}">{data}</script>' for index, data in enumerate(view.packs)
         ),
     }
-    scripts = ("drawing.js", "charts.js", "reader.js", "desk.js", "page.js")
-    return page_html("page.html", values, styles=("page.css",), scripts=scripts)
+    scripts = ("dom.js", "charts.js", *TOKEN_VIEW_SCRIPTS, "report.js")
+    return page_html("report.html", values, styles=("page.css",), scripts=scripts)
 
 
 def _overview(analysis: Analysis, slices: Slices, view: TokenView, title: str) -> dict[str, Any]:
-    """All that the page knows before a path is opened."""
-    guided, rewarded = objectives_of(analysis)
-    settings, questions = analysis.settings, view.told["questions"]
+    """All data that the page uses before a path is opened."""
+    from_teacher, from_reward = objective_names(analysis)
+    settings, questions = analysis.settings, view.metadata["questions"]
     about = [
         f"{len(questions):,} question{'s' if len(questions) != 1 else ''}", f"{len(view.packs):,} paths",
-        f"{sum(row['rollouts'] for row in questions):,} rollouts", f"estimator {settings.estimator}",
-        f"allocation {settings.budget.allocation}",
+        f"{sum(row['rollouts'] for row in questions):,} rollouts", f"estimator: {settings.estimator}",
+        f"allocation: {settings.budget.allocation}",
     ]  # fmt: skip
     if view.left_out:
         about.append(
-            f"{view.left_out:,} more paths count in all figures, but would have made this file too large to read"
+            f"{view.left_out:,} more paths are included in all statistics, but not in the token view (file size limit)"
         )
     return {
         "title": title,
         "about": " · ".join(about),
-        "version": made_by(),
-        "objectives": [_objective(slices, name, name in guided) for name in (*guided, *rewarded)],
-        **view.told,
+        "version": package_version(),
+        "objectives": [_objective(slices, name, name in from_teacher) for name in (*from_teacher, *from_reward)],
+        **view.metadata,
     }
 
 
-def _objective(slices: Slices, objective: str, guided: bool) -> dict[str, Any]:
-    ranks, told = slices.ranks(objective), verdict(slices, objective)
+def _objective(slices: Slices, objective: str, follows_teacher: bool) -> dict[str, Any]:
+    ranks, result = slices.ranks(objective), verdict(slices, objective)
     return {
         "name": objective,
-        "guided": guided,
-        "verdict": {"headline": told.headline, "points": [unbroken(point) for point in told.points]},
+        "verdict": {"headline": result.headline, "points": [without_breaks(point) for point in result.points]},
         "teachers": [_teacher(slices, rank) for rank in ranks],
         "correlations": [
             {
-                "feature": row.feature.replace("_", " "), "teacher": row.teacher, "rho": _number(row.rho),
+                "feature": row.feature.replace("_", " "), "teacher": row.teacher, "rho": _estimate(row.rho),
                 "paths": row.n_paths,
             }
-            for row in (slices.correlations(objective) if guided and ranks else [])
+            for row in (slices.correlations(objective) if follows_teacher and ranks else [])
         ],
     }  # fmt: skip
 
 
 def _teacher(slices: Slices, rank: metrics.TeacherRank) -> dict[str, Any]:
-    mine = slices.rows(rank.objective, rank.teacher)
+    rows = slices.rows(rank.objective, rank.teacher)
     contrast = slices.contrasts(rank.objective, rank.teacher)[0]
-    histogram = metrics.alignment_histogram(mine, objective=rank.objective, teacher=rank.teacher)
-    oracle = metrics.selective_oracle(mine, THRESHOLDS, objective=rank.objective, teacher=rank.teacher)
-    known = [name for name in FILTERS if pc.any(pc.is_finite(mine[name])).as_py()]
+    histogram = metrics.alignment_histogram(rows, objective=rank.objective, teacher=rank.teacher)
+    oracle = metrics.selective_oracle(rows, ORACLE_THRESHOLDS, objective=rank.objective, teacher=rank.teacher)
+    known_divergences = [name for name in FILTER_DIVERGENCES if pc.any(pc.is_finite(rows[name])).as_py()]
     return {
         "name": rank.teacher,
-        "alignment": _number(rank.alignment),
-        "side": side(rank.alignment),
+        "alignment": _estimate(rank.alignment),
+        "sign": interval_sign(rank.alignment),
         "helpful": finite(rank.helpful),
         "harmful": finite(rank.harmful),
         "undecided": finite(rank.undecided),
         "two_children": finite(rank.two_children),
-        "ceiling": finite(rank.noise_ceiling.ceiling),
         "nodes": rank.n_nodes,
         "contrast": {
             "correct": finite(contrast.correct),
             "incorrect": finite(contrast.incorrect),
-            "delta": _number(metrics.Estimate(contrast.delta, contrast.half_width, contrast.n_pairs)),
-            "p": shown(Cell(contrast.p_value), "p"),
+            "delta": _estimate(metrics.Estimate(contrast.delta, contrast.half_width, contrast.n_pairs)),
+            "p": format_cell(Cell(contrast.p_value), "p"),
         },
         "histogram": {
             "counts": histogram.counts,
@@ -132,37 +144,37 @@ def _teacher(slices: Slices, rank: metrics.TeacherRank) -> dict[str, Any]:
         },
         "oracle": [
             {
-                "threshold": row.threshold, "kept": finite(row.share_kept), "signal": _number(row.signal),
-                "fitted": _number(row.cross_fitted_signal),
+                "kept": finite(row.share_kept), "signal": finite(row.signal.mean),
+                "cross_fitted": finite(row.cross_fitted_signal.mean),
             }
             for row in oracle
         ],
         "filters": {
             name: [
-                {"kept": finite(row.share_kept), "signal": _number(row.signal), "threshold": finite(row.threshold)}
+                {"kept": finite(row.share_kept), "signal": finite(row.signal.mean)}
                 for row in metrics.divergence_filter(
-                    mine, name, QUANTILES, objective=rank.objective, teacher=rank.teacher
+                    rows, name, FILTER_QUANTILES, objective=rank.objective, teacher=rank.teacher
                 )
             ]
-            for name in known
+            for name in known_divergences
         },
     }  # fmt: skip
 
 
-def _number(estimate: metrics.Estimate) -> dict[str, Any]:
-    text = shown(Cell(estimate.mean, estimate.half_width), "signed")
-    return {"mean": finite(estimate.mean), "half": finite(estimate.half_width), "text": text}
+def _estimate(estimate: metrics.Estimate) -> dict[str, Any]:
+    mean, half_width = finite(estimate.mean), finite(estimate.half_width)
+    return {"mean": mean, "half_width": half_width, "text": format_estimate(estimate)}
 
 
-def _drawn(table: Table) -> str:
-    def line(cells: Sequence[str], tag: str) -> str:
-        kinds = ["" if column.kind == "text" else ' class="n"' for column in table.columns]
+def _table_html(table: Table) -> str:
+    def row_html(texts: Sequence[str], tag: str) -> str:
+        classes = ["" if column.kind == "text" else ' class="n"' for column in table.columns]
         return "<tr>" + "".join(
-            f"<{tag}{kind}>{html.escape(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True)
+            f"<{tag}{attribute}>{html.escape(text)}</{tag}>" for attribute, text in zip(classes, texts, strict=True)
         )
 
-    head = line([column.name for column in table.columns], "th")
-    body = "".join(line(cells, "td") for cells in table.shown())
+    head = row_html([column.name for column in table.columns], "th")
+    body = "".join(row_html(texts, "td") for texts in table.formatted_rows())
     caption = f"<p class=quiet>{html.escape(table.caption)}</p>" if table.caption else ""
     title = html.escape(table.title)
     return f"<h3>{title}</h3><div class=wide><table><thead>{head}</thead><tbody>{body}</tbody></table></div>{caption}"

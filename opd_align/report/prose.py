@@ -1,7 +1,7 @@
-"""Verdicts in plain words: which teacher points to success, on which rollouts, and how sure that is.
+"""The verdict on an analysis in a few sentences: which teacher points toward success, where, and how certain that is.
 
-Every number in a sentence is a record of `metrics`, written as in the tables. A teacher is said to help or to harm
-only if its whole 95 % interval lies on one side of zero, and that nothing is decided is said as plainly.
+Every number in a sentence is a record of `core.metrics`, formatted as in the tables. A teacher is called helpful or
+harmful only if its whole 95% interval is on one side of zero; otherwise the sentence says "inconclusive".
 """
 
 from __future__ import annotations
@@ -12,157 +12,187 @@ from math import isfinite
 
 from opd_align.core import metrics
 from opd_align.report.slices import Slices
-from opd_align.report.table_format import Cell, Kind, shown
+from opd_align.report.table_format import Cell, Kind, format_cell
 from opd_align.types import REWARD
 
-SURE = 0.05
-"""Differences with a larger p-value are called open."""
-MEANING = "1 is straight toward success, 0 unrelated, −1 straight away from it"
-POINTS = {1: "points toward success", -1: "points away from success", 0: "is not shown to point anywhere"}
-"""By the side of zero on which the interval lies."""
+SIGNIFICANCE_LEVEL = 0.05
+"""Differences with a larger p-value are called not significant."""
+ALIGNMENT_SCALE = "1: directly toward success, 0: unrelated, −1: directly away from it"
+DIRECTION = {
+    1: "points toward success",
+    -1: "points away from success",
+    0: "shows no significant alignment with success",
+}
+"""Phrase by `interval_sign`."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A headline, and what it rests on; `decided` is whether the headline claims anything."""
+    """The verdict on one objective.
+
+    Args:
+        headline: One sentence.
+        points: The evidence, one sentence or two per point.
+        decided: Whether the headline makes a claim; False if it says that the result is inconclusive.
+    """
 
     headline: str
     points: tuple[str, ...]
     decided: bool
 
 
-def side(estimate: metrics.Estimate) -> int:
-    """On which side of zero the whole interval lies: 1, -1, or 0 where it holds zero or is unknown."""
+def interval_sign(estimate: metrics.Estimate) -> int:
+    """1 or -1 if the whole interval is above or below zero; 0 if the interval includes zero or is unknown."""
     if not (isfinite(estimate.mean) and isfinite(estimate.half_width)) or abs(estimate.mean) <= estimate.half_width:
         return 0
     return 1 if estimate.mean > 0 else -1
 
 
-def apart(one: metrics.Estimate, other: metrics.Estimate) -> bool:
-    """Whether the first lies above the second with its whole interval."""
-    return one.mean - other.mean > one.half_width + other.half_width  # False where either is unknown
+def is_above(higher: metrics.Estimate, lower: metrics.Estimate) -> bool:
+    """Whether the whole interval of `higher` is above that of `lower`."""
+    return higher.mean - lower.mean > higher.half_width + lower.half_width  # False where either is unknown
 
 
-def said(estimate: metrics.Estimate) -> str:
-    """A mean with its interval."""
-    return shown(Cell(estimate.mean, estimate.half_width), "signed")
+def format_estimate(estimate: metrics.Estimate) -> str:
+    """A mean with the half-width of its interval, as in the tables."""
+    return format_cell(Cell(estimate.mean, estimate.half_width), "signed")
 
 
-def unbroken(text: str) -> str:
-    """A number and its interval stay on one line."""
+def without_breaks(text: str) -> str:
+    """`text` with non-breaking spaces around ±, so that a number and its interval stay on one line."""
     return text.replace(" ± ", "\u00a0±\u00a0")
 
 
 def verdict(slices: Slices, objective: str) -> Verdict:
-    """What an analysis says about one objective."""
+    """The verdict on one objective.
+
+    Args:
+        slices: The nodes of the analysis.
+        objective: Name of the objective.
+    """
     ranks = [rank for rank in slices.ranks(objective) if rank.n_nodes]
     if not ranks:
-        why = (
-            "No token had two continuations whose success is known well enough, so there was nothing to compare. More "
-            "rollouts, or questions that are solved only sometimes, would help."
+        reason = (
+            "At no position do at least two continuations have a success rate that is known well enough. Use more "
+            "rollouts, or questions that the student solves only some of the time."
         )
-        return Verdict("Nothing could be decided.", (why,), False)
+        return Verdict("Inconclusive: there was nothing to compare.", (reason,), False)
     best, others = ranks[0], ranks[1:]
     points = [
-        _strength(best),
-        *_stakes(ranks),
-        *_order(best, others),
-        *_places(slices, best),
-        _decisions(best),
-        *_choosing(slices, best),
+        _alignment(best),
+        *_weighted_alignment(ranks),
+        *_runners_up(best, others),
+        *_by_outcome(slices, best),
+        _node_shares(best),
+        *_selective_gain(slices, best),
     ]
     top = max(ranks, key=lambda rank: rank.weighted_cosine.mean if isfinite(rank.weighted_cosine.mean) else -2.0)
-    if side(best.alignment) == 0 and side(top.weighted_cosine) > 0 and best.teacher != REWARD:
-        where = (
-            f"Where something is at stake, {top.teacher} points toward success; over all decisions nothing is shown."
+    if interval_sign(best.alignment) == 0 and interval_sign(top.weighted_cosine) > 0 and best.teacher != REWARD:
+        headline = (
+            f"Weighted by SR range, distillation from {top.teacher} points toward success; the unweighted mean is "
+            "inconclusive."
         )
-        return Verdict(where, tuple(points), True)
-    return Verdict(_headline(best, others), tuple(points), side(best.alignment) != 0)
+        return Verdict(headline, tuple(points), True)
+    return Verdict(_headline(best, others), tuple(points), interval_sign(best.alignment) != 0)
 
 
 def _headline(best: metrics.TeacherRank, others: Sequence[metrics.TeacherRank]) -> str:
-    where = side(best.alignment)
+    sign = interval_sign(best.alignment)
     if best.teacher == REWARD:
-        return f"The reward's own update ({best.objective}) {POINTS[where]}."
-    if where > 0:
-        clear = all(apart(best.alignment, other.alignment) for other in others)
-        lead = ", more than any other teacher" if clear and others else ""
-        return f"Following {best.teacher} points toward success{lead}."
-    if where < 0:
-        return "Every teacher points away from success." if others else f"{best.teacher} points away from success."
+        return f"The reward update ({best.objective}) {DIRECTION[sign]}."
+    if sign > 0:
+        is_first = others and all(is_above(best.alignment, other.alignment) for other in others)
+        comparison = ", more than from any other teacher" if is_first else ""
+        return f"Distillation from {best.teacher} points toward success{comparison}."
+    highest = ", the highest-ranked teacher," if others else ""
+    if sign < 0:
+        if others and all(interval_sign(other.alignment) < 0 for other in others):
+            return "Distillation from every teacher points away from success."
+        return f"Distillation from {best.teacher}{highest} points away from success."
     if best.alignment.n < 2:
-        return "One question is too little to decide anything."
-    return f"{'No teacher' if others else best.teacher} is {'' if others else 'not '}shown to point toward success."
+        return "Inconclusive: one question is not enough."
+    return f"Inconclusive: the alignment of {best.teacher}{highest} is not significantly different from zero."
 
 
-def _strength(best: metrics.TeacherRank) -> str:
+def _name(rank: metrics.TeacherRank) -> str:
+    return "the reward update" if rank.teacher == REWARD else rank.teacher
+
+
+def _alignment(best: metrics.TeacherRank) -> str:
     estimate = best.alignment
-    name = "Its" if side(estimate) > 0 or best.teacher == REWARD else f"The highest is {best.teacher}: its"
+    value = f"The alignment of {_name(best)} is {format_estimate(estimate)}"
     if estimate.n < 2:
-        return f"{name} alignment is {said(estimate)} on a single question, so there is no interval ({MEANING})."
-    sure = "" if side(estimate) else " The interval holds zero."
-    return f"{name} alignment is {said(estimate)}, a 95 % interval over {estimate.n} questions ({MEANING}).{sure}"
+        return f"{value} on a single question, so there is no interval ({ALIGNMENT_SCALE})."
+    includes_zero = "" if interval_sign(estimate) else " The interval includes zero."
+    return f"{value}, mean and 95% interval over {estimate.n} questions ({ALIGNMENT_SCALE}).{includes_zero}"
 
 
-def _stakes(ranks: Sequence[metrics.TeacherRank]) -> list[str]:
-    """Most forks are matters of style, where the sign is a coin's; weighing by stakes leaves them out."""
+def _weighted_alignment(ranks: Sequence[metrics.TeacherRank]) -> list[str]:
+    """At most nodes the choice hardly affects success and the sign is random; weighting by SR range discounts them."""
     known = [rank for rank in ranks if isfinite(rank.weighted_cosine.mean)]
     if not known:
         return []
     top = max(known, key=lambda rank: rank.weighted_cosine.mean)
-    where = {1: "toward success", -1: "away from success", 0: "nowhere for sure"}[side(top.weighted_cosine)]
-    who = "it" if top.teacher == ranks[0].teacher else top.teacher
+    direction = {1: "toward success", -1: "away from success", 0: "inconclusive"}[interval_sign(top.weighted_cosine)]
+    highest = "highest of all teachers, " if len(known) > 1 else ""
     return [
-        f"Weighed by what is at stake at each decision, {who} points {where}: {said(top.weighted_cosine)}"
-        f"{', the highest of all' if len(known) > 1 else ''}."
+        f"Weighted by SR range (how much the next token affects success), the alignment of {_name(top)} is "
+        f"{format_estimate(top.weighted_cosine)} ({highest}{direction})."
     ]
 
 
-def _order(best: metrics.TeacherRank, others: Sequence[metrics.TeacherRank]) -> list[str]:
+def _runners_up(best: metrics.TeacherRank, others: Sequence[metrics.TeacherRank]) -> list[str]:
     if not others:
         return []
     second, last = others[0], others[-1]
-    clear = apart(best.alignment, second.alignment)
-    told = "the intervals do not overlap" if clear else "the intervals overlap, so which of the two is better is open"
-    points = [f"Next comes {second.teacher} with {said(second.alignment)}; {told}."]
-    if side(last.alignment) < 0 <= side(best.alignment):
-        points.append(f"{last.teacher} points away from success: {said(last.alignment)}.")
+    overlap = (
+        "the intervals do not overlap"
+        if is_above(best.alignment, second.alignment)
+        else "the intervals overlap, so the order of the two is inconclusive"
+    )
+    points = [f"Second is {second.teacher} with {format_estimate(second.alignment)}; {overlap}."]
+    if interval_sign(last.alignment) < 0 <= interval_sign(best.alignment):
+        points.append(f"{last.teacher} points away from success: {format_estimate(last.alignment)}.")
     return points
 
 
-def _places(slices: Slices, best: metrics.TeacherRank) -> list[str]:
+def _by_outcome(slices: Slices, best: metrics.TeacherRank) -> list[str]:
     contrast = slices.contrasts(best.objective, best.teacher)[0]
     if not (isfinite(contrast.correct) and isfinite(contrast.incorrect)):
-        return ["There are not both correct and incorrect rollouts to compare."]
-    both = f"{_number(contrast.incorrect)} on incorrect rollouts, {_number(contrast.correct)} on correct ones"
+        return ["Correct and incorrect rollouts cannot be compared: only one kind was analyzed."]
+    values = f"{_number(contrast.incorrect)} on incorrect rollouts, {_number(contrast.correct)} on correct ones"
     if contrast.test == metrics.NO_TEST:
-        return [f"Mean alignment is {both}: too few to test."]
+        return [f"The alignment of {_name(best)} is {values}; there are too few questions for a test."]
     delta = Cell(contrast.delta, contrast.half_width)
-    tested = f"difference {shown(delta, 'signed')}, p = {_number(contrast.p_value, 'p')}"
-    if contrast.p_value < SURE:
-        where = "correct" if contrast.delta > 0 else "incorrect"
-        return [f"It points more to success on {where} rollouts: {both} ({tested})."]
-    return [f"Whether it helps more on correct or on incorrect rollouts is open: {both} ({tested})."]
+    test = f"difference {format_cell(delta, 'signed')}, p = {_number(contrast.p_value, 'p')}"
+    if contrast.p_value < SIGNIFICANCE_LEVEL:
+        higher = "correct" if contrast.delta > 0 else "incorrect"
+        return [f"The alignment of {_name(best)} is higher on {higher} rollouts: {values} ({test})."]
+    return [
+        f"The alignment of {_name(best)} does not differ significantly between correct and incorrect rollouts: "
+        f"{values} ({test})."
+    ]
 
 
-def _decisions(best: metrics.TeacherRank) -> str:
-    shares = [_number(share, "share") for share in (best.helpful, best.harmful, best.undecided)]
+def _node_shares(best: metrics.TeacherRank) -> str:
+    helpful, harmful, undecided = (_number(share, "share") for share in (best.helpful, best.harmful, best.undecided))
     return (
-        f"Of the {best.n_nodes:,} decisions that were looked at, it helps at {shares[0]} and harms at {shares[1]}; "
-        f"for {shares[2]} the rollouts do not tell."
+        f"Of {best.n_nodes:,} decisions, {_name(best)} is helpful at {helpful}, harmful at {harmful} and undecided "
+        f"(inconclusive with this number of rollouts) at {undecided}."
     )
 
 
-def _choosing(slices: Slices, best: metrics.TeacherRank) -> list[str]:
+def _selective_gain(slices: Slices, best: metrics.TeacherRank) -> list[str]:
     rows = slices.rows(best.objective, best.teacher)
     full, kept = metrics.selective_oracle(rows, (0.0,), objective=best.objective, teacher=best.teacher)
     if not (isfinite(full.signal.mean) and isfinite(kept.cross_fitted_signal.mean)):
         return []
     return [
-        f"Training only where alignment is positive would change the mean signal from {said(full.signal)} to "
-        f"{said(kept.cross_fitted_signal)} (chosen on one half of the rollouts, valued on the other)."
+        f"Training only where alignment is positive would change the mean signal from {format_estimate(full.signal)} "
+        f"to {format_estimate(kept.cross_fitted_signal)} (cross-fitted: selected on one half of the rollouts, "
+        "evaluated on the other)."
     ]
 
 
 def _number(value: float, kind: Kind = "signed") -> str:
-    return shown(Cell(value), kind)
+    return format_cell(Cell(value), kind)

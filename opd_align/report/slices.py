@@ -1,7 +1,7 @@
-"""The rows of an analysis by objective and teacher, cut once, with the records that several readers want.
+"""The nodes of an analysis by objective and teacher, with the metrics that several tables need, computed once.
 
-`metrics` answers any question from the whole table, at the price of looking through all of it each time; a report asks
-a hundred questions, most of them about one teacher.
+Every function of `core.metrics` filters the whole node table; a report calls them about a hundred times, mostly for a
+single teacher. `Slices` caches both the filtered rows and the results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from opd_align.types import REWARD
 
 
 class Slices:
-    """What `metrics` is asked about, and its answers so far."""
+    """Cached subsets and metrics of a node table.
+
+    Methods (all cached): `rows(objective, teacher=None)`, `ranks(objective)`, `contrasts(objective, teacher=None)` and
+    `correlations(objective)`.
+
+    Args:
+        nodes: `Analysis.nodes`, one row per question, path, depth, teacher and objective.
+    """
 
     def __init__(self, nodes: pa.Table) -> None:
         self.nodes = nodes
@@ -29,15 +36,14 @@ class Slices:
         self.correlations = cache(self._correlations)
 
     def teachers(self, objective: str) -> list[str]:
-        """The teachers of an objective, by name; those without a single node are absent."""
-        return [teacher for own, teacher in self._pairs if own == objective and teacher != REWARD]
+        """The teachers of an objective, sorted by name; teachers without any node are not included."""
+        return [teacher for name, teacher in self._pairs if name == objective and teacher != REWARD]
 
     def _rows(self, objective: str, teacher: str | None = None) -> pa.Table:
-        """The rows of an objective, or of one of its teachers."""
         if teacher is not None:
-            whole = self.rows(objective)
-            return whole.filter(pc.equal(whole["teacher"], teacher))
-        if all(own == objective for own, _ in self._pairs):
+            rows = self.rows(objective)
+            return rows.filter(pc.equal(rows["teacher"], teacher))
+        if all(name == objective for name, _ in self._pairs):
             return self.nodes
         return self.nodes.filter(pc.equal(self.nodes["objective"], objective))
 

@@ -1,8 +1,8 @@
-"""A table as a value, and the four ways to write it: rich text, Markdown, CSV and LaTeX.
+"""The table data model and its four output formats: rich text, Markdown, CSV and LaTeX.
 
-A cell holds a value and, where it is an estimate, the half-width of its interval; its column says how both are shown.
-All formats are made from the same cells, so they cannot disagree; CSV keeps the numbers as they are. Names are
-untrusted text and are escaped for where they go. This room computes nothing.
+A cell holds a value and, if the value is an estimate, the half-width of its interval; the column determines how both
+are formatted. All formats are produced from the same cells, so they always agree; CSV keeps full precision. Names are
+untrusted text and are escaped for each format. Nothing is computed here.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import csv
 import io
 import math
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -31,15 +32,26 @@ _LATEX = {
 
 @dataclass(frozen=True)
 class Cell:
-    """A value and, if it has one, the half-width of its interval."""
+    """One table cell.
+
+    Args:
+        value: Text or number; None or NaN means unknown.
+        half_width: Half-width of the interval around `value`; None if the value is not an estimate.
+    """
 
     value: Value
-    error: float | None = None
+    half_width: float | None = None
 
 
 @dataclass(frozen=True)
 class Column:
-    """`signed` and `number` show three decimals, with and without a plus; `plain` three digits."""
+    """One table column.
+
+    Args:
+        name: Header text.
+        kind: Number format. `signed` and `number` show three decimals, with and without a plus sign; `plain` shows
+            three significant digits; `share` a percentage; `count` an integer; `p` a p-value.
+    """
 
     name: str
     kind: Kind = "text"
@@ -47,7 +59,16 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """`name` is what its file is called; with `grouped`, a first cell like the one above it is left blank to read."""
+    """A titled table, independent of any output format.
+
+    Args:
+        name: Stem of the CSV file name.
+        title: Heading above the table.
+        columns: Header and number format of each column.
+        rows: Cells, one tuple per row, as long as `columns`.
+        caption: Note below the table.
+        grouped: Leave the first cell blank where it repeats the cell above (except in CSV).
+    """
 
     name: str
     title: str
@@ -58,43 +79,48 @@ class Table:
 
     def __post_init__(self) -> None:
         if any(len(row) != len(self.columns) for row in self.rows):
-            raise ValueError(f"a row of {self.name!r} has not {len(self.columns)} cells")
+            raise ValueError(f"every row of table {self.name!r} must have {len(self.columns)} cells")
 
     def __rich__(self) -> RichTable:
         return to_rich(self)
 
-    def shown(self) -> list[list[str]]:
-        """The cells as people read them."""
-        rows, above = [], None
+    def formatted_rows(self) -> list[list[str]]:
+        """All cells as display text."""
+        formatted, previous = [], None
         for row in self.rows:
-            line = [shown(cell, column.kind) for cell, column in zip(row, self.columns, strict=True)]
-            above, line[0] = line[0], "" if self.grouped and line[0] == above else line[0]
-            rows.append(line)
-        return rows
+            texts = [format_cell(cell, column.kind) for cell, column in zip(row, self.columns, strict=True)]
+            previous, texts[0] = texts[0], "" if self.grouped and texts[0] == previous else texts[0]
+            formatted.append(texts)
+        return formatted
 
 
 def row(*values: Value | Cell) -> tuple[Cell, ...]:
-    """Cells from bare values."""
+    """A table row; bare values become cells without an interval."""
     return tuple(value if isinstance(value, Cell) else Cell(value) for value in values)
 
 
-def shown(cell: Cell, kind: Kind) -> str:
-    """A cell as people read it, the same in every format."""
+def format_cell(cell: Cell, kind: Kind) -> str:
+    """A cell as display text, the same in every format.
+
+    Args:
+        cell: The cell to format.
+        kind: Number format, see `Column`.
+    """
     value = cell.value
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return UNKNOWN
     if isinstance(value, str):
-        # Names come from outside: what does not print could move the cursor of a terminal.
+        # Names come from outside: control characters could move the cursor of a terminal.
         return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in value)
-    error = cell.error
-    spread = "" if error is None or math.isnan(error) else f" ± {error:.3f}"
+    half_width = cell.half_width
+    interval = "" if half_width is None or math.isnan(half_width) else f" ± {half_width:.3f}"
     match kind:
         case "signed":
-            return f"{value:+.3f}{spread}".replace("-", "−")
+            return f"{value:+.3f}{interval}".replace("-", "−")
         case "number":
-            return f"{value:.3f}{spread}".replace("-", "−")
+            return f"{value:.3f}{interval}".replace("-", "−")
         case "share":
-            return f"{value:.0%}"
+            return f"{value:.0%}".replace("-", "−")
         case "count":
             return f"{value:,}"
         case "p":
@@ -104,73 +130,81 @@ def shown(cell: Cell, kind: Kind) -> str:
 
 
 def to_rich(table: Table) -> RichTable:
-    """For the terminal."""
-    drawn = RichTable(
+    """The table for a terminal."""
+    rows = table.formatted_rows()
+    result = RichTable(
         title=Text(table.title, style="bold"), title_justify="left", caption_justify="left", box=None, pad_edge=False,
         caption=Text(table.caption, style="dim") if table.caption else None,
     )  # fmt: skip
     for index, column in enumerate(table.columns):
-        left = column.kind == "text"
-        drawn.add_column(Text(column.name), justify="left" if left else "right", no_wrap=index == 0, overflow="fold")
-    for line in table.shown():
-        drawn.add_row(*map(Text, line))
-    return drawn
+        is_text = column.kind == "text"
+        name = column.name
+        if not is_text and name:
+            # Wrap the header to the width of its numbers, so that the numbers need not wrap in a narrow terminal.
+            width = max(len(text) for text in (*name.split(), *(texts[index] for texts in rows)))
+            name = textwrap.fill(name, width, break_on_hyphens=False)
+        result.add_column(Text(name), justify="left" if is_text else "right", no_wrap=index == 0, overflow="fold")
+    for texts in rows:
+        result.add_row(*map(Text, texts))
+    return result
 
 
 def to_markdown(tables: Sequence[Table]) -> str:
-    """One section a table."""
-    parts = []
+    """A Markdown document with one section per table."""
+    sections = []
     for table in tables:
-        marks = [":--" if column.kind == "text" else "--:" for column in table.columns]
-        lines = [[_markdown(column.name) for column in table.columns], marks]
-        lines += [[_markdown(text) for text in line] for line in table.shown()]
-        drawn = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        alignments = [":--" if column.kind == "text" else "--:" for column in table.columns]
+        lines = [[_markdown(column.name) for column in table.columns], alignments]
+        lines += [[_markdown(text) for text in texts] for texts in table.formatted_rows()]
+        body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         caption = f"\n\n{_markdown(table.caption)}" if table.caption else ""
-        parts.append(f"## {_markdown(table.title)}\n\n{drawn}{caption}\n")
-    return "\n".join(parts)
+        sections.append(f"## {_markdown(table.title)}\n\n{body}{caption}\n")
+    return "\n".join(sections)
 
 
 def to_latex(tables: Sequence[Table]) -> str:
-    """One `table` environment a table; needs the package booktabs."""
-    parts = []
+    """One `table` environment per table; requires the package booktabs."""
+    environments = []
     for table in tables:
-        kinds = "".join("l" if column.kind == "text" else "r" for column in table.columns)
-        head = " & ".join(rf"\textbf{{{_latex(column.name)}}}" for column in table.columns)
+        alignments = "".join("l" if column.kind == "text" else "r" for column in table.columns)
+        header = " & ".join(rf"\textbf{{{_latex(column.name)}}}" for column in table.columns)
         lines = []
-        for place, (line, cells) in enumerate(zip(table.shown(), table.rows, strict=True)):
-            if table.grouped and place and line[0]:
+        for index, (texts, cells) in enumerate(zip(table.formatted_rows(), table.rows, strict=True)):
+            if table.grouped and index and texts[0]:
                 lines.append(r"\midrule")
-            texts = [_latex_cell(text, cell) for text, cell in zip(line, cells, strict=True)]
-            lines.append(" & ".join(texts) + r" \\")
+            columns = [_latex_cell(text, cell) for text, cell in zip(texts, cells, strict=True)]
+            lines.append(" & ".join(columns) + r" \\")
         caption = ". ".join(part for part in (table.title, table.caption) if part)
-        body = "\n".join([rf"\begin{{tabular}}{{{kinds}}}", r"\toprule", rf"{head} \\", r"\midrule", *lines])
-        parts.append(
+        body = "\n".join([rf"\begin{{tabular}}{{{alignments}}}", r"\toprule", rf"{header} \\", r"\midrule", *lines])
+        environments.append(
             "\\begin{table}[h]\n\\centering\n\\small\n"
             f"\\caption{{{_latex(caption)}.}}\n\\label{{tab:{file_name(table.name)}}}\n"
             f"{body}\n\\bottomrule\n\\end{{tabular}}\n\\end{{table}}\n"
         )
-    return "\n".join(parts)
+    return "\n".join(environments)
 
 
 def to_csv(table: Table) -> str:
-    """Full numbers; a column that has intervals is followed by their half-widths, unknown is empty."""
-    has_error = [any(line[at].error is not None for line in table.rows) for at in range(len(table.columns))]
+    """Full precision; a column with intervals is followed by a column of half-widths, unknown values are empty."""
+    has_interval = [
+        any(cells[index].half_width is not None for cells in table.rows) for index in range(len(table.columns))
+    ]
     header = []
-    for column, spread in zip(table.columns, has_error, strict=True):
-        header += [column.name, f"{column.name} half-width"] if spread else [column.name]
-    sink = io.StringIO()
-    writer = csv.writer(sink, lineterminator="\n")
+    for column, interval in zip(table.columns, has_interval, strict=True):
+        header += [column.name, f"{column.name} half-width"] if interval else [column.name]
+    output = io.StringIO()
+    writer = csv.writer(output, lineterminator="\n")
     writer.writerow(header)
-    for line in table.rows:
+    for cells in table.rows:
         values: list[Value] = []
-        for cell, spread in zip(line, has_error, strict=True):
-            values += [cell.value, cell.error] if spread else [cell.value]
+        for cell, interval in zip(cells, has_interval, strict=True):
+            values += [cell.value, cell.half_width] if interval else [cell.value]
         writer.writerow(["" if value is None or value != value else value for value in values])
-    return sink.getvalue()
+    return output.getvalue()
 
 
 def file_name(name: str) -> str:
-    """A name with nothing in it that a file system or LaTeX would mind."""
+    """`name` with every character replaced that is not safe in a file name or a LaTeX label."""
     return re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-.") or "table"
 
 
@@ -186,8 +220,8 @@ def _latex(text: str) -> str:
 def _latex_cell(text: str, cell: Cell) -> str:
     if isinstance(cell.value, str) or text in (UNKNOWN, ""):
         return _latex(text)
-    power = re.sub(
-        r"^(\d)e([+-])0*(\d+)$", lambda found: rf"{found[1]} \times 10^{{{found[2].strip('+')}{found[3]}}}", text
+    with_power = re.sub(
+        r"^(\d)e([+-])0*(\d+)$", lambda match: rf"{match[1]} \times 10^{{{match[2].strip('+')}{match[3]}}}", text
     )
-    number = power.replace("±", r"\pm").replace("−", "-").replace("%", r"\%").replace(",", "{,}")
+    number = with_power.replace("±", r"\pm").replace("−", "-").replace("%", r"\%").replace(",", "{,}")
     return f"${number}$"

@@ -1,7 +1,8 @@
-"""The paper's tables from an analysis.
+"""The tables of an analysis, as in the paper.
 
-Each function lays out one table from records of `metrics`; numbers come in finished. How a table is written, `model`
-knows.
+Each `*_table` function lays out one table from records of `core.metrics`; numbers arrive computed. To add a table,
+write such a function here and append it to `OBJECTIVE_TABLES` or `TEACHER_TABLES`: terminal, HTML report, Markdown,
+LaTeX and CSV all read these two tuples. `table_format` does the formatting.
 """
 
 from __future__ import annotations
@@ -19,36 +20,271 @@ from opd_align.report.table_format import Cell, Column, Table, file_name, row, t
 from opd_align.runs.filesystem import AnyPath, PathLike, as_path, error_reason
 from opd_align.types import OpdAlignError
 
-MEASURES = ("kl", "js")
-SHOWN = 20
-"""Questions listed in the terminal."""
+FILTER_DIVERGENCES = ("kl", "js")
+"""Divergences by which the divergence filter selects nodes."""
+FILTER_QUANTILE = 0.5
+"""The divergence filter of the table keeps the nodes above this quantile."""
+MAX_QUESTIONS_IN_TERMINAL = 20
+LABELS = {
+    "mean_cosine": "alignment", "weighted_cosine": "SR-weighted alignment", "advantage": "teacher advantage",
+    "depth_normalised": "depth (normalised)", "kl": "KL", "js": "JS", "l2": "L2", "cosine": "cosine(p, t)",
+}  # fmt: skip
+"""Display names of metrics and features."""
+
+
+def question_table(questions: pa.Table) -> Table:
+    """Pass rate, rollouts and paths of each question, and why a question was skipped.
+
+    Args:
+        questions: `Analysis.questions`, one row per question.
+    """
+    fields = ("pass_rate", "initial", "targeted", "correct_paths", "incorrect_paths", "nodes", "note")
+    rows = [row(record["question"], *(record[field] for field in fields)) for record in questions.to_pylist()]
+    columns = (
+        Column("question"), Column("pass rate", "plain"), Column("initial rollouts", "count"),
+        Column("targeted rollouts", "count"), Column("correct paths", "count"), Column("incorrect paths", "count"),
+        Column("node rows", "count"), Column("note"),
+    )  # fmt: skip
+    return Table("questions", "Questions", columns, tuple(rows))
+
+
+def ranking_table(slices: Slices, objective: str) -> Table:
+    """Teachers by mean alignment, best first.
+
+    Args:
+        slices: The nodes of the analysis.
+        objective: Name of the objective.
+    """
+    ranks = slices.ranks(objective)
+    columns = (
+        Column("teacher"), Column("alignment", "signed"), Column("helpful", "share"), Column("harmful", "share"),
+        Column("undecided", "share"), Column("noise ceiling", "plain"), Column("questions", "count"),
+        Column("nodes", "count"),
+    )  # fmt: skip
+    rows = [
+        row(
+            rank.teacher, estimate_cell(rank.alignment), rank.helpful, rank.harmful, rank.undecided,
+            rank.noise_ceiling.ceiling, rank.n_questions, rank.n_nodes,
+        )
+        for rank in ranks
+    ]  # fmt: skip
+    caption = (
+        "±: 95% interval across questions; noise ceiling: highest correlation with the true alignment that this number "
+        "of rollouts allows (split-half)"
+    )
+    two_children = [rank.two_children for rank in ranks if rank.n_nodes]
+    if two_children:
+        caption += f"; {max(two_children):.0%} of the nodes have two children, where alignment is exactly ±1"
+    title = f"Alignment with the ideal update by teacher ({objective})"
+    return Table(f"ranking-{objective}", title, columns, tuple(rows), caption)
+
+
+def alternative_table(slices: Slices, objective: str) -> Table:
+    """The teachers of `ranking_table` by other measures, in the same order.
+
+    Args:
+        slices: The nodes of the analysis.
+        objective: Name of the objective.
+    """
+    columns = (
+        Column("teacher"), Column("share positive", "number"), Column("SR-weighted alignment", "signed"),
+        Column("teacher advantage", "signed"),
+    )  # fmt: skip
+    rows = [
+        row(
+            rank.teacher, estimate_cell(rank.fraction_positive), estimate_cell(rank.weighted_cosine),
+            estimate_cell(rank.advantage),
+        )
+        for rank in slices.ranks(objective)
+    ]  # fmt: skip
+    title = f"Alternative measures by teacher ({objective})"
+    return Table(f"alternative-{objective}", title, columns, tuple(rows))
+
+
+def contrast_table(slices: Slices, objective: str) -> Table:
+    """Correct vs. incorrect paths, averaged over teachers.
+
+    Args:
+        slices: The nodes of the analysis.
+        objective: Name of the objective.
+    """
+    columns = (
+        Column("metric"), Column("correct", "signed"), Column("incorrect", "signed"), Column("Δ", "signed"),
+        Column("p", "p"), Column("test"),
+    )  # fmt: skip
+    rows = [
+        row(
+            _label(contrast.metric), contrast.correct, contrast.incorrect, Cell(contrast.delta, contrast.half_width),
+            contrast.p_value, contrast.test,
+        )
+        for contrast in slices.contrasts(objective)
+    ]  # fmt: skip
+    title = f"Correct vs. incorrect rollouts, all teachers ({objective})"
+    return Table(f"correct-incorrect-{objective}", title, columns, tuple(rows))
+
+
+def delta_table(slices: Slices, objective: str) -> Table:
+    """Correct vs. incorrect paths for each teacher.
+
+    Args:
+        slices: The nodes of the analysis.
+        objective: Name of the objective.
+    """
+    columns = (
+        Column("teacher"), Column("metric"), Column("correct", "signed"), Column("incorrect", "signed"),
+        Column("Δ", "signed"), Column("p", "p"), Column("questions with both", "count"),
+    )  # fmt: skip
+    rows = [
+        row(
+            contrast.teacher, _label(contrast.metric), contrast.correct, contrast.incorrect,
+            Cell(contrast.delta, contrast.half_width), contrast.p_value, contrast.n_pairs,
+        )
+        for teacher in slices.teachers(objective)
+        for contrast in slices.contrasts(objective, teacher)
+    ]  # fmt: skip
+    title = f"Correct vs. incorrect rollouts by teacher ({objective})"
+    return Table(f"teacher-delta-{objective}", title, columns, tuple(rows), grouped=True)
+
+
+def oracle_table(slices: Slices, objective: str) -> Table:
+    """What selective distillation would gain if the alignment of every node were known.
+
+    Args:
+        slices: The nodes of the analysis.
+        objective: Name of the objective.
+    """
+    columns = (
+        Column("teacher"), Column("nodes selected"), Column("signal", "signed"),
+        Column("cross-fitted signal", "signed"), Column("nodes kept", "share"), Column("paths improved", "share"),
+    )  # fmt: skip
+    rows = [
+        row(
+            teacher, "all" if oracle.threshold is None else f"alignment > {oracle.threshold:g}",
+            estimate_cell(oracle.signal), estimate_cell(oracle.cross_fitted_signal), oracle.share_kept,
+            oracle.share_beating,
+        )
+        for teacher in slices.teachers(objective)
+        for oracle in metrics.selective_oracle(slices.rows(objective, teacher), objective=objective, teacher=teacher)
+    ]  # fmt: skip
+    caption = (
+        "signal: SR range × alignment; cross-fitted: nodes selected on one half of the rollouts, signal evaluated on "
+        "the other"
+    )
+    title = f"Selective distillation with an oracle ({objective})"
+    return Table(f"oracle-{objective}", title, columns, tuple(rows), caption, grouped=True)
+
+
+def filter_table(slices: Slices, objective: str) -> Table:
+    """How much of the oracle's gain a divergence filter recovers.
+
+    Args:
+        slices: The nodes of the analysis.
+        objective: Name of the objective.
+    """
+    columns = (
+        Column("teacher"), Column("divergence"), Column("threshold", "plain"), Column("signal", "signed"),
+        Column("nodes kept", "share"), Column("share of oracle gain", "share"),
+    )  # fmt: skip
+    rows = [
+        row(
+            teacher, _label(result.measure), result.threshold, estimate_cell(result.signal), result.share_kept,
+            result.share_of_oracle_gain,
+        )
+        for teacher in slices.teachers(objective)
+        for divergence in FILTER_DIVERGENCES
+        for result in metrics.divergence_filter(
+            slices.rows(objective, teacher), divergence, (FILTER_QUANTILE,), objective=objective, teacher=teacher
+        )
+    ]  # fmt: skip
+    title = f"Divergence filter: only the most divergent nodes ({objective})"
+    return Table(f"filter-{objective}", title, columns, tuple(rows), grouped=True)
+
+
+def correlation_table(slices: Slices, objective: str) -> Table:
+    """Within-path rank correlations of alignment with quantities that a single forward pass gives.
+
+    Args:
+        slices: The nodes of the analysis.
+        objective: Name of the objective.
+    """
+    columns = Column("teacher"), Column("feature"), Column("Spearman ρ", "signed"), Column("paths", "count")
+    rows = [
+        row(
+            correlation.teacher or "all",
+            _label(correlation.feature),
+            estimate_cell(correlation.rho),
+            correlation.n_paths,
+        )
+        for correlation in slices.correlations(objective)
+    ]
+    title = f"Rank correlation with alignment within a path ({objective})"
+    return Table(f"correlations-{objective}", title, columns, tuple(rows), grouped=True)
+
+
+OBJECTIVE_TABLES = (ranking_table, alternative_table)
+"""Tables of every objective."""
+TEACHER_TABLES = (contrast_table, delta_table, oracle_table, filter_table, correlation_table)
+"""Tables of objectives that follow a teacher, after all `OBJECTIVE_TABLES`."""
+
+
+def report_tables(analysis: Analysis, *, every_objective: bool = False, slices: Slices | None = None) -> list[Table]:
+    """All tables of an analysis.
+
+    Args:
+        analysis: The analysis to show.
+        every_objective: Make `TEACHER_TABLES` for every objective that follows a teacher, not only for the first.
+        slices: The nodes of the analysis, if the caller already has them; None builds them.
+    """
+    slices = slices or Slices(analysis.nodes)
+    from_teacher, from_reward = objective_names(analysis)
+    result = [question_table(analysis.questions)]
+    for objective in (*from_teacher, *from_reward):
+        result += [make_table(slices, objective) for make_table in OBJECTIVE_TABLES]
+    for objective in from_teacher if every_objective else from_teacher[:1]:
+        result += [make_table(slices, objective) for make_table in TEACHER_TABLES]
+    return result
+
+
+def objective_names(analysis: Analysis) -> tuple[list[str], list[str]]:
+    """Names of the objectives that follow a teacher, and of those that follow the reward."""
+    objectives = analysis.settings.objectives
+    from_teacher = [objective.name for objective in objectives if objective.signal != "reward"]
+    return from_teacher, [objective.name for objective in objectives if objective.signal == "reward"]
 
 
 def all_tables(analysis: Analysis) -> RenderableType:
-    """Everything worth reading about an analysis, from the questions to the filters, for the terminal."""
-    first, *others = tables(analysis)
-    if len(first.rows) > SHOWN:
-        first = Table(
-            first.name, first.title, first.columns, first.rows[:SHOWN], f"… and {len(first.rows) - SHOWN} more"
-        )
-    return rendered([first, *others])
+    """The tables of an analysis for the terminal; a long list of questions is cut."""
+    questions, *others = report_tables(analysis)
+    hidden = len(questions.rows) - MAX_QUESTIONS_IN_TERMINAL
+    if hidden > 0:
+        rows = questions.rows[:MAX_QUESTIONS_IN_TERMINAL]
+        questions = Table(questions.name, questions.title, questions.columns, rows, f"… and {hidden} more")
+    return console_group([questions, *others])
 
 
-def rendered(parts: Iterable[Table]) -> RenderableType:
+def console_group(tables: Iterable[Table]) -> RenderableType:
     """Tables for the terminal, one below the other."""
-    return Group(*(piece for table in parts for piece in (to_rich(table), Text())))
+    return Group(*(renderable for table in tables for renderable in (to_rich(table), Text())))
 
 
 def write_tables(analysis: Analysis, folder: PathLike) -> list[AnyPath]:
-    """Writes `tables.md`, `tables.tex` and one CSV a table; returns the files."""
-    return write(tables(analysis, every=True), folder)
+    """Writes the tables of all objectives as `tables.md`, `tables.tex` and one CSV file per table.
+
+    Args:
+        analysis: The analysis to show.
+        folder: Where to write; created if missing.
+
+    Returns:
+        The files written.
+    """
+    return write_table_files(report_tables(analysis, every_objective=True), folder)
 
 
-def write(parts: Sequence[Table], folder: PathLike) -> list[AnyPath]:
-    """Writes the given tables; returns the files."""
+def write_table_files(tables: Sequence[Table], folder: PathLike) -> list[AnyPath]:
+    """Writes the given tables as `tables.md`, `tables.tex` and one CSV file per table; returns the files."""
     target = as_path(folder)
-    texts = {"tables.md": to_markdown(parts), "tables.tex": to_latex(parts)}
-    texts |= {f"{file_name(table.name)}.csv": to_csv(table) for table in parts}
+    texts = {"tables.md": to_markdown(tables), "tables.tex": to_latex(tables)}
+    texts |= {f"{file_name(table.name)}.csv": to_csv(table) for table in tables}
     try:
         target.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
@@ -60,168 +296,17 @@ def write(parts: Sequence[Table], folder: PathLike) -> list[AnyPath]:
     return [target / name for name in texts]
 
 
-def tables(analysis: Analysis, *, every: bool = False, slices: Slices | None = None) -> list[Table]:
-    """The tables of an analysis; contrasts and what follows for its first objective, with `every` for all of them."""
-    slices = slices or Slices(analysis.nodes)
-    guided, rewarded = objectives_of(analysis)
-    parts = [question_table(analysis.questions)]
-    for objective in (*guided, *rewarded):
-        ranks = slices.ranks(objective)
-        parts += [ranking_table(ranks, objective), alternative_table(ranks, objective)]
-    for objective in guided if every else guided[:1]:
-        teachers = slices.teachers(objective)
-        parts += [
-            contrast_table(slices.contrasts(objective), objective),
-            delta_table([row for name in teachers for row in slices.contrasts(objective, name)], objective),
-            oracle_table([(name, _oracle(slices, objective, name)) for name in teachers], objective),
-            filter_table([(name, _filters(slices, objective, name)) for name in teachers], objective),
-            correlation_table(slices.correlations(objective), objective),
-        ]
-    return parts
-
-
-def objectives_of(analysis: Analysis) -> tuple[list[str], list[str]]:
-    """Objectives that follow a teacher, and those that follow the reward."""
-    objectives = analysis.settings.objectives
-    guided = [objective.name for objective in objectives if objective.signal != "reward"]
-    return guided, [objective.name for objective in objectives if objective.signal == "reward"]
-
-
-def question_table(questions: pa.Table) -> Table:
-    """What became of each question."""
-    names = ("pass_rate", "initial", "targeted", "correct_paths", "incorrect_paths", "nodes", "note")
-    rows = [row(record["question"], *(record[name] for name in names)) for record in questions.to_pylist()]
-    columns = (
-        Column("question"), Column("pass rate", "plain"), Column("rollouts", "count"), Column("targeted", "count"),
-        Column("paths +", "count"), Column("paths −", "count"), Column("rows", "count"), Column("note"),
-    )  # fmt: skip
-    return Table("questions", "Questions", columns, tuple(rows))
-
-
-def ranking_table(ranks: Sequence[metrics.TeacherRank], objective: str) -> Table:
-    """Teachers, best first; ± is a 95 % interval across questions."""
-    columns = (
-        Column("teacher"), Column("alignment", "signed"), Column("helps", "share"), Column("harms", "share"),
-        Column("open", "share"), Column("ceiling", "plain"), Column("questions", "count"), Column("nodes", "count"),
-    )  # fmt: skip
-    rows = [
-        row(
-            rank.teacher, estimate(rank.alignment), rank.helpful, rank.harmful, rank.undecided,
-            rank.noise_ceiling.ceiling, rank.n_questions, rank.n_nodes,
-        )
-        for rank in ranks
-    ]  # fmt: skip
-    pairs = [rank.two_children for rank in ranks if rank.n_nodes]
-    caption = "ceiling: the largest correlation with the truth that this many rollouts allow (split halves)"
-    if pairs:
-        caption += f"; {max(pairs):.0%} of the nodes have two children, there alignment is ±1"
-    title = f"Does following the teacher help? Alignment with the ideal update ({objective})"
-    return Table(f"ranking-{objective}", title, columns, tuple(rows), caption)
-
-
-def alternative_table(ranks: Sequence[metrics.TeacherRank], objective: str) -> Table:
-    """The same ranking by other measures."""
-    columns = (
-        Column("teacher"), Column("positive", "number"), Column("SR-weighted", "signed"), Column("advantage", "signed"),
-    )  # fmt: skip
-    rows = [
-        row(
-            rank.teacher, estimate(rank.fraction_positive), estimate(rank.weighted_cosine), estimate(rank.advantage)
-        )
-        for rank in ranks
-    ]  # fmt: skip
-    return Table(f"alternative-{objective}", f"The same by other measures ({objective})", columns, tuple(rows))
-
-
-def contrast_table(contrasts: Iterable[metrics.Contrast], objective: str) -> Table:
-    """Correct against incorrect paths, all teachers together."""
-    columns = (
-        Column("metric"), Column("correct", "signed"), Column("incorrect", "signed"), Column("Δ", "signed"),
-        Column("p", "p"), Column("test"),
-    )  # fmt: skip
-    rows = [
-        row(
-            contrast.metric.replace("_", " "), contrast.correct, contrast.incorrect,
-            Cell(contrast.delta, contrast.half_width), contrast.p_value, contrast.test,
-        )
-        for contrast in contrasts
-    ]  # fmt: skip
-    title = f"Correct against incorrect rollouts ({objective})"
-    return Table(f"correct-incorrect-{objective}", title, columns, tuple(rows))
-
-
-def delta_table(contrasts: Iterable[metrics.Contrast], objective: str) -> Table:
-    """Correct against incorrect paths, teacher by teacher."""
-    columns = (
-        Column("teacher"), Column("metric"), Column("correct", "signed"), Column("incorrect", "signed"),
-        Column("Δ", "signed"), Column("p", "p"), Column("questions with both", "count"),
-    )  # fmt: skip
-    rows = [
-        row(
-            contrast.teacher, contrast.metric.replace("_", " "), contrast.correct, contrast.incorrect,
-            Cell(contrast.delta, contrast.half_width), contrast.p_value, contrast.n_pairs,
-        )
-        for contrast in contrasts
-    ]  # fmt: skip
-    title = f"Correct against incorrect rollouts, teacher by teacher ({objective})"
-    return Table(f"teacher-delta-{objective}", title, columns, tuple(rows), grouped=True)
-
-
-def oracle_table(rows: Iterable[tuple[str, Sequence[metrics.OracleRow]]], objective: str) -> Table:
-    """What selective distillation could gain if alignment were known."""
-    columns = (
-        Column("teacher"), Column("keep"), Column("signal", "signed"), Column("cross-fitted", "signed"),
-        Column("nodes kept", "share"), Column("paths that gain", "share"),
-    )  # fmt: skip
-    lines = [
-        row(
-            teacher, "all" if line.threshold is None else f"alignment > {line.threshold:g}", estimate(line.signal),
-            estimate(line.cross_fitted_signal), line.share_kept, line.share_beating,
-        )
-        for teacher, oracle in rows
-        for line in oracle
-    ]  # fmt: skip
-    caption = "signal: SR range × alignment; cross-fitted: chosen on one half of the rollouts, valued on the other"
-    title = f"Selective distillation, with hindsight ({objective})"
-    return Table(f"oracle-{objective}", title, columns, tuple(lines), caption, grouped=True)
-
-
-def filter_table(rows: Iterable[tuple[str, Sequence[metrics.FilterRow]]], objective: str) -> Table:
-    """What a filter by divergence recovers of that."""
-    columns = (
-        Column("teacher"), Column("most divergent by"), Column("threshold", "plain"), Column("signal", "signed"),
-        Column("nodes kept", "share"), Column("of the oracle's gain", "share"),
-    )  # fmt: skip
-    lines = [
-        row(
-            teacher, line.measure, line.threshold, estimate(line.signal), line.share_kept, line.share_of_oracle_gain
-        )
-        for teacher, filters in rows
-        for line in filters
-    ]  # fmt: skip
-    return Table(
-        f"filter-{objective}", f"Divergence as a filter ({objective})", columns, tuple(lines), grouped=True
-    )  # fmt: skip
-
-
-def correlation_table(correlations: Iterable[metrics.Correlation], objective: str) -> Table:
-    """Within-path rank correlations of alignment with what a single forward pass shows."""
-    columns = Column("teacher"), Column("feature"), Column("Spearman ρ", "signed"), Column("paths", "count")
-    rows = [
-        row(line.teacher or "all", line.feature.replace("_", " "), estimate(line.rho), line.n_paths)
-        for line in correlations
-    ]
-    title = f"What goes along with alignment within a path ({objective})"
-    return Table(f"correlations-{objective}", title, columns, tuple(rows), grouped=True)
-
-
 def compare(analyses: Mapping[str, Analysis]) -> list[Table]:
-    """Analyses side by side: the same run under two estimators, or several runs. Absent is unknown."""
+    """Tables that compare several analyses, e.g. the same run with two estimators, or several runs.
+
+    Args:
+        analyses: Run name → analysis. A teacher or objective that a run does not have is shown as unknown.
+    """
     if not analyses:
         raise OpdAlignError("there is no run to compare; name two or more run directories")
     columns = (
         Column("run"), Column("estimator"), Column("allocation"), Column("questions", "count"),
-        Column("nodes", "count"),
+        Column("node rows", "count"),
     )  # fmt: skip
     rows = [
         row(
@@ -230,60 +315,53 @@ def compare(analyses: Mapping[str, Analysis]) -> list[Table]:
         )
         for name, analysis in analyses.items()
     ]  # fmt: skip
-    parts = [Table("runs", "Runs", columns, tuple(rows))]
-    cut = {run: Slices(analysis.nodes) for run, analysis in analyses.items()}
-    named = dict.fromkeys(name for analysis in analyses.values() for names in objectives_of(analysis) for name in names)
-    for objective in named:
-        held = [run for run in analyses if objective in cut[run].objectives]
-        if held:
-            ranks = {run: {rank.teacher: rank for rank in cut[run].ranks(objective)} for run in held}
-            parts += [_ranks_beside(objective, list(analyses), ranks), _deltas_beside(objective, cut, ranks)]
-    return parts
+    result = [Table("runs", "Runs", columns, tuple(rows))]
+    slices = {run: Slices(analysis.nodes) for run, analysis in analyses.items()}
+    objectives = dict.fromkeys(
+        name for analysis in analyses.values() for names in objective_names(analysis) for name in names
+    )
+    for objective in objectives:
+        runs = [run for run in analyses if objective in slices[run].objectives]
+        if runs:
+            ranks = {run: {rank.teacher: rank for rank in slices[run].ranks(objective)} for run in runs}
+            result += [_compare_ranks(objective, list(analyses), ranks), _compare_deltas(objective, slices, ranks)]
+    return result
 
 
 _Ranks = Mapping[str, Mapping[str, metrics.TeacherRank]]
 
 
-def _ranks_beside(objective: str, runs: Sequence[str], ranks: _Ranks) -> Table:
+def _compare_ranks(objective: str, runs: Sequence[str], ranks: _Ranks) -> Table:
     columns = (Column("teacher"), Column("metric"), *(Column(run, "signed") for run in runs))
     rows = []
-    for teacher in dict.fromkeys(name for found in ranks.values() for name in found):
+    for teacher in dict.fromkeys(name for by_teacher in ranks.values() for name in by_teacher):
         for metric in ("alignment", "weighted_cosine", "advantage"):
-            mine = [ranks.get(run, {}).get(teacher) for run in runs]
-            cells = [Cell(None) if rank is None else estimate(getattr(rank, metric)) for rank in mine]
-            rows.append(row(teacher, metric.replace("_", " "), *cells))
-    title = f"Teachers side by side ({objective})"
+            rank_of_run = [ranks.get(run, {}).get(teacher) for run in runs]
+            cells = [Cell(None) if rank is None else estimate_cell(getattr(rank, metric)) for rank in rank_of_run]
+            rows.append(row(teacher, _label(metric), *cells))
+    title = f"Teachers by run ({objective})"
     return Table(f"compare-ranking-{objective}", title, columns, tuple(rows), grouped=True)
 
 
-def _deltas_beside(objective: str, cut: Mapping[str, Slices], ranks: _Ranks) -> Table:
+def _compare_deltas(objective: str, slices: Mapping[str, Slices], ranks: _Ranks) -> Table:
     columns = (
         Column("teacher"), Column("run"), Column("correct", "signed"), Column("incorrect", "signed"),
         Column("Δ", "signed"), Column("p", "p"),
     )  # fmt: skip
     rows = []
-    for teacher in dict.fromkeys(name for found in ranks.values() for name in found):
+    for teacher in dict.fromkeys(name for by_teacher in ranks.values() for name in by_teacher):
         for run in (run for run in ranks if teacher in ranks[run]):
-            mean = cut[run].contrasts(objective, teacher)[0]
-            delta = Cell(mean.delta, mean.half_width)
-            rows.append(row(teacher, run, mean.correct, mean.incorrect, delta, mean.p_value))
-    title = f"Mean cosine on correct and incorrect rollouts, side by side ({objective})"
+            contrast = slices[run].contrasts(objective, teacher)[0]
+            delta = Cell(contrast.delta, contrast.half_width)
+            rows.append(row(teacher, run, contrast.correct, contrast.incorrect, delta, contrast.p_value))
+    title = f"Mean alignment on correct and incorrect rollouts by run ({objective})"
     return Table(f"compare-delta-{objective}", title, columns, tuple(rows), grouped=True)
 
 
-def estimate(value: metrics.Estimate) -> Cell:
-    """A cell with its interval."""
-    return Cell(value.mean, value.half_width)
+def estimate_cell(estimate: metrics.Estimate) -> Cell:
+    """A mean and the half-width of its interval as a cell."""
+    return Cell(estimate.mean, estimate.half_width)
 
 
-def _oracle(slices: Slices, objective: str, teacher: str) -> list[metrics.OracleRow]:
-    return metrics.selective_oracle(slices.rows(objective, teacher), objective=objective, teacher=teacher)
-
-
-def _filters(slices: Slices, objective: str, teacher: str) -> list[metrics.FilterRow]:
-    rows = slices.rows(objective, teacher)
-    return [
-        line
-        for measure in MEASURES
-        for line in metrics.divergence_filter(rows, measure, (0.5,), objective=objective, teacher=teacher)
-    ]
+def _label(name: str) -> str:
+    return LABELS.get(name, name.replace("_", " "))

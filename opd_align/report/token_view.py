@@ -1,7 +1,7 @@
-"""What the token view opens: the words that occur, the questions, and their paths as packs.
+"""Data and scripts of the token view: token texts, questions, and their paths as packs.
 
-The view is part of a page; which page, it does not know. Paths that a page has no room for stay out and are counted,
-each question's first ones last. Nothing is computed here.
+The view is part of the report and of the dashboard and knows neither. Paths beyond the size limit are left out and
+counted; the first paths of each question are kept longest. Nothing is computed here.
 """
 
 from __future__ import annotations
@@ -14,59 +14,75 @@ from typing import Any
 
 from opd_align.core.alignment import pairs_of, teachers_of
 from opd_align.core.engine import Analysis
-from opd_align.report.token_pack import VERDICTS, PackedPath, packed_paths
+from opd_align.report.token_pack import VERDICTS, PackedPath, pack_paths
+
+TOKEN_VIEW_SCRIPTS = (
+    "path_data.js", "path_plot.js", "token_card.js", "token_tree.js", "token_view.js", "token_controls.js",
+)  # fmt: skip
+"""What a page with a token view loads, after `dom.js`."""
 
 
 @dataclass(frozen=True)
 class TokenView:
-    """`told` is what the view knows before a path is opened; its paths name their packs by number."""
+    """The data of a token view.
 
-    told: dict[str, Any]
+    Args:
+        metadata: What the view needs before a path is opened; its paths refer to packs by index.
+        packs: Packed paths, see `token_pack`.
+        left_out: Number of paths that exceeded the size limit.
+    """
+
+    metadata: dict[str, Any]
     packs: list[str]
     left_out: int
 
 
-def token_view(analysis: Analysis, room: int) -> TokenView:
-    """The view of an analysis whose packs take at most `room` bytes; one path is always there if there is any."""
+def token_view(analysis: Analysis, max_bytes: int) -> TokenView:
+    """The token view of an analysis.
+
+    Args:
+        analysis: The analysis to show.
+        max_bytes: Limit for the size of all packs; at least one path is kept if there is any.
+    """
     tokens = sorted(analysis.children["token"].unique().to_pylist())
-    # A token that nobody can read is shown by its id.
-    words = [analysis.texts.get(token, f"⟨{token}⟩") for token in tokens]
-    vocabulary = {token: at for at, token in enumerate(tokens)}
-    paths, left_out = _fitting(list(packed_paths(analysis.nodes, analysis.children, vocabulary)), room)
-    told = {
+    # A token without text is shown by its id.
+    token_texts = [analysis.texts.get(token, f"⟨{token}⟩") for token in tokens]
+    token_index = {token: index for index, token in enumerate(tokens)}
+    paths, left_out = _within_limit(list(pack_paths(analysis.nodes, analysis.children, token_index)), max_bytes)
+    metadata = {
         "teachers": teachers_of(analysis.children),
         "pairs": pairs_of(analysis.children),
         "verdicts": VERDICTS,
-        "words": words,
+        "token_texts": token_texts,
         "questions": _questions(analysis.questions.to_pylist(), paths),
     }
-    return TokenView(told, [path.data for path in paths], left_out)
+    return TokenView(metadata, [path.data for path in paths], left_out)
 
 
 def finite(value: float | None) -> float | None:
-    """A number that JSON can hold; unknown is None."""
+    """`value` as JSON can hold it: None for NaN and infinity."""
     return None if value is None or not isfinite(value) else value
 
 
-def _fitting(paths: Sequence[PackedPath], room: int) -> tuple[list[PackedPath], int]:
-    """The paths that there is room for, in their order, and how many stay out; each question's first ones first."""
-    turn, seen = {}, Counter[tuple[str, bool]]()
-    for at, path in enumerate(paths):
-        turn[at] = 2 * seen[path.question, path.correct] + (not path.correct)
-        seen[path.question, path.correct] += 1
-    kept = set[int]()
-    for at in sorted(turn, key=lambda at: (turn[at], at)):
-        room -= len(paths[at].data)
-        if room >= 0 or not kept:
-            kept.add(at)
-    return [path for at, path in enumerate(paths) if at in kept], len(paths) - len(kept)
+def _within_limit(paths: Sequence[PackedPath], max_bytes: int) -> tuple[list[PackedPath], int]:
+    """The paths that fit, in their order, and how many do not; the first correct and incorrect ones have priority."""
+    priority, n_before = {}, Counter[tuple[str, bool]]()
+    for index, path in enumerate(paths):
+        priority[index] = 2 * n_before[path.question, path.correct] + (not path.correct)
+        n_before[path.question, path.correct] += 1
+    kept, left = set[int](), max_bytes
+    for index in sorted(priority, key=lambda index: (priority[index], index)):
+        left -= len(paths[index].data)
+        if left >= 0 or not kept:
+            kept.add(index)
+    return [path for index, path in enumerate(paths) if index in kept], len(paths) - len(kept)
 
 
 def _questions(questions: Sequence[Mapping[str, Any]], paths: Sequence[PackedPath]) -> list[dict[str, Any]]:
-    own: dict[str, list[dict[str, Any]]] = {}
-    for at, path in enumerate(paths):
-        told = {"pack": at, "path": path.path, "correct": path.correct, "length": path.length, "nodes": path.nodes}
-        own.setdefault(path.question, []).append(told)
+    paths_of: dict[str, list[dict[str, Any]]] = {}
+    for index, path in enumerate(paths):
+        entry = {"pack": index, "path": path.path, "correct": path.correct, "length": path.length, "nodes": path.nodes}
+        paths_of.setdefault(path.question, []).append(entry)
     return [
         {
             "id": row["question"],
@@ -75,7 +91,7 @@ def _questions(questions: Sequence[Mapping[str, Any]], paths: Sequence[PackedPat
             "pass_rate": finite(row["pass_rate"]),
             "rollouts": row["initial"] + row["targeted"],
             "note": row["note"],
-            "paths": own.get(row["question"], []),
+            "paths": paths_of.get(row["question"], []),
         }
         for row in questions
     ]

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from opd_align.core import metrics
 from opd_align.report.history import Evaluation, Training
-from opd_align.report.prose import MEANING, POINTS, Verdict, apart, said, side
-from opd_align.report.table_format import Cell, Kind, shown
+from opd_align.report.prose import ALIGNMENT_SCALE, DIRECTION, Verdict, format_estimate, interval_sign, is_above
+from opd_align.report.table_format import Cell, Kind, format_cell
 
 
 class _Seen(NamedTuple):
@@ -43,8 +43,8 @@ def trend(training: Training, variant: str | None) -> Verdict:
     first, last = known[0], known[-1]
     points = [_strength(last), *_change(first, last), *_order(last), *_places(last), *_solved(training)]
     points += [*_choosing(last), *_decided(last), *_failures(training)]
-    where = side(last.alignment)
-    return Verdict(f"At {last.when}, {_who(last)} {POINTS[where]}{_unlike(first, last)}.", tuple(points), where != 0)
+    where = interval_sign(last.alignment)
+    return Verdict(f"At {last.when}, {_who(last)} {DIRECTION[where]}{_unlike(first, last)}.", tuple(points), where != 0)
 
 
 def best_variant(training: Training) -> str | None:
@@ -78,11 +78,11 @@ def _why_nothing(training: Training) -> str:
 
 def _unlike(first: _Seen, last: _Seen) -> str:
     """How the headline differs from that of the first evaluation, if it surely does."""
-    rises, falls = apart(last.alignment, first.alignment), apart(first.alignment, last.alignment)
+    rises, falls = is_above(last.alignment, first.alignment), is_above(first.alignment, last.alignment)
     if first is last or not (rises or falls):
         return ""
-    where = side(last.alignment)
-    if where != side(first.alignment):
+    where = interval_sign(last.alignment)
+    if where != interval_sign(first.alignment):
         return f", unlike at {first.when}"
     return f", {'more' if (where > 0) == rises else 'less'} than at {first.when}" if where else ""
 
@@ -90,19 +90,20 @@ def _unlike(first: _Seen, last: _Seen) -> str:
 def _strength(last: _Seen) -> str:
     estimate = last.alignment
     if not isfinite(estimate.half_width):
-        return f"Its alignment is {said(estimate)}, too few questions have decisions for an interval ({MEANING})."
+        why = "too few questions have decisions for an interval"
+        return f"Its alignment is {format_estimate(estimate)}, {why} ({ALIGNMENT_SCALE})."
     asked = f" from {estimate.n:,} held-out questions" if estimate.n > 1 else ""
-    holds = "" if side(estimate) else " The interval holds zero."
-    return f"Its alignment is {said(estimate)}, a 95 % interval{asked} ({MEANING}).{holds}"
+    holds = "" if interval_sign(estimate) else " The interval holds zero."
+    return f"Its alignment is {format_estimate(estimate)}, a 95 % interval{asked} ({ALIGNMENT_SCALE}).{holds}"
 
 
 def _change(first: _Seen, last: _Seen) -> list[str]:
     if first is last:
         return ["It is the first evaluation, so nothing can be said of a change."]
-    rises, falls = apart(last.alignment, first.alignment), apart(first.alignment, last.alignment)
+    rises, falls = is_above(last.alignment, first.alignment), is_above(first.alignment, last.alignment)
     told = "it has risen" if rises else "it has fallen" if falls else "whether it has changed is open"
     overlap = "do not overlap" if rises or falls else "overlap"
-    return [f"At {first.when} it was {said(first.alignment)}: the intervals {overlap}, {told}."]
+    return [f"At {first.when} it was {format_estimate(first.alignment)}: the intervals {overlap}, {told}."]
 
 
 def _order(last: _Seen) -> list[str]:
@@ -113,9 +114,9 @@ def _order(last: _Seen) -> list[str]:
         return []
     rival = max(others, key=lambda other: other.alignment.mean)
     if last.alignment.mean >= rival.alignment.mean:
-        told = "do not overlap" if apart(last.alignment, rival.alignment) else "overlap, so which is better is open"
-        return [f"Next comes {rival.variant} with {said(rival.alignment)}; the intervals {told}."]
-    return [f"The highest is {rival.variant} with {said(rival.alignment)}."]
+        told = "do not overlap" if is_above(last.alignment, rival.alignment) else "overlap, so which is better is open"
+        return [f"Next comes {rival.variant} with {format_estimate(rival.alignment)}; the intervals {told}."]
+    return [f"The highest is {rival.variant} with {format_estimate(rival.alignment)}."]
 
 
 def _places(last: _Seen) -> list[str]:
@@ -173,4 +174,4 @@ def _failures(training: Training) -> list[str]:
 
 
 def _number(value: float, kind: Kind = "signed") -> str:
-    return shown(Cell(value), kind)
+    return format_cell(Cell(value), kind)

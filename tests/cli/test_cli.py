@@ -24,13 +24,13 @@ def test_analyze_prints_the_tables_and_writes_the_run_directory(
     shown = capsys.readouterr().out
     for heading in (
         "Questions",
-        "Does following the teacher help?",
-        "Correct against incorrect",
-        "Divergence as a filter",
+        "Alignment with the ideal update by teacher",
+        "Correct vs. incorrect",
+        "Divergence filter",
     ):
         assert heading in shown
-    # The tilted teacher favours success and the adversarial one failure: the ranking must reflect it.
-    ranking = shown[shown.index("(reverse_kl)") : shown.index("ceiling:")]
+    # The tilted teacher leans toward success and the adversarial one away from it: the ranking must tell them apart.
+    ranking = shown[shown.index("(reverse_kl)") : shown.index("noise ceiling:")]
     assert "style" in ranking
     assert ranking.index("tilted") < ranking.index("adversarial")
     assert f"report         {(out / 'report.html').as_uri()}" in shown

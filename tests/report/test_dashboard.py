@@ -25,8 +25,8 @@ from opd_align.report import dashboard
 from opd_align.report.dashboard import dashboard_html, state
 from opd_align.report.history import read_training, training_folder
 from opd_align.report.server import DashboardServer, DashboardState
-from opd_align.report.table_format import shown
-from opd_align.report.tables import estimate
+from opd_align.report.table_format import format_cell
+from opd_align.report.tables import estimate_cell
 from opd_align.report.training_prose import best_variant, trend
 from opd_align.runs.run_directory import RunDirectory
 from opd_align.types import OpdAlignError
@@ -167,9 +167,9 @@ def test_a_place_without_a_training_is_refused(training: Path, tmp_path: Path, p
         (
             (0.6, 0.1),
             (0.0, 0.1),
-            "At step 100, following the teacher is not shown to point anywhere, unlike at step 0.",
+            "At step 100, following the teacher shows no significant alignment with success, unlike at step 0.",
         ),
-        ((0.3, None), (0.6, None), "At step 100, following the teacher is not shown to point anywhere."),
+        ((0.3, None), (0.6, None), "At step 100, following the teacher shows no significant alignment with success."),
     ],
 )
 def test_the_headline_claims_a_side_and_a_change_only_by_whole_intervals(
@@ -187,11 +187,11 @@ def test_the_words_say_the_numbers(made: Path) -> None:
     told = trend(found, "Self-1C")
     said = " ".join(told.points)
     assert "following Self-1C points toward success, unlike at step 0." in told.headline
-    assert f"Its alignment is {shown(estimate(ranks['Self-1C'].alignment), 'signed')}" in said
+    assert f"Its alignment is {format_cell(estimate_cell(ranks['Self-1C'].alignment), 'signed')}" in said
     (first,) = (rank for rank in before if rank.teacher == "Self-1C")
-    was = shown(estimate(first.alignment), "signed")
+    was = format_cell(estimate_cell(first.alignment), "signed")
     assert f"At step 0 it was {was}: the intervals do not overlap, it has risen." in said
-    assert f"with {shown(estimate(ranks['Qwen/Qwen3-8B'].alignment), 'signed')}" in said
+    assert f"with {format_cell(estimate_cell(ranks['Qwen/Qwen3-8B'].alignment), 'signed')}" in said
     steady = " ".join(trend(found, "Qwen/Qwen3-8B").points)
     assert "the intervals overlap, whether it has changed is open" in steady
     best = best_variant(found)

@@ -1,4 +1,4 @@
-"""The report without a browser: what is packed comes back, what is foreign stays text, what is said is true."""
+"""The report without a browser: packing is reversible, untrusted text is escaped, sentences match the metrics."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from opd_align.core.engine import Analysis
 from opd_align.core.objectives import DrGRPO, ReverseKL
 from opd_align.report import html
 from opd_align.report.html import report_html, write_report
-from opd_align.report.page import in_script
-from opd_align.report.prose import side, verdict
+from opd_align.report.page import script_json
+from opd_align.report.prose import interval_sign, verdict
 from opd_align.report.slices import Slices
-from opd_align.report.table_format import shown
-from opd_align.report.tables import estimate
-from opd_align.report.token_pack import MOST_CHILDREN, pack, packed_paths, unpack
+from opd_align.report.table_format import format_cell
+from opd_align.report.tables import estimate_cell
+from opd_align.report.token_pack import MAX_CHILDREN, pack, pack_paths, unpack
 from opd_align.types import OpdAlignError
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -51,7 +51,7 @@ def overview(page: str) -> Any:
 # -- packs ----------------------------------------------------------------------------------------------------
 
 
-def test_a_pack_gives_back_what_a_screen_can_show() -> None:
+def test_unpack_restores_what_the_page_displays() -> None:
     rng = np.random.default_rng(0)
     share, cosine, number = (
         rng.random(500),
@@ -85,20 +85,20 @@ def test_a_pack_gives_back_what_a_screen_can_show() -> None:
 
 
 @pytest.mark.parametrize("kind", ["unit", "signed", "unit2", "signed2", "f16"])
-def test_unknown_stays_unknown_and_the_ends_are_exact(kind: Any) -> None:
+def test_pack_preserves_nan_zero_and_one(kind: Any) -> None:
     back = unpack(pack({"x": (kind, np.array([np.nan, 0.0, 1.0]))}))["x"]
     assert np.isnan(back[0])
     assert back[1:].tolist() == [0.0, 1.0]
 
 
-def test_large_numbers_become_infinite_not_unknown() -> None:
+def test_pack_turns_too_large_numbers_into_infinity() -> None:
     back = unpack(pack({"x": ("f16", np.array([1e6, -1e6, np.inf, 65504.0, 65472.0]))}))["x"]
     assert back.tolist() == [np.inf, -np.inf, np.inf, 65504.0, 65472.0]
 
 
-def test_every_path_is_packed_with_its_children_and_nodes(analysis: Analysis) -> None:
+def test_pack_paths_keeps_children_and_nodes(analysis: Analysis) -> None:
     tokens = sorted(analysis.children["token"].unique().to_pylist())
-    paths = list(packed_paths(analysis.nodes, analysis.children, {token: at for at, token in enumerate(tokens)}))
+    paths = list(pack_paths(analysis.nodes, analysis.children, {token: at for at, token in enumerate(tokens)}))
     assert [(path.question, path.path) for path in paths] == [(f"question-{q}", p) for q in range(3) for p in range(4)]
     path = paths[5]
     assert (path.correct, path.length) == (False, 60)
@@ -124,24 +124,24 @@ def test_every_path_is_packed_with_its_children_and_nodes(analysis: Analysis) ->
         assert words == [row["verdict"] for row in own]
 
 
-def test_a_wide_node_keeps_its_likeliest_children(analysis: Analysis) -> None:
-    from opd_align.report.token_pack import _shown
+def test_a_wide_node_keeps_its_most_probable_children(analysis: Analysis) -> None:
+    from opd_align.report.token_pack import _stored_children
 
     depth_C = np.repeat([0, 1], [40, 3])
     p_C = np.random.default_rng(0).permutation(43) / 1000
-    always_C = np.zeros(43, bool)
-    always_C[int(np.argmin(p_C[:40]))] = True
-    shown_C = _shown(depth_C, p_C, always_C)
-    assert shown_C[40:].all()
-    assert shown_C[:40].sum() == MOST_CHILDREN + 1
-    assert shown_C[np.argmin(p_C[:40])]
-    assert p_C[:40][shown_C[:40] & ~always_C[:40]].min() > p_C[:40][~shown_C[:40]].max()
+    required_C = np.zeros(43, bool)
+    required_C[int(np.argmin(p_C[:40]))] = True
+    stored_C = _stored_children(depth_C, p_C, required_C)
+    assert stored_C[40:].all()
+    assert stored_C[:40].sum() == MAX_CHILDREN + 1
+    assert stored_C[np.argmin(p_C[:40])]
+    assert p_C[:40][stored_C[:40] & ~required_C[:40]].min() > p_C[:40][~stored_C[:40]].max()
 
 
 # -- the page -------------------------------------------------------------------------------------------------
 
 
-def test_the_page_is_complete_in_itself(page: str) -> None:
+def test_the_page_is_self_contained(page: str) -> None:
     tags = Elements(page).tags
     assert len(tags) > 100
     assert not [tag for tag, given in tags if tag in ("img", "iframe", "object", "embed", "form", "base")]
@@ -150,7 +150,7 @@ def test_the_page_is_complete_in_itself(page: str) -> None:
     assert not [given for _, given in tags if any(name.startswith("on") or name == "style" for name in given)]
 
 
-def test_the_policy_admits_this_script_and_this_style_only(page: str) -> None:
+def test_content_security_policy_allows_only_own_script_and_style(page: str) -> None:
     elements = Elements(page)
     (policy,) = [
         given["content"] for tag, given in elements.tags if given.get("http-equiv") == "Content-Security-Policy"
@@ -165,17 +165,17 @@ def test_the_policy_admits_this_script_and_this_style_only(page: str) -> None:
 
 
 @pytest.mark.parametrize("text", [HOSTILE, "<!--", "]]>", "\u2028\u2029", '"\\', "{{script}}", "&lt;", "a\x00b"])
-def test_json_cannot_leave_its_element(text: str) -> None:
-    escaped = in_script({"x": [text]})
+def test_script_json_cannot_close_its_element(text: str) -> None:
+    escaped = script_json({"x": [text]})
     assert not set(escaped) & set("<>&\u2028\u2029")
     assert json.loads(escaped) == {"x": [text]}
 
 
-def test_half_a_character_does_not_stop_the_report() -> None:
-    assert json.loads(in_script(["a\udc80b"])) == ["a?b"]
+def test_script_json_replaces_lone_surrogates() -> None:
+    assert json.loads(script_json(["a\udc80b"])) == ["a?b"]
 
 
-def test_foreign_text_stays_text_everywhere() -> None:
+def test_untrusted_text_is_escaped_everywhere() -> None:
     made = made_analysis(
         2, length=30, teachers=(HOSTILE, "{{script}}"), name=lambda at: f"{HOSTILE}{at}", word=lambda _: HOSTILE
     )
@@ -183,77 +183,98 @@ def test_foreign_text_stays_text_everywhere() -> None:
     elements = Elements(page)
     assert "img" not in {tag for tag, _ in elements.tags}
     assert "onerror=alert(1)>" not in page
-    told = overview(page)
-    assert told["title"] == HOSTILE
-    assert told["teachers"] == [HOSTILE, "{{script}}"]
-    assert set(told["words"]) == {HOSTILE}
+    data = overview(page)
+    assert data["title"] == HOSTILE
+    assert data["teachers"] == [HOSTILE, "{{script}}"]
+    assert set(data["token_texts"]) == {HOSTILE}
     assert page.count("<script>") == 1
 
 
-def test_tokens_that_nobody_can_read_are_shown_by_their_number(analysis: Analysis) -> None:
-    told = overview(report_html(replace(analysis, texts={})))
-    assert all(re.fullmatch("⟨[0-9]+⟩", word) for word in told["words"])
+def test_tokens_without_text_use_their_id(analysis: Analysis) -> None:
+    data = overview(report_html(replace(analysis, texts={})))
+    assert all(re.fullmatch("⟨[0-9]+⟩", text) for text in data["token_texts"])
 
 
 def test_the_same_analysis_gives_the_same_page(analysis: Analysis, page: str) -> None:
     assert report_html(analysis, title="A run") == page
 
 
-def test_an_analysis_without_nodes_says_so(analysis: Analysis) -> None:
+def test_analysis_without_nodes_is_inconclusive(analysis: Analysis) -> None:
     empty = replace(analysis, nodes=analysis.nodes.slice(0, 0), children=analysis.children.slice(0, 0))
-    assert "Nothing could be decided." in report_html(empty)
+    assert "Inconclusive: there was nothing to compare." in report_html(empty)
 
 
-def test_paths_that_do_not_fit_stay_out_and_are_counted(analysis: Analysis, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = overview(report_html(analysis))
-    sizes = sum(len(asked["paths"]) for asked in whole["questions"])
-    monkeypatch.setattr(html, "ROOM", 12_000)
-    told = overview(report_html(analysis))
-    kept = [len(asked["paths"]) for asked in told["questions"]]
-    assert 3 <= sum(kept) < sizes == 12
-    assert min(kept) >= 1  # every question's first ones first
-    assert f"{sizes - sum(kept)} more paths count in all figures" in told["about"]
+def test_paths_beyond_the_size_limit_are_counted(analysis: Analysis, monkeypatch: pytest.MonkeyPatch) -> None:
+    n_paths = sum(len(question["paths"]) for question in overview(report_html(analysis))["questions"])
+    monkeypatch.setattr(html, "MAX_PATH_BYTES", 12_000)
+    data = overview(report_html(analysis))
+    kept = [len(question["paths"]) for question in data["questions"]]
+    assert 3 <= sum(kept) < n_paths == 12
+    assert min(kept) >= 1  # the first paths of every question are kept
+    assert f"{n_paths - sum(kept)} more paths are included in all statistics" in data["about"]
 
 
-def test_where_it_cannot_be_written_is_said(analysis: Analysis, tmp_path: Path) -> None:
+def test_write_report_names_a_path_that_cannot_be_written(analysis: Analysis, tmp_path: Path) -> None:
     with pytest.raises(OpdAlignError, match="cannot write the report"):
         write_report(analysis, tmp_path / "no" / "report.html")
 
 
-# -- words ----------------------------------------------------------------------------------------------------
+# -- verdict sentences ----------------------------------------------------------------------------------------
 
 
-def test_the_headline_rests_on_the_first_teacher_of_the_ranking(analysis: Analysis, page: str) -> None:
+def test_headline_names_the_highest_ranked_teacher(analysis: Analysis, page: str) -> None:
     best, second, last = metrics.teacher_ranking(analysis.nodes, "reverse_kl")
-    assert side(best.alignment) == 1
+    assert interval_sign(best.alignment) == 1
     elements = Elements(page)
-    assert f"Following {best.teacher} points toward success" in elements.inside["headline"]
-    told = " ".join(overview(page)["objectives"][0]["verdict"]["points"]).replace("\u00a0", " ")
+    assert f"Distillation from {best.teacher} points toward success" in elements.inside["headline"]
+    points = " ".join(overview(page)["objectives"][0]["verdict"]["points"]).replace("\u00a0", " ")
     for rank in (best, second):
-        assert shown(estimate(rank.alignment), "signed") in told
-    assert f"{best.n_nodes:,} decisions" in told
-    assert last.teacher not in told or side(last.alignment) < 0
+        assert format_cell(estimate_cell(rank.alignment), "signed") in points
+    assert f"{best.n_nodes:,} decisions" in points
+    assert last.teacher not in points or interval_sign(last.alignment) < 0
 
 
 @pytest.mark.parametrize(
     ("mean", "half", "expected"), [(0.3, 0.1, 1), (-0.3, 0.1, -1), (0.1, 0.1, 0), (0.3, float("nan"), 0)]
 )
-def test_a_side_is_taken_only_by_the_whole_interval(mean: float, half: float, expected: int) -> None:
-    assert side(metrics.Estimate(mean, half, 5)) == expected
+def test_interval_sign(mean: float, half: float, expected: int) -> None:
+    assert interval_sign(metrics.Estimate(mean, half, 5)) == expected
 
 
-def test_one_question_decides_nothing() -> None:
-    told = verdict(Slices(made_analysis(1, length=40).nodes), "reverse_kl")
-    assert told.headline == "One question is too little to decide anything."
-    assert not told.decided
+def test_one_question_is_inconclusive() -> None:
+    result = verdict(Slices(made_analysis(1, length=40).nodes), "reverse_kl")
+    assert result.headline == "Inconclusive: one question is not enough."
+    assert not result.decided
 
 
-def test_teachers_that_harm_are_not_praised_for_being_first(analysis: Analysis) -> None:
+def test_headline_if_all_teachers_point_away_from_success(analysis: Analysis) -> None:
     flipped = analysis.nodes.to_pylist()
     for row in flipped:
         row["alignment"] = -abs(row["alignment"])
     import pyarrow as pa
 
-    told = verdict(Slices(pa.Table.from_pylist(flipped, schema=analysis.nodes.schema)), "reverse_kl")
-    assert told.headline == "Every teacher points away from success."
-    assert told.decided
+    result = verdict(Slices(pa.Table.from_pylist(flipped, schema=analysis.nodes.schema)), "reverse_kl")
+    assert result.headline == "Distillation from every teacher points away from success."
+    assert result.decided
+
+
+@pytest.mark.parametrize(
+    ("best", "second", "expected"),
+    [
+        ((-0.2, 0.1), (-0.3, 0.4), "Distillation from A, the highest-ranked teacher, points away from success."),
+        ((0.3, 0.4), (0.2, 0.1), "Inconclusive: the alignment of A, the highest-ranked teacher, is not significantly "),
+        ((0.5, 0.1), (0.2, 0.1), "Distillation from A points toward success, more than from any other teacher."),
+        ((0.5, 0.2), (0.2, 0.2), "Distillation from A points toward success."),
+    ],
+)
+def test_headline_claims_nothing_about_other_teachers_that_is_not_significant(
+    analysis: Analysis, best: tuple[float, float], second: tuple[float, float], expected: str
+) -> None:
+    from opd_align.report.prose import _headline
+
+    rank = metrics.teacher_ranking(analysis.nodes, "reverse_kl")[0]
+    first, other = (
+        replace(rank, teacher=name, alignment=metrics.Estimate(mean, half_width, 5))
+        for name, (mean, half_width) in (("A", best), ("B", second))
+    )
+    assert _headline(first, [other]).startswith(expected)

@@ -1,4 +1,4 @@
-"""Tables: one model, four formats that cannot disagree, and the paper's tables on top of it."""
+"""Tables: the data model, four output formats that agree with each other, and the tables of the paper."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from rich.console import Console
 from opd_align import metrics
 from opd_align.core.engine import Analysis
 from opd_align.core.objectives import DrGRPO, ReverseKL
+from opd_align.report.html import report_html
+from opd_align.report.slices import Slices
 from opd_align.report.table_format import (
     Cell,
     Column,
     Table,
     file_name,
+    format_cell,
     row,
-    shown,
     to_csv,
     to_latex,
     to_markdown,
     to_rich,
 )
-from opd_align.report.tables import all_tables, compare, tables, write_tables
+from opd_align.report.tables import TEACHER_TABLES, all_tables, compare, report_tables, write_tables
 from opd_align.types import OpdAlignError
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -36,7 +38,7 @@ from _made import made_analysis
 SMALL = Table(
     "small",
     "A small table",
-    (Column("who"), Column("what", "signed"), Column("share", "share"), Column("n", "count"), Column("p", "p")),
+    (Column("name"), Column("value", "signed"), Column("share", "share"), Column("n", "count"), Column("p", "p")),
     (row("a", Cell(-0.25, 0.125), 0.5, 1200, 2e-7), row("a", Cell(math.nan, math.nan), None, 0, 0.04)),
     "with a caption",
     grouped=True,
@@ -54,7 +56,7 @@ def printed(table: object) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-# -- the model ------------------------------------------------------------------------------------------------
+# -- data model and formats ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -72,8 +74,8 @@ def printed(table: object) -> str:
         (Cell("a\x1b[31mb"), "text", "a�[31mb"),
     ],
 )
-def test_a_cell_is_shown_in_one_way(cell: Cell, kind: str, expected: str) -> None:
-    assert shown(cell, kind) == expected  # type: ignore[arg-type]
+def test_format_cell(cell: Cell, kind: str, expected: str) -> None:
+    assert format_cell(cell, kind) == expected  # type: ignore[arg-type]
 
 
 def test_all_formats_show_the_same_numbers() -> None:
@@ -87,19 +89,19 @@ def test_all_formats_show_the_same_numbers() -> None:
         assert all(part in format for format in (markdown, latex, text))
 
 
-def test_csv_keeps_the_numbers_themselves() -> None:
+def test_csv_keeps_full_precision() -> None:
     rows = list(csv.DictReader(io.StringIO(to_csv(SMALL))))
-    assert [row["who"] for row in rows] == ["a", "a"]
-    assert float(rows[0]["what"]) == -0.25
-    assert float(rows[0]["what half-width"]) == 0.125
+    assert [row["name"] for row in rows] == ["a", "a"]
+    assert float(rows[0]["value"]) == -0.25
+    assert float(rows[0]["value half-width"]) == 0.125
     assert float(rows[0]["p"]) == 2e-7
-    assert rows[1]["what"] == rows[1]["what half-width"] == rows[1]["share"] == ""
+    assert rows[1]["value"] == rows[1]["value half-width"] == rows[1]["share"] == ""
     assert rows[1]["n"] == "0"  # zero is not unknown
 
 
-def test_names_cannot_break_a_format() -> None:
+def test_names_are_escaped_in_every_format() -> None:
     name = r"a|b_c*<i>&\x{}$%#~^" + "\n[red]"
-    table = Table("t", "T", (Column("who"), Column("n", "count")), (row(name, 1),))
+    table = Table("t", "T", (Column("name"), Column("n", "count")), (row(name, 1),))
     lines = to_markdown([table]).splitlines()
     (line,) = [line for line in lines if line.startswith("| a")]
     assert len(re.findall(r"(?<!\\)\|", line)) == 3
@@ -115,65 +117,97 @@ def test_names_cannot_break_a_format() -> None:
 @pytest.mark.parametrize(
     ("name", "expected"), [("ranking-reverse_kl", "ranking-reverse-kl"), ("../x y", "x-y"), ("…", "table")]
 )
-def test_file_names_are_harmless(name: str, expected: str) -> None:
+def test_file_names_are_safe(name: str, expected: str) -> None:
     assert file_name(name) == expected
 
 
-def test_a_row_of_another_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="has not 1 cells"):
+def test_a_row_of_the_wrong_length_raises() -> None:
+    with pytest.raises(ValueError, match="must have 1 cells"):
         Table("t", "T", (Column("a"),), (row(1, 2),))
 
 
 # -- the paper's tables ---------------------------------------------------------------------------------------
 
 
-def test_the_ranking_is_that_of_metrics(analysis: Analysis) -> None:
-    found = {table.name: table for table in tables(analysis)}
+def test_tables_agree_with_metrics(analysis: Analysis) -> None:
+    found = {table.name: table for table in report_tables(analysis)}
     ranks = metrics.teacher_ranking(analysis.nodes, "reverse_kl")
     rows = found["ranking-reverse_kl"].rows
     assert [line[0].value for line in rows] == [rank.teacher for rank in ranks]
-    assert [(line[1].value, line[1].error) for line in rows] == [
+    assert [(line[1].value, line[1].half_width) for line in rows] == [
         (rank.alignment.mean, rank.alignment.half_width) for rank in ranks
     ]
-    deltas = metrics.per_teacher_delta(analysis.nodes, "reverse_kl")
+    deltas = [
+        contrast
+        for teacher in sorted(rank.teacher for rank in ranks)
+        for contrast in metrics.correct_vs_incorrect(analysis.nodes, "reverse_kl", teacher=teacher)
+    ]
+    assert deltas
     assert [(line[0].value, line[4].value, line[5].value) for line in found["teacher-delta-reverse_kl"].rows] == [
         (delta.teacher, delta.delta, delta.p_value) for delta in deltas
     ]
 
 
-def test_every_table_of_the_paper_is_there(analysis: Analysis) -> None:
-    names = {table.name for table in tables(analysis)}
+def test_all_tables_of_the_paper_are_made(analysis: Analysis) -> None:
+    names = {table.name for table in report_tables(analysis)}
     kinds = ("ranking", "alternative", "correct-incorrect", "teacher-delta", "oracle", "filter", "correlations")
     assert names >= {f"{kind}-reverse_kl" for kind in kinds} | {"questions", "ranking-dr_grpo"}
 
 
-def test_all_of_it_is_written(analysis: Analysis, tmp_path: Path) -> None:
+def test_write_tables(analysis: Analysis, tmp_path: Path) -> None:
     files = write_tables(analysis, tmp_path / "tables")
     assert {file.name for file in files} >= {"tables.md", "tables.tex", "questions.csv", "ranking-reverse-kl.csv"}
     assert all(file.stat().st_size > 50 for file in files)
     best = metrics.teacher_ranking(analysis.nodes, "reverse_kl")[0]
-    number = shown(Cell(best.alignment.mean, best.alignment.half_width), "signed")
+    number = format_cell(Cell(best.alignment.mean, best.alignment.half_width), "signed")
     assert f"{best.teacher} | {number}" in (tmp_path / "tables" / "tables.md").read_text()
     latex = (tmp_path / "tables" / "tables.tex").read_text()
-    assert latex.count(r"\begin{table}") == latex.count(r"\end{tabular}") == len(tables(analysis, every=True))
+    assert (
+        latex.count(r"\begin{table}")
+        == latex.count(r"\end{tabular}")
+        == len(report_tables(analysis, every_objective=True))
+    )
     (tmp_path / "file").write_text("")
     with pytest.raises(OpdAlignError, match="cannot write tables"):
         write_tables(analysis, tmp_path / "file")
 
 
-def test_the_terminal_lists_twenty_questions() -> None:
-    shown_text = printed(all_tables(made_analysis(22, paths=1, length=8)))
-    assert "question-19" in shown_text
-    assert "question-20" not in shown_text
-    assert "… and 2 more" in shown_text
+def test_a_new_table_is_added_in_one_place(analysis: Analysis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def extra_table(slices: Slices, objective: str) -> Table:
+        rows = (row(slices.rows(objective).num_rows),)
+        return Table(f"extra-{objective}", "Extra", (Column("rows_of_all_nodes", "count"),), rows)
+
+    monkeypatch.setattr("opd_align.report.tables.TEACHER_TABLES", (*TEACHER_TABLES, extra_table))
+    assert "Extra" in printed(all_tables(analysis))
+    assert "extra-reverse-kl.csv" in {file.name for file in write_tables(analysis, tmp_path)}
+    for output in ((tmp_path / "tables.md").read_text(), (tmp_path / "tables.tex").read_text(), report_html(analysis)):
+        assert "Extra" in output
 
 
-def test_an_analysis_without_nodes_has_tables_too(analysis: Analysis) -> None:
+def test_terminal_wraps_headers_rather_than_numbers() -> None:
+    numbers = tuple(Column(f"a long column header {index}", "signed") for index in range(4))
+    table = Table("t", "T", (Column("name"), *numbers), (row("a", *[Cell(0.5, 0.25)] * 4),))
+    for width, complete in ((80, 4), (40, 0)):
+        console = Console(file=io.StringIO(), width=width)
+        console.print(table)
+        output = console.file.getvalue()  # type: ignore[attr-defined]
+        assert output.count("+0.500 ± 0.250") == complete
+        assert output.count("+0.500") == output.count("0.250") == 4  # wrapped in a very narrow terminal, never cut
+
+
+def test_terminal_shows_at_most_twenty_questions() -> None:
+    output = printed(all_tables(made_analysis(22, paths=1, length=8)))
+    assert "question-19" in output
+    assert "question-20" not in output
+    assert "… and 2 more" in output
+
+
+def test_analysis_without_nodes(analysis: Analysis) -> None:
     empty = Analysis(analysis.nodes.slice(0, 0), analysis.questions, analysis.settings)
     assert "Questions" in printed(all_tables(empty))
 
 
-def test_runs_stand_side_by_side(analysis: Analysis) -> None:
+def test_compare_runs(analysis: Analysis) -> None:
     other = made_analysis(2, length=40, teachers=("Qwen3-8B", "new"))
     found = {table.name: table for table in compare({"one": analysis, "two": other})}
     assert [line[0].value for line in found["runs"].rows] == ["one", "two"]

@@ -29,7 +29,7 @@ from support.scripted import (
 )
 
 from opd_align.report.screening import screening_tables
-from opd_align.report.tables import rendered
+from opd_align.report.tables import console_group
 from opd_align.runs.manifest import RunMismatch
 from opd_align.tasks import Form
 from opd_align.teachers.contexts import CONTEXTS, SELF, Context, ContextPrompt
@@ -96,7 +96,7 @@ def exclusions(screening: Screening) -> list[tuple[str, str, str]]:
 def text_of(screening: Screening, found: Any) -> str:
     console = Console(width=160, no_color=True)
     with console.capture() as capture:
-        console.print(rendered(screening_tables(screening, found)))
+        console.print(console_group(screening_tables(screening, found)))
     return capture.get()
 
 
@@ -413,16 +413,16 @@ def test_the_tables_show_results_and_exclusions(tmp_path):
     screen(sampler, [ONE]).run(tmp_path, questions(*wins))
     tables = {table.name: table for table in screening_tables(*load_screening(tmp_path))}
     assert list(tables) == ["bins", "availability", "screening", "difficulty", "left-out"]
-    assert tables["bins"].shown() == [["1", "3", "0", "1"]]
-    assert tables["availability"].shown() == [["5", "4", "4", "4"]]
-    assert tables["screening"].shown() == [
+    assert tables["bins"].formatted_rows() == [["1", "3", "0", "1"]]
+    assert tables["availability"].formatted_rows() == [["5", "4", "4", "4"]]
+    assert tables["screening"].formatted_rows() == [
         ["Baseline", "0.517 ± 0.684", "–", "3"],
         ["Self-1C", "0.633 ± 0.845", "+0.117 ± 0.313", "3"],
     ]
-    assert tables["difficulty"].shown()[1] == ["Self-1C", "–", "0", "0.500 ± 3.177", "2", "0.900", "1"]
-    assert tables["left-out"].shown() == [["never", "Self-1C", "0 of 1 correct responses by 'self'"]]
+    assert tables["difficulty"].formatted_rows()[1] == ["Self-1C", "–", "0", "0.500 ± 3.177", "2", "0.900", "1"]
+    assert tables["left-out"].formatted_rows() == [["never", "Self-1C", "0 of 1 correct responses by 'self'"]]
     text = text_of(*load_screening(tmp_path))
-    for word in ("Screening results", "+0.117 ± 0.313", "extremely hard", "Left out of the comparison", "never"):
+    for word in ("Screening results", "+0.117 ± 0.313", "extremely hard", "Excluded from the comparison", "never"):
         assert word in text
 
 

@@ -1,4 +1,4 @@
-"""Chromium for the tests that open a page; without one they are skipped, and say how to get it."""
+"""Chromium for the tests that open a page; without it they are skipped, with instructions for installing it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).parents[2] / "benchmarks"), str(Path(__file__).parents[1])]
 
-HOW = "to run it: apt-get install chromium, and pip install playwright (its own browsers are not needed)"
+INSTALL = "to run this test: apt-get install chromium, pip install playwright (its own browsers are not needed)"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,20 +27,20 @@ def chromium() -> Iterator[Any]:
     """A running browser."""
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if program is None:
-        pytest.skip(f"there is no chromium on this machine; {HOW}")
+        pytest.skip(f"Chromium is not installed; {INSTALL}")
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
-        pytest.skip(f"playwright is not installed; {HOW}")
-    with sync_playwright() as player:
-        browser = player.chromium.launch(executable_path=program, args=["--no-sandbox"], timeout=120_000)
+        pytest.skip(f"playwright is not installed; {INSTALL}")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"], timeout=120_000)
         yield browser
         browser.close()
 
 
 @dataclass
 class Opened:
-    """A page, and whatever it did beside being looked at."""
+    """A page and everything it did by itself: console messages, errors, dialogs, requests."""
 
     page: Any
     noise: list[str] = field(default_factory=list)
@@ -48,10 +48,10 @@ class Opened:
 
 @pytest.fixture
 def opened(chromium: Any) -> Iterator[Callable[..., Opened]]:
-    """Opens a file or an address, and listens."""
+    """Opens a file or URL and records what the page does."""
     contexts = []
 
-    def open_page(place: Path | str, **settings: Any) -> Opened:
+    def open_page(location: Path | str, **settings: Any) -> Opened:
         settings = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce", **settings}
         context = chromium.new_context(**settings)
         contexts.append(context)
@@ -61,10 +61,10 @@ def opened(chromium: Any) -> Iterator[Callable[..., Opened]]:
         page.on("pageerror", lambda error: noise.append(f"error: {error}"))
         page.on("dialog", lambda dialog: (noise.append(f"dialog: {dialog.message}"), dialog.dismiss()))
         page.on("request", lambda request: noise.append(f"request: {request.url[:80]}"))
-        address = place.as_uri() if isinstance(place, Path) else place
-        page.goto(address)
+        url = location.as_uri() if isinstance(location, Path) else location
+        page.goto(url)
         page.wait_for_selector("#text[data-ready]", timeout=60_000)
-        assert noise.pop(0) == f"request: {address[:80]}"
+        assert noise.pop(0) == f"request: {url[:80]}"
         return result
 
     yield open_page

@@ -1,4 +1,4 @@
-"""The report in a real browser: it opens in silence, says what the tables say, is read by mouse and keyboard."""
+"""The report in a real browser: no errors or requests, the numbers of the tables, navigation by mouse and keyboard."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from opd_align import metrics
 from opd_align.core.engine import Analysis
 from opd_align.core.objectives import ForwardKL, ReverseKL
 from opd_align.report.html import write_report
-from opd_align.report.table_format import shown
-from opd_align.report.tables import estimate
+from opd_align.report.table_format import format_cell
+from opd_align.report.tables import estimate_cell
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 TEACHERS = ("Self-1C", "Qwen3-8B", "Qwen3-4B")
@@ -30,43 +30,45 @@ def file(analysis: Analysis, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(analysis, tmp_path_factory.mktemp("report") / "report.html", title="A run")
 
 
-def chosen_depth(page: Any) -> int:
-    return int(page.evaluate("reader.depth"))
+def selected_depth(page: Any) -> int:
+    return int(page.evaluate("tokenView.depth"))
 
 
-def test_it_opens_in_silence(opened: Any, file: Path) -> None:
+def test_opens_without_errors_or_requests(opened: Any, file: Path) -> None:
     made = opened(file)
     made.page.wait_for_timeout(300)
     assert made.noise == []
     assert made.page.title() == "A run"
-    for chart in ("ranking", "contrast", "curves", "spread", "correlations", "tree"):
+    for chart in ("ranking", "contrast", "selective-curves", "histogram", "correlations", "tree"):
         assert made.page.locator(f"#{chart} svg").count() == 1
     assert made.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_the_page_says_what_the_tables_say(opened: Any, file: Path, analysis: Analysis) -> None:
+def test_charts_show_the_numbers_of_the_tables(opened: Any, file: Path, analysis: Analysis) -> None:
     page = opened(file).page
     for number, objective in enumerate(("reverse_kl", "forward_kl")):
         page.select_option("#objective", str(number))
         ranks = metrics.teacher_ranking(analysis.nodes, objective)
         assert ranks[0].teacher in page.inner_text("#headline")
-        assert shown(estimate(ranks[0].alignment), "signed") in page.inner_text("#points").replace("\u00a0", " ")
-        drawn = page.locator("#ranking .row text.number").all_text_contents()
-        assert drawn == [shown(estimate(rank.alignment), "signed") for rank in ranks]
-        names = page.locator("#ranking .row text.who").all_text_contents()
+        assert format_cell(estimate_cell(ranks[0].alignment), "signed") in page.inner_text("#points").replace(
+            "\u00a0", " "
+        )
+        values = page.locator("#ranking .row text.number").all_text_contents()
+        assert values == [format_cell(estimate_cell(rank.alignment), "signed") for rank in ranks]
+        names = page.locator("#ranking .row text.teacher").all_text_contents()
         assert names == [rank.teacher for rank in ranks]
 
 
-def test_hovering_shows_the_continuations_and_a_click_keeps_them(opened: Any, file: Path, analysis: Analysis) -> None:
+def test_hover_shows_the_tooltip_and_click_the_card(opened: Any, file: Path, analysis: Analysis) -> None:
     page = opened(file).page
     token = page.locator("#text span.d").nth(3)
     token.scroll_into_view_if_needed()
     token.hover()
     tip = page.locator("#tip")
     assert tip.is_visible()
-    assert {"next", "p", "t", "Q"} <= set(tip.inner_text().split())
+    assert {"next", "token", "p", "t", "Q"} <= set(tip.inner_text().split())
     token.click()
-    depth = chosen_depth(page)
+    depth = selected_depth(page)
     rows = [
         row
         for row in analysis.nodes.to_pylist()
@@ -85,44 +87,44 @@ def test_hovering_shows_the_continuations_and_a_click_keeps_them(opened: Any, fi
     assert page.locator("#card svg g").count() == len(children) >= 2
 
 
-def test_another_teacher_means_other_colours_and_other_numbers(opened: Any, file: Path) -> None:
+def test_selecting_a_teacher_changes_colours_and_numbers(opened: Any, file: Path) -> None:
     page = opened(file).page
 
-    def looks() -> tuple[str, str]:
+    def appearance() -> tuple[str, str]:
         classes = page.evaluate("[...document.querySelectorAll('#text span')].map((s) => s.className).join()")
         return classes, page.inner_text("#card")
 
-    before = looks()
+    before = appearance()
     other = next(name for name in TEACHERS if name != page.evaluate("state.teacher"))
     page.select_option("#teacher", label=other)
     assert page.evaluate("state.teacher") == other
-    assert looks()[0] != before[0]
-    assert page.locator("#ranking .row[aria-pressed=true] text.who").text_content() == other
+    assert appearance()[0] != before[0]
+    assert page.locator("#ranking .row[aria-pressed=true] text.teacher").text_content() == other
     page.locator("#ranking .row").first.press("Enter")
-    assert page.evaluate("state.teacher") == page.locator("#ranking .row text.who").first.text_content()
+    assert page.evaluate("state.teacher") == page.locator("#ranking .row text.teacher").first.text_content()
 
 
-def test_the_keyboard_is_enough(opened: Any, file: Path) -> None:
+def test_keyboard_navigation(opened: Any, file: Path) -> None:
     page = opened(file).page
     page.keyboard.press("j")
-    first = chosen_depth(page)
+    first = selected_depth(page)
     assert page.locator("#card .chip.helpful").count() == 1
     assert page.evaluate("document.activeElement.classList.contains('on')")
     page.keyboard.press("j")
-    assert chosen_depth(page) != first
+    assert selected_depth(page) != first
     page.keyboard.press("Shift+J")
-    assert chosen_depth(page) == first
-    page.select_option("#teacher", label="Self-1C")  # leans nowhere, so it does both
+    assert selected_depth(page) == first
+    page.select_option("#teacher", label="Self-1C")  # has helpful and harmful decisions
     page.locator("#text span.on").focus()
     page.keyboard.press("k")
     assert page.locator("#card .chip.harmful").count() == 1
-    depths = page.evaluate("[...reader.path.depths]")
-    page.evaluate("reader.select(reader.path.depths[3], { focus: true })")
+    depths = page.evaluate("[...tokenView.path.depths]")
+    page.evaluate("tokenView.select(tokenView.path.depths[3], { focus: true })")
     for key, expected in (("ArrowRight", 4), ("n", 5), ("p", 4), ("ArrowLeft", 3)):
         page.keyboard.press(key)
-        assert chosen_depth(page) == depths[expected]
+        assert selected_depth(page) == depths[expected]
     page.keyboard.press("ArrowDown")
-    assert chosen_depth(page) == depths[3] + 1
+    assert selected_depth(page) == depths[3] + 1
     page.keyboard.press("ArrowUp")
     before = page.evaluate("state.teacher")
     page.keyboard.press("t")
@@ -131,37 +133,37 @@ def test_the_keyboard_is_enough(opened: Any, file: Path) -> None:
     page.wait_for_selector("#text[data-ready='0/1']")
     assert page.locator("#paths button[aria-pressed=true]").inner_text().endswith("2")
     page.locator("#find").press_sequentially("n")
-    assert page.input_value("#find") == "n"  # keys belong to whoever is being typed into
+    assert page.input_value("#find") == "n"  # shortcuts are off in input fields
 
 
-def test_the_tree_is_walked_by_its_tokens(opened: Any, file: Path) -> None:
+def test_tree_navigation(opened: Any, file: Path) -> None:
     page = opened(file).page
-    page.evaluate("reader.select(20)")
+    page.evaluate("tokenView.select(20)")
     page.locator("#tree .go[aria-label*='token 22']").click()
-    assert chosen_depth(page) == 21
+    assert selected_depth(page) == 21
     page.locator("#tree .go[aria-label*='token 21']").press("Enter")
-    assert chosen_depth(page) == 20
+    assert selected_depth(page) == 20
 
 
-def test_a_click_in_the_list_opens_that_path(opened: Any, file: Path) -> None:
+def test_question_list_opens_a_path(opened: Any, file: Path) -> None:
     page = opened(file).page
     page.locator("#rows tr").nth(2).locator("button").nth(1).click()
     page.wait_for_selector("#text[data-ready='2/1']")
-    assert "Question 2" in page.inner_text("#asked")
+    assert "Question 2" in page.inner_text("#question-text")
 
 
-def test_a_run_without_paths_opens_too(opened: Any, analysis: Analysis, tmp_path: Path) -> None:
+def test_a_run_without_paths(opened: Any, analysis: Analysis, tmp_path: Path) -> None:
     bare = replace(analysis, nodes=analysis.nodes.slice(0, 0), children=analysis.children.slice(0, 0))
     made = opened(write_report(bare, tmp_path / "report.html"))
     for key in ("j", "k", "n", "ArrowRight", "t", "]"):
         made.page.keyboard.press(key)
-    assert "Nothing could be decided" in made.page.inner_text("#headline")
-    assert "No path of this question" in made.page.inner_text("#text")
+    assert "Inconclusive: there was nothing to compare" in made.page.inner_text("#headline")
+    assert "contains no path of this question" in made.page.inner_text("#text")
     assert made.noise == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_light_and_dark_follow_the_system_and_the_switch(opened: Any, file: Path, scheme: Any) -> None:
+def test_theme_follows_the_system_and_the_button(opened: Any, file: Path, scheme: Any) -> None:
     page = opened(file, color_scheme=scheme).page
 
     def brightness() -> int:
@@ -173,7 +175,7 @@ def test_light_and_dark_follow_the_system_and_the_switch(opened: Any, file: Path
     assert (brightness() > 380) == (scheme == "dark")
 
 
-def test_foreign_text_stays_text(opened: Any, tmp_path: Path) -> None:
+def test_untrusted_text_is_escaped(opened: Any, tmp_path: Path) -> None:
     hostile = made_analysis(
         2,
         length=40,
@@ -196,12 +198,12 @@ def test_foreign_text_stays_text(opened: Any, tmp_path: Path) -> None:
     assert HOSTILE in page.inner_text("#tables")
 
 
-def test_a_path_of_30000_tokens_is_read_smoothly(opened: Any, tmp_path: Path) -> None:
+def test_a_path_of_30000_tokens(opened: Any, tmp_path: Path) -> None:
     long = made_analysis(1, paths=2, length=30_000)
     made = opened(write_report(long, tmp_path / "report.html"))
     page = made.page
-    assert page.locator("#text span").count() < 6_000  # the rest exists when it is looked at
-    page.evaluate("reader.select(29_990)")
+    assert page.locator("#text span").count() < 6_000  # elements exist only near the visible part
+    page.evaluate("tokenView.select(29_990)")
     page.wait_for_timeout(400)
     inside = page.evaluate(
         "(() => { const a = document.querySelector('#text span.on').getBoundingClientRect(),"
@@ -211,6 +213,8 @@ def test_a_path_of_30000_tokens_is_read_smoothly(opened: Any, tmp_path: Path) ->
     assert inside
     page.evaluate("document.getElementById('text').scrollTop = 0")
     page.wait_for_timeout(400)
-    words = page.evaluate("Array.from({ length: 12 }, (_, at) => overview.words[reader.path.word(at)]).join('')")
+    words = page.evaluate(
+        "Array.from({ length: 12 }, (_, at) => overview.token_texts[tokenView.path.tokenAt(at)]).join('')"
+    )
     assert page.inner_text("#text").replace("↵", "").split()[:6] == words.split()[:6]
     assert made.noise == []

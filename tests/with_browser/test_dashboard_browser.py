@@ -106,7 +106,7 @@ def test_a_curve_is_read_by_keys(opened: Any, file: Path, made: Path) -> None:
     for _ in range(5):
         page.keyboard.press("ArrowLeft")
     assert "step 0" in page.locator("#tip").inner_text()
-    assert f"{100 * logged(made, 0, 'pass_rate'):.0f} %" in page.locator("#tip").inner_text()
+    assert f"{100 * logged(made, 0, 'pass_rate'):.0f}%" in page.locator("#tip").inner_text()
     page.keyboard.press("ArrowRight")
     assert "step 100" in page.locator("#tip").inner_text()
 
@@ -145,11 +145,11 @@ def test_another_teacher_means_other_words_curves_and_colours(opened: Any, file:
     after = looks()
     assert LEANING in after[0]
     assert all(one != other for one, other in zip(before, after, strict=True))
-    assert page.evaluate("view.pairs[reader.pair][0]") == LEANING
+    assert page.evaluate("view.pairs[tokenView.pair][0]") == LEANING
     assert said(logged(made, 3, f"alignment/mean/{LEANING}")) in page.inner_text("#points")
     page.locator("#text span.d").first.click()
     page.keyboard.press("t")
-    assert page.evaluate("view.pairs[reader.pair][0]") == STEADY
+    assert page.evaluate("view.pairs[tokenView.pair][0]") == STEADY
 
 
 def test_any_scalar_of_the_trainer_can_be_looked_at(opened: Any, file: Path) -> None:

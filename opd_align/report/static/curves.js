@@ -41,7 +41,7 @@ class Curve {
     this.x = scale(range, left + 4, right);
     this.steps = [...new Set([...this.lines.flatMap(({ points }) => points.filter(([, value]) => value != null).map(([step]) => step)), ...failed.keys()])].sort((a, b) => a - b);
     const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", tabindex: "0", "aria-label": this.spoken() });
-    const tickOf = (tick) => this.kind === "share" ? `${+(100 * tick).toPrecision(6)} %` : this.kind === "number" || this.kind === "count" ? WRITTEN[this.kind](tick) : tickText(tick);
+    const tickOf = (tick) => this.kind === "share" ? `${+(100 * tick).toPrecision(6)}%` : this.kind === "number" || this.kind === "count" ? WRITTEN[this.kind](tick) : tickText(tick);
     for (const tick of ticks(...domain, this.tall ? 5 : 4).filter((tick) => this.kind !== "count" || Number.isInteger(tick))) {
       drawing.append(svg("line", { x1: left, x2: right, y1: y(tick), y2: y(tick), class: tick === 0 ? "zero" : "axis" }));
       drawing.append(text(left - 8, y(tick), tickOf(tick), { class: "soft", "text-anchor": "end", "font-size": 11 }));

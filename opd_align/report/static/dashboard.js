@@ -1,7 +1,7 @@
 // The dashboard: which curves there are, whose they are, and news from the server where there is one.
 
 const page = JSON.parse(byId("page").textContent);
-const NOTHING = { run: null, questions: [], words: [], teachers: [], pairs: [], verdicts: [], packs: [] };
+const NOTHING = { run: null, questions: [], token_texts: [], teachers: [], pairs: [], verdicts: [], packs: [] };
 let state = JSON.parse(byId("state").textContent), view = JSON.parse(byId("view").textContent) || NOTHING, chosen = null, following = true;
 
 // `of`: the variants' metrics, all of them in one chart or only those of the chosen one; the student's; the trainer's.
@@ -121,9 +121,9 @@ function copier(command) {
 
 // -- the token view ------------------------------------------------------------------------------------------------
 
-const desk = new Desk(NOTHING, { nextTeacher });
-const reader = desk.reader;
-reader.packed = (pack) => view.packs[pack];
+const controls = new TokenControls(NOTHING, { nextTeacher });
+const tokenView = controls.view;
+tokenView.packText = (pack) => view.packs[pack];
 
 const pairName = ([who, what]) => new Set(view.pairs.map((pair) => pair[1])).size > 1 ? `${who} · ${what}` : who;
 
@@ -133,14 +133,14 @@ function pairOf(name) {
 }
 
 function aim(pair) {
-  reader.pair = pair;
-  reader.teacher = view.teachers.indexOf(view.pairs[pair]?.[0]);
+  tokenView.pair = pair;
+  tokenView.teacher = view.teachers.indexOf(view.pairs[pair]?.[0]);
   byId("teacher").value = String(pair);
-  reader.recolour();
+  tokenView.recolour();
 }
 
 function nextTeacher() {
-  if (view.pairs.length) aim((reader.pair + 1) % view.pairs.length);
+  if (view.pairs.length) aim((tokenView.pair + 1) % view.pairs.length);
 }
 
 function layView(found) {
@@ -149,7 +149,7 @@ function layView(found) {
   aim(pairOf(chosen));
   byId("book").hidden = !view.run;
   byId("unread").textContent = view.run ? "" : "There is no finished run directory yet.";
-  desk.lay(view);
+  controls.setData(view);
   drawSteps();
 }
 
@@ -229,8 +229,8 @@ async function ask() {
 
 byId("variant").addEventListener("change", (event) => chooseVariant(state.variants[Number(event.target.value)].name));
 byId("made").textContent = page.version ? `Made by opd-align ${page.version}.` : "";
-lightOrDark(() => reader.drawPlot());
+setUpTheme(() => tokenView.drawPlot());
 draw();
 layView(view);
-whenResized(() => { drawCurves(); reader.drawPlot(); reader.drawTree(); });
+onResize(() => { drawCurves(); tokenView.drawPlot(); tokenView.drawTree(); });
 if (page.live) ask();
