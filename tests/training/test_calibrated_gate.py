@@ -15,7 +15,7 @@ from opd_align.core.engine import Settings, analyze
 from opd_align.core.objectives import DrGRPO, ForwardKL, ReverseKL
 from opd_align.settings import Budget, Rules
 from opd_align.training.calibrated_gate import CalibratedDivergence
-from opd_align.training.gates import GateBatch, weigh
+from opd_align.training.gates import GateBatch, compute_weights
 from opd_align.types import OpdAlignError
 
 
@@ -54,8 +54,8 @@ def test_the_threshold_is_that_of_the_best_filter_that_surely_gains(helped):
     assert gate.threshold == max(gaining, key=lambda row: row.signal.mean).threshold
     values = torch.tensor([[gate.threshold - 1e-3, gate.threshold + 1e-3]])
     batch = GateBatch(torch.zeros(1, 2), torch.ones(1, 2).bool(), None, lambda name: values)
-    assert weigh(gate, batch).tolist() == [[0.0, 1.0]]
-    assert gate.figures() == {"calibrated_open": 0.0, "threshold": gate.threshold}
+    assert compute_weights(gate, batch).tolist() == [[0.0, 1.0]]
+    assert gate.extra_metrics() == {"calibrated_open": 0.0, "threshold": gate.threshold}
     kept = helped.nodes["kl"].to_numpy() >= gate.threshold
     assert 0 < kept.mean() < 1
 
@@ -65,8 +65,8 @@ def test_where_no_filter_surely_gains_the_gate_is_open(misled):
     assert not best(misled, gate.quantiles)
     assert gate.threshold == -math.inf
     batch = GateBatch(torch.zeros(1, 2), torch.tensor([[True, False]]), None, lambda name: torch.tensor([[0.0, 0.0]]))
-    assert weigh(gate, batch).tolist() == [[1.0, 0.0]]
-    assert gate.figures() == {"calibrated_open": 1.0}
+    assert compute_weights(gate, batch).tolist() == [[1.0, 0.0]]
+    assert gate.extra_metrics() == {"calibrated_open": 1.0}
 
 
 def test_few_questions_leave_the_threshold_as_it_was(helped):

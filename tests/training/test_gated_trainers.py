@@ -16,19 +16,21 @@ from trl.experimental.utils import DataCollatorForChatML
 from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
 from trl.trainer import distillation_trainer
 
-from opd_align.training.chunked_divergence import KernelCall, between
+from opd_align.training.chunked_divergence import KernelCall, replaced_kernel
 from opd_align.training.gates import (
+    LOG_RATIO,
     MEASURES,
-    PUSH,
     DivergenceAbove,
+    FunctionGate,
     GateBatch,
     IncorrectOnly,
     Open,
-    OwnGate,
     SignAgrees,
     measure_logits,
 )
-from opd_align.training.trainers.gated import GatedDistillationTrainer, GatedGKDTrainer, GatedGRPOTrainer
+from opd_align.training.trainers.distillation import GatedDistillationTrainer
+from opd_align.training.trainers.gkd import GatedGKDTrainer
+from opd_align.training.trainers.grpo import GatedGRPOTrainer
 from opd_align.types import OpdAlignError
 
 # TRL and its libraries warn about each other; what concerns us is raised as an error of our own.
@@ -36,7 +38,7 @@ pytestmark = [pytest.mark.training, pytest.mark.filterwarnings("ignore")]
 
 TWICE = {"gradient_accumulation_steps": 2}
 ONE_STEP = {"max_steps": 1, "per_device_train_batch_size": 8}
-CLOSED = OwnGate(lambda batch: torch.zeros_like(batch.mask_BT, dtype=torch.float32), "closed", measures=())
+CLOSED = FunctionGate(lambda batch: torch.zeros_like(batch.mask_BT, dtype=torch.float32), "closed", measures=())
 INCORRECT = IncorrectOnly(verifier, unknown="drop")
 
 
@@ -194,9 +196,9 @@ def test_distillation_weighs_a_window_as_a_whole(tmp_path):
 
 
 def test_where_the_gate_is_asked_makes_no_difference(tmp_path):
-    """A threshold is asked within the loss, the same rule `of_the_window` before it."""
+    """A threshold is asked within the loss, the same rule `needs_global_batch` before it."""
     late = DivergenceAbove(threshold=0.05, measure="js") * SignAgrees(verifier, unknown="keep")
-    early = OwnGate(late, "early", late.measures, of_the_window=True, verifier=verifier)
+    early = FunctionGate(late, "early", late.measures, needs_global_batch=True, verifier=verifier)
     for run, kind in ((gkd, GatedGKDTrainer), (distillation, GatedDistillationTrainer)):
         one, other = (run(kind, tmp_path, gate=gate, denominator="keep", options=TWICE) for gate in (late, early))
         assert 0 < one.logs[0]["gate/tokens_kept"] < 1
@@ -279,7 +281,7 @@ def test_what_cannot_work_is_refused(tmp_path):
     with pytest.raises(OpdAlignError, match="column 'answer'"):
         gkd(GatedGKDTrainer, tmp_path, data=dialogues().remove_columns("answer"), gate=INCORRECT, denominator="keep")
     own = {"data_collator": NoColumns(models()["processing_class"], max_length=256)}
-    with pytest.raises(OpdAlignError, match="columns; leave data_collator out"):
+    with pytest.raises(OpdAlignError, match="columns; leave out data_collator"):
         gkd(GatedGKDTrainer, tmp_path, gate=INCORRECT, denominator="keep", **own)
 
 
@@ -421,17 +423,17 @@ def test_what_the_kernel_tells_is_what_whole_logits_tell():
             call = KernelCall((*sides, 0.0, 0.7, 1.3, None, 1.0, 5.0), batch)
             student = states[0] @ heads[0].T * 1.3 / 0.7
             teacher = 5.0 * torch.tanh(states[1] @ heads[1].T / 5.0) / 0.7
-            for name in (*MEASURES, PUSH):
+            for name in (*MEASURES, LOG_RATIO):
                 expected = measure_logits(name, student, teacher, tokens.reshape(-1)).view(2, 3)
                 torch.testing.assert_close(call.measure(name)[mask], expected[mask], atol=1e-5, rtol=1e-4)
-            assert torch.equal(call.spread(call.picked(tokens))[mask], tokens[mask])
+            assert torch.equal(call.scatter(call.select(tokens))[mask], tokens[mask])
     with pytest.raises(OpdAlignError, match="no measure 'distance'"):
         call.measure("distance")
 
 
 def test_the_kernel_is_put_back_whatever_happens():
     def failing():
-        with between(GateBatch(*[torch.ones(1, 1).bool()] * 2), lambda call: (call, call)):
+        with replaced_kernel(GateBatch(*[torch.ones(1, 1).bool()] * 2), lambda call: (call, call)):
             assert distillation_trainer.ChunkedDivergenceFunction is not ChunkedDivergenceFunction
             raise ZeroDivisionError
 
@@ -464,5 +466,5 @@ def test_a_loss_that_goes_round_the_gate_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(
         GKDTrainer, "compute_loss", lambda self, model, inputs, *rest: model(inputs["input_ids"]).logits.sum()
     )
-    with pytest.raises(OpdAlignError, match="did not pass through the gate"):
+    with pytest.raises(OpdAlignError, match="computed without the gate"):
         gkd(GatedGKDTrainer, tmp_path, gate=Open(), denominator="keep")

@@ -12,8 +12,10 @@ from trl.experimental.gkd import GKDConfig, GKDTrainer
 from trl.experimental.utils import DataCollatorForChatML
 
 from opd_align.training.chunked_divergence import KernelCall
-from opd_align.training.gates import DivergenceAbove, GateBatch, IncorrectOnly, Open, OwnGate
-from opd_align.training.trainers.gated import PIECE, GatedDistillationTrainer, GatedGKDTrainer, GatedGRPOTrainer, Piece
+from opd_align.training.gates import DivergenceAbove, FunctionGate, GateBatch, IncorrectOnly, Open
+from opd_align.training.trainers.distillation import GatedDistillationTrainer
+from opd_align.training.trainers.gkd import MICRO_BATCH, GatedGKDTrainer, GatedMicroBatch
+from opd_align.training.trainers.grpo import GatedGRPOTrainer
 from opd_align.types import OpdAlignError
 
 pytestmark = [pytest.mark.training, pytest.mark.filterwarnings("ignore")]
@@ -81,7 +83,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, kind, own):
 @pytest.mark.parametrize("measures", [(), ("kl",)])
 def test_a_gate_may_go_by_position(tmp_path, run, kind, options, measures):
     for late in (False, True):
-        gate = OwnGate(first_token, measures=measures, of_the_window=late)
+        gate = FunctionGate(first_token, measures=measures, needs_global_batch=late)
         (row,) = run(kind, tmp_path, gate=gate, denominator="keep", options=options).logs
         assert row["gate/tokens_distilled"] == 4
         assert row["gate/sequences_kept"] == 1
@@ -95,19 +97,19 @@ def test_a_gkd_gate_sees_the_tokens_that_it_weighs(tmp_path, lmbda):
     seen = []
 
     def look(batch):
-        seen.append((batch, batch.measure("push")))
+        seen.append((batch, batch.measure("log_ratio")))
         return batch.mask_BT
 
     run = gkd(GatedGKDTrainer, tmp_path, gate=look, denominator="keep", options={"lmbda": lmbda, "max_steps": 1})
-    ((batch, push_BT),) = seen
+    ((batch, log_ratio_BT),) = seen
     pad = run.trainer.processing_class.pad_token_id
     assert batch.mask_BT[:, 0].all()
     assert (batch.token_ids_BT[~batch.mask_BT] == pad).all()
     rows = [ids[mask] for ids, mask in zip(batch.token_ids_BT, batch.mask_BT, strict=True)]
     replies = run.trainer.processing_class.batch_decode(rows)
     assert lmbda or all(reply.startswith("I count.") for reply in replies)
-    assert (push_BT[batch.mask_BT] != 0).float().mean() > 0.9
-    assert (push_BT[~batch.mask_BT] == 0).all()
+    assert (log_ratio_BT[batch.mask_BT] != 0).float().mean() > 0.9
+    assert (log_ratio_BT[~batch.mask_BT] == 0).all()
 
 
 def test_what_a_window_settles_keeps_its_precision():
@@ -118,10 +120,10 @@ def test_what_a_window_settles_keeps_its_precision():
     )
     deep._prepare_input = lambda value: GKDTrainer._prepare_input(deep, value)
     count = torch.tensor(100_001.0)
-    piece = Piece(GateBatch(*[torch.ones(1, 1).bool()] * 2), torch.full((1, 1), 0.1), count)
-    prepared = deep._prepare_input({"count": count, PIECE: piece})
+    micro_batch = GatedMicroBatch(GateBatch(*[torch.ones(1, 1).bool()] * 2), torch.full((1, 1), 0.1), count)
+    prepared = deep._prepare_input({"count": count, MICRO_BATCH: micro_batch})
     assert prepared["count"].isinf()
-    assert prepared[PIECE] is piece
+    assert prepared[MICRO_BATCH] is micro_batch
 
 
 # Outcomes
@@ -195,7 +197,7 @@ def test_a_closed_token_adds_nothing_even_at_infinity_in_gkd(tmp_path, beta):
     """A teacher that forbids a token: the divergence there is infinite, the gate is closed, training goes on."""
     made = models()
     forbid(made["teacher_model"], at=3)
-    gate = OwnGate(lambda batch: 1.0 - first_token(batch).float(), "not_the_first", measures=())
+    gate = FunctionGate(lambda batch: 1.0 - first_token(batch).float(), "not_the_first", measures=())
     plain = gkd(GatedGKDTrainer, tmp_path, gate=gate, denominator="keep", options={"max_steps": 1, "beta": beta})
     run = gkd(GatedGKDTrainer, tmp_path, gate=gate, denominator="keep", options={"max_steps": 1, "beta": beta}, **made)
     assert not torch.isfinite(torch.tensor(run.logs[0]["gate/loss_open"]))
@@ -235,14 +237,14 @@ def test_a_closed_token_adds_nothing_even_at_infinity_in_the_kernel(beta, compac
     rows = mask.reshape(-1) if compact else slice(None)
     sides = (states[rows], head, None, taught[rows], teachers_head, None)
     batch = GateBatch(torch.zeros(2, 3).long(), mask)
-    found = KernelCall((*sides, beta, 1.0, 1.0, None, 1.0, None), batch).weighed(weights)
+    found = KernelCall((*sides, beta, 1.0, 1.0, None, 1.0, None), batch).weighted(weights)
     found.sum().backward()
     kept = (weights > 0).reshape(-1)
     alone = states.detach()[kept].requires_grad_()
     head_alone = head.detach().requires_grad_()
     sides = (alone, head_alone, None, taught[kept], teachers_head, None)
     only = GateBatch(torch.zeros(1, 3).long(), torch.ones(1, 3).bool())
-    expected = KernelCall((*sides, beta, 1.0, 1.0, None, 1.0, None), only).weighed(weights[weights > 0].view(1, 3))
+    expected = KernelCall((*sides, beta, 1.0, 1.0, None, 1.0, None), only).weighted(weights[weights > 0].view(1, 3))
     expected.sum().backward()
     torch.testing.assert_close(found.sum(), expected.sum())
     torch.testing.assert_close(states.grad[kept], alone.grad)
@@ -273,7 +275,7 @@ def test_a_gate_that_cannot_work_is_refused_before_anything_is_loaded(kind, own,
 @pytest.mark.parametrize(
     ("own", "complaint"),
     [
-        ({"distillation_beta": 2.0}, r"distillation_beta lies in \[0, 1\].*not 2.0"),
+        ({"distillation_beta": 2.0}, r"distillation_beta must be in \[0, 1\].*not 2.0"),
         ({"distillation_beta": float("nan")}, r"distillation_beta"),
         ({"options": {"gradient_accumulation_steps": 4, "steps_per_generation": 2}}, "2 must be a multiple of .*=4"),
         ({"options": {"gradient_accumulation_steps": 2, "steps_per_generation": 3}}, "3 must be a multiple of .*=2"),

@@ -17,7 +17,7 @@ import torch
 
 from opd_align.tasks import task
 from opd_align.training import IncorrectOnly
-from opd_align.training.rewards import STUCK, Verifying
+from opd_align.training.rewards import MAX_HANGING_CALLS, RewardVerifier
 from opd_align.types import OpdAlignError, Outcome
 
 UNKNOWN, INCORRECT, CORRECT = Outcome.UNKNOWN, Outcome.INCORRECT, Outcome.CORRECT
@@ -28,8 +28,8 @@ def verifier(prompts, completions, **columns):
 
 
 def judge(function, n=2, **settings):
-    verifying = Verifying(function, **settings)
-    return verifying, verifying.outcomes(["q"] * n, ["Answer: 1"] * n, {"answer": ["1"] * n})
+    verifier_call = RewardVerifier(function, **settings)
+    return verifier_call, verifier_call.outcomes(["q"] * n, ["Answer: 1"] * n, {"answer": ["1"] * n})
 
 
 @pytest.fixture(params=["alarm", "thread"])
@@ -61,10 +61,10 @@ def test_a_verifier_that_raises_leaves_outcomes_unknown_and_is_reported_once(whe
         raise ZeroDivisionError("in the middle")
 
     with caplog.at_level(logging.WARNING):
-        verifying, outcomes = wherever(lambda: judge(broken))
+        verifier_call, outcomes = wherever(lambda: judge(broken))
         assert outcomes == [UNKNOWN, UNKNOWN]
-        assert wherever(lambda: verifying.outcomes(["q"], ["a"], {})) == [UNKNOWN]
-    assert verifying.failures == 2
+        assert wherever(lambda: verifier_call.outcomes(["q"], ["a"], {})) == [UNKNOWN]
+    assert verifier_call.failures == 2
     assert [record.getMessage() for record in caplog.records if "ZeroDivisionError: oh" in record.getMessage()]
     assert len(caplog.records) == 1
     assert wherever(lambda: judge(later))[1] == [UNKNOWN, UNKNOWN]
@@ -99,11 +99,11 @@ def sleeps_between(**_):
 def test_an_alarm_ends_what_hangs(function, caplog):
     before = signal.getsignal(signal.SIGALRM)
     with caplog.at_level(logging.WARNING):
-        verifying, outcomes = judge(function, timeout_s=0.2)
+        verifier_call, outcomes = judge(function, timeout_s=0.2)
     assert outcomes == [UNKNOWN, UNKNOWN]
     assert "within 0.2 s" in caplog.text
-    assert verifying.failures == 1
-    assert verifying._stuck == []
+    assert verifier_call.failures == 1
+    assert verifier_call._hanging == []
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
@@ -115,9 +115,9 @@ def test_somebody_elses_alarm_is_left_alone():
     before = signal.signal(signal.SIGALRM, theirs)
     try:
         signal.setitimer(signal.ITIMER_REAL, 600)
-        verifying, outcomes = judge(lambda **_: time.sleep(5), timeout_s=0.1)
+        verifier_call, outcomes = judge(lambda **_: time.sleep(5), timeout_s=0.1)
         assert outcomes == [UNKNOWN, UNKNOWN]
-        assert len(verifying._stuck) == 1, "a thread it was"
+        assert len(verifier_call._hanging) == 1, "a thread it was"
         assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
         assert signal.getsignal(signal.SIGALRM) is theirs
     finally:
@@ -143,29 +143,29 @@ def test_in_a_thread_a_verifier_that_hangs_costs_its_time_limit_and_is_given_up(
     with ThreadPoolExecutor(1) as pool, caplog.at_level(logging.WARNING):
 
         def ask(*given):
-            return pool.submit(verifying.outcomes, *given).result()
+            return pool.submit(verifier_call.outcomes, *given).result()
 
-        verifying = Verifying(hangs, timeout_s=0.1)
-        for _ in range(STUCK):
+        verifier_call = RewardVerifier(hangs, timeout_s=0.1)
+        for _ in range(MAX_HANGING_CALLS):
             assert ask(["q"], ["a"], {}) == [UNKNOWN]
         assert ask(["q"], ["a"], {}) == [UNKNOWN]
-        assert len(calls) == STUCK, "it is not asked again while so many hang"
-        assert verifying.failures == STUCK + 1
+        assert len(calls) == MAX_HANGING_CALLS, "it is not asked again while so many hang"
+        assert verifier_call.failures == MAX_HANGING_CALLS + 1
         assert len(caplog.records) == 1
         assert "within 0.1 s" in caplog.text
         release.set()
-        for thread in verifying._stuck:
+        for thread in verifier_call._hanging:
             thread.join()
-        verifying.verifier = verifier  # once they have come back, it is asked again
+        verifier_call.verifier = verifier  # once they have come back, it is asked again
         assert ask(["q"], ["a"], {}) == [CORRECT]
 
 
 def test_a_thread_that_hangs_does_not_hold_up_the_exit():
     script = (
         "import signal, time\n"
-        "from opd_align.training.rewards import Verifying\n"
+        "from opd_align.training.rewards import RewardVerifier\n"
         "signal.signal(signal.SIGALRM, lambda *_: None)  # taken: a thread it is\n"
-        "print(Verifying(lambda **_: time.sleep(600), timeout_s=0.1).outcomes(['q'], ['a'], {}))\n"
+        "print(RewardVerifier(lambda **_: time.sleep(600), timeout_s=0.1).outcomes(['q'], ['a'], {}))\n"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
@@ -195,7 +195,7 @@ def takes_little(prompts, completions):
 )
 def test_a_verifier_that_does_not_fit_stops_the_run(function, complaint, wherever):
     with pytest.raises(OpdAlignError, match=complaint):
-        wherever(lambda: Verifying(function).outcomes(["q", "q"], ["a", "a"], {"source": ["x", "y"]}))
+        wherever(lambda: RewardVerifier(function).outcomes(["q", "q"], ["a", "a"], {"source": ["x", "y"]}))
 
 
 def test_a_verifier_is_called_as_trl_calls_rewards():
@@ -210,9 +210,9 @@ def test_a_verifier_is_called_as_trl_calls_rewards():
 
     columns = {"answer": ["1"], "prompt": ["never"], "completion_ids": ["of the data"]}
     extras = {"completion_ids": [[3]], "trainer_state": None}
-    assert Verifying(asks).outcomes(["q"], ["a"], columns, **extras) == [CORRECT]
+    assert RewardVerifier(asks).outcomes(["q"], ["a"], columns, **extras) == [CORRECT]
     assert seen == {"answer": ["1"], "trainer_state": None, "ids": [[3]]}
-    assert Verifying(plain).outcomes(["q"], ["a"], columns, **extras) == [CORRECT]
+    assert RewardVerifier(plain).outcomes(["q"], ["a"], columns, **extras) == [CORRECT]
 
 
 def test_a_verifier_as_a_reward_is_called_once_and_remembered():
@@ -222,12 +222,12 @@ def test_a_verifier_as_a_reward_is_called_once_and_remembered():
         calls.append(answer)
         return [1.0, 0.0, None]
 
-    verifying = Verifying(plain)
-    reward = verifying.as_reward()
+    verifier_call = RewardVerifier(plain)
+    reward = verifier_call.as_reward()
     assert reward.__name__ == "plain"
     given = {"answer": ["1"] * 3, "completion_ids": [[1]] * 3, "trainer_state": None, "log_metric": print}
     assert reward(prompts=["q"] * 3, completions=["a"] * 3, **given) == [1.0, 0.0, None]
-    assert verifying.latest == [CORRECT, INCORRECT, UNKNOWN]
+    assert verifier_call.latest == [CORRECT, INCORRECT, UNKNOWN]
     assert calls == [["1"] * 3]
 
 
@@ -242,8 +242,8 @@ def test_what_can_be_no_verifier_is_refused():
     refused = [(later, "asynchronous"), (Later(), "asynchronous"), (torch.nn.Linear(1, 1), "a model")]
     for given, complaint in [*refused, (task("arithmetic"), r"give its judge: task\.verifier")]:
         with pytest.raises(OpdAlignError, match=complaint):
-            Verifying(given)
+            RewardVerifier(given)
         with pytest.raises(OpdAlignError, match=complaint):
             IncorrectOnly(given, unknown="keep")
     with pytest.raises(OpdAlignError, match="positive number"):
-        Verifying(verifier, timeout_s=0)
+        RewardVerifier(verifier, timeout_s=0)

@@ -12,11 +12,11 @@ from support.gated_runs import distillation, gkd, grpo, models, verifier
 
 from opd_align.training import (
     DivergenceAbove,
+    FunctionGate,
     GatedDistillationTrainer,
     GatedGKDTrainer,
     GatedGRPOTrainer,
     IncorrectOnly,
-    OwnGate,
     SignAgrees,
 )
 
@@ -38,7 +38,7 @@ def overflowing(teacher):
 
 
 GATES = {
-    "beginning": OwnGate(beginning, measures=()),
+    "beginning": FunctionGate(beginning, measures=()),
     "incorrect": IncorrectOnly(verifier, unknown="drop"),
     "quantile": IncorrectOnly(verifier, correct_weight=0.5, unknown="drop") * DivergenceAbove(quantile=0.6),
     "threshold": DivergenceAbove(threshold=0.02) * SignAgrees(verifier, unknown="keep"),
