@@ -52,9 +52,9 @@ class AlignmentCallback(TrainerCallback):
 
     `questions` are held out: `Question`s, or rows with TRL's columns. `verifier` is a task, one of its verifiers, or a
     reward function with TRL's signature, synchronous or asynchronous. `correct_from` is the smallest value that means
-    correct, `verifier_timeout_s` the time limit of one call; a call that raises or hangs leaves its completions unknown.
-    `teachers` come beside the trainer's own: names of contexts
-    (the live student, shown its own solutions) and models by name. `objectives` default to what the trainer optimises.
+    correct, `verifier_timeout_s` the time limit of one call; one that raises or hangs leaves its completions unknown.
+    `teachers` come beside the trainer's own: names of contexts (the live student, shown its own solutions) and models
+    by name. `objectives` default to what the trainer optimises.
     `max_overhead` is the share of the wall time that evaluations may take; `None`: no limit. `on_error="raise"` ends
     the training where an evaluation fails; otherwise that is logged and counted.
     """

@@ -47,7 +47,7 @@ ALARM_REPEAT_S = 1.0
 """Interval at which the alarm repeats, in case the verifier has caught the first one."""
 
 WITHHELD_COLUMNS = ("prompt", "completion", "completion_ids")
-"""Columns of the data set that TRL does not pass to reward functions: the actual prompts and completions replace them."""
+"""Columns of the data set that TRL does not pass to reward functions, which get the generated completions instead."""
 
 EXTRA_ARGUMENTS = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 """What TRL passes to reward functions in addition to the data set's columns."""

@@ -1,4 +1,4 @@
-"""What the gated trainers for DistillationTrainer and GRPOTrainer share: both generate a batch, then compute a chunked loss.
+"""Gating of generation batches, shared by the gated `DistillationTrainer` and `GRPOTrainer`.
 
 A generation batch is verified, weighted and counted right after it has been generated; what its loss needs travels in
 the batch under the keys below, so that TRL splits and shuffles it with everything else.
