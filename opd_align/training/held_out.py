@@ -203,9 +203,9 @@ class HeldOut:
 
     def _fingerprint(self) -> str:
         own = getattr(self.verifier.function, "fingerprint", None)
-        if self.task is not None:
-            return f"{self.task.name}:{own}"
-        return str(own or f"{self.verifier.name}/{self.instance}")
+        name = f"{self.task.name}:{own}" if self.task is not None else own or f"{self.verifier.name}/{self.instance}"
+        least = self.verifier.correct_from
+        return str(name) if least == CORRECT_FROM else f"{name}>={least:g}"
 
 
 def check_verifier_calls(calls: int, failures: int, reason: str | None) -> None:
