@@ -1,4 +1,4 @@
-"""Gates on batches small enough to check by eye."""
+"""Gates on batches small enough to check by hand."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_threshold_keeps_what_reaches_it():
 
 
 @pytest.mark.parametrize("quantile", [0.0, 0.1, 0.5, 0.9, 1.0])
-def test_a_quantile_is_over_completion_tokens_and_keeps_what_an_analysis_keeps(quantile):
+def test_a_quantile_is_over_completion_tokens_and_matches_the_analysis(quantile):
     values = np.arange(9) / 10
     kept = values >= np.quantile(values, quantile, method="higher") - 1e-6
     weights = compute_weights(DivergenceAbove(quantile=quantile), a_batch(kl=KL))
@@ -76,14 +76,14 @@ def test_a_quantile_is_over_completion_tokens_and_keeps_what_an_analysis_keeps(q
 
 def test_a_quantile_is_over_all_processes():
     alone = a_batch(kl=KL)
-    crowded = GateBatch(
-        alone.token_ids_BT, alone.mask_BT, None, alone.measure, lambda mine: torch.cat([mine, torch.full((91,), 9.0)])
+    gathered = GateBatch(
+        alone.token_ids_BT, alone.mask_BT, None, alone.measure, lambda local: torch.cat([local, torch.full((91,), 9.0)])
     )
     assert compute_weights(DivergenceAbove(quantile=0.5), alone).sum() == 5
-    assert compute_weights(DivergenceAbove(quantile=0.5), crowded).sum() == 0
+    assert compute_weights(DivergenceAbove(quantile=0.5), gathered).sum() == 0
 
 
-def test_the_sign_gate_keeps_pushes_that_agree_with_the_outcome():
+def test_the_sign_gate_keeps_tokens_on_which_teacher_and_outcome_agree():
     batch = a_batch(log_ratio=LOG_RATIOS)
     assert compute_weights(SignAgrees(verifier, unknown="drop"), batch).tolist() == [
         [1, 0, 0, 1],
@@ -110,23 +110,23 @@ def test_a_function_is_a_gate():
     for both in (first_token * IncorrectOnly(verifier, unknown="drop"), Open() * first_token):
         assert "first_token" in both.name
         assert compute_weights(both, a_batch()).sum(1).tolist() in ([0, 1, 0], [1, 1, 1])
-    assert set(as_gate(first_token).measures) == {*MEASURES, LOG_RATIO}  # it may ask for any of them
+    assert set(as_gate(first_token).measures) == {*MEASURES, LOG_RATIO}  # it may read any of them
     assert FunctionGate(first_token, measures=()).measures == ()
 
 
-def test_a_gate_may_answer_in_numpy_or_lists():
-    for answer in (np.ones((3, 4)), [[1, 1, 1, 1]] * 3, np.ones((3, 4), bool)):
-        weights = compute_weights(FunctionGate(lambda batch, given=answer: given), a_batch())
-        assert torch.equal(weights, compute_weights(Open(), a_batch()))
+def test_a_gate_may_return_numpy_arrays_or_lists():
+    for weights in (np.ones((3, 4)), [[1, 1, 1, 1]] * 3, np.ones((3, 4), bool)):
+        computed = compute_weights(FunctionGate(lambda batch, weights=weights: weights), a_batch())
+        assert torch.equal(computed, compute_weights(Open(), a_batch()))
 
 
-def test_completions_are_moved_side_by_side():
+def test_completions_are_left_aligned():
     mask = torch.tensor([[0, 1, 1, 0, 0], [0, 0, 1, 0, 1], [0, 0, 0, 0, 0], [1, 0, 0, 0, 0]]).bool()
     tokens = torch.arange(20).view(4, 5)
-    moved = left_align(mask)
-    assert moved.int().tolist() == [[1, 1, 0], [1, 0, 1], [0, 0, 0], [1, 0, 0]]
-    assert scatter(tokens[mask], moved, fill=-1).tolist() == [[1, 2, -1], [7, -1, 9], [-1, -1, -1], [15, -1, -1]]
-    assert torch.equal(scatter(scatter(tokens[mask], moved)[moved], mask)[mask], tokens[mask])
+    aligned = left_align(mask)
+    assert aligned.int().tolist() == [[1, 1, 0], [1, 0, 1], [0, 0, 0], [1, 0, 0]]
+    assert scatter(tokens[mask], aligned, fill=-1).tolist() == [[1, 2, -1], [7, -1, 9], [-1, -1, -1], [15, -1, -1]]
+    assert torch.equal(scatter(scatter(tokens[mask], aligned)[aligned], mask)[mask], tokens[mask])
     assert left_align(torch.zeros(2, 3).bool()).any() == torch.tensor(False)
 
 
@@ -138,11 +138,11 @@ def test_a_completion_is_truncated_unless_its_last_token_ends_it():
     assert is_truncated(tokens, mask, []).all()
 
 
-def test_micro_batches_are_weighed_together():
+def test_micro_batches_are_concatenated():
     short = GateBatch(torch.zeros(1, 2), torch.ones(1, 2).bool(), torch.tensor([INCORRECT]))
-    window = concatenate_batches([a_batch(), short], [{"kl": torch.tensor(KL)}, {"kl": torch.tensor([[0.9, 1.0]])}])
-    assert compute_weights(DivergenceAbove(quantile=1.0), window).nonzero().tolist() == [[3, 1]]
-    assert compute_weights(IncorrectOnly(verifier, unknown="drop"), window).sum(1).tolist() == [0, 3, 0, 2]
+    whole = concatenate_batches([a_batch(), short], [{"kl": torch.tensor(KL)}, {"kl": torch.tensor([[0.9, 1.0]])}])
+    assert compute_weights(DivergenceAbove(quantile=1.0), whole).nonzero().tolist() == [[3, 1]]
+    assert compute_weights(IncorrectOnly(verifier, unknown="drop"), whole).sum(1).tolist() == [0, 3, 0, 2]
 
 
 @pytest.mark.parametrize(
@@ -161,15 +161,15 @@ def test_micro_batches_are_weighed_together():
             lambda: IncorrectOnly(verifier, unknown="keep") * SignAgrees(task("boolq").verifier, unknown="keep"),
             "share one verifier",
         ),
-        (lambda: as_gate(3), "function from a GateBatch"),
+        (lambda: as_gate(3), "a function from a GateBatch"),
         (
             lambda: compute_weights(FunctionGate(lambda batch: -batch.mask_BT.float(), "minus"), a_batch()),
             "'minus'.*negative",
         ),
         (lambda: compute_weights(FunctionGate(lambda batch: batch.mask_BT[0], "row"), a_batch()), "shape"),
         (
-            lambda: compute_weights(FunctionGate(lambda batch: None, "silent"), a_batch()),
-            "'silent' returned a NoneType",
+            lambda: compute_weights(FunctionGate(lambda batch: None, "returns_none"), a_batch()),
+            "'returns_none' returned a NoneType",
         ),
         (
             lambda: compute_weights(FunctionGate(lambda batch: [[1.0], [1.0, 0.0]], "ragged"), a_batch()),
@@ -185,7 +185,7 @@ def test_micro_batches_are_weighed_together():
         ),
     ],
 )
-def test_what_makes_no_gate_is_refused(make, complaint):
+def test_invalid_gates_are_refused(make, complaint):
     with pytest.raises(OpdAlignError, match=complaint):
         make()
 
