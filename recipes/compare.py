@@ -63,13 +63,13 @@ CONTROLS = {"incorrect": ("correct", "random_rollouts"), "divergence": ("random_
 def gate_of(arm: str, seed: int, verifier: Any) -> Any:
     import torch
 
-    from opd_align.training import DivergenceAbove, IncorrectOnly, Open, OwnGate
+    from opd_align.training import DivergenceAbove, FunctionGate, IncorrectOnly, Open
     from opd_align.types import Outcome
 
     dice = torch.Generator().manual_seed(seed)  # its own: the training's draws stay those of the other arms
 
     def correct(batch: Any) -> Any:
-        return batch.is_BT(Outcome.CORRECT).float()
+        return batch.outcome_mask_BT(Outcome.CORRECT).float()
 
     def random_rollouts(batch: Any) -> Any:
         shuffled = torch.randperm(len(batch.outcome_B), generator=dice)
@@ -85,9 +85,9 @@ def gate_of(arm: str, seed: int, verifier: Any) -> Any:
         "incorrect": incorrect,
         "divergence": divergence,
         "both": incorrect * divergence,
-        "correct": OwnGate(correct, measures=(), verifier=verifier),
-        "random_rollouts": OwnGate(random_rollouts, measures=(), verifier=verifier),
-        "random_tokens": OwnGate(random_tokens, measures=()),
+        "correct": FunctionGate(correct, measures=(), verifier=verifier),
+        "random_rollouts": FunctionGate(random_rollouts, measures=(), verifier=verifier),
+        "random_tokens": FunctionGate(random_tokens, measures=()),
     }[arm]
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from opd_align.training import GateBatch, launch
-from opd_align.training.gates import weigh
+from opd_align.training.gates import compute_weights
 from opd_align.types import Outcome
 
 
@@ -109,7 +109,7 @@ def test_controls_are_as_large_as_what_they_control(compare):
     batch = GateBatch(torch.zeros(8, 500), mask, outcomes, lambda name: torch.rand(8, 500))
 
     def kept(arm, seed=0):
-        return weigh(compare.gate_of(arm, seed, lambda **columns: []), batch)
+        return compute_weights(compare.gate_of(arm, seed, lambda **columns: []), batch)
 
     assert kept("incorrect").sum() == kept("random_rollouts").sum() == 3 * 500
     assert not torch.equal(kept("incorrect"), kept("random_rollouts"))

@@ -1,8 +1,8 @@
-"""A divergence gate whose threshold is measured, not guessed.
+"""A divergence gate whose threshold is measured by the callback.
 
-The callback has rolled out what each token was worth; `metrics.divergence_filter` says what distillation would gain if
-it kept only the tokens beyond a quantile of the divergence. The gate takes the threshold of the best such filter, and
-takes it only if the filter shows a benefit.
+The callback estimates the value of each token from rollouts; `metrics.divergence_filter` computes what distillation
+would gain if it kept only the tokens above a quantile of the divergence. The gate uses the threshold of the best such
+filter, provided that the filter shows a benefit.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 
 QUANTILES = (0.25, 0.5, 0.75, 0.9)
 
-FEWEST = 4
-"""Questions that it takes to move the threshold: the spread of two may be small by chance."""
+MIN_QUESTIONS = 4
+"""Smallest evaluation that changes the threshold: across two questions, the spread may be small by chance."""
 
 
-class Evaluated(Protocol):
-    """What is needed of the callback; its `latest` is the same on all processes."""
+class AlignmentSource(Protocol):
+    """The part of the callback that the gate uses; `latest` is the same on all processes."""
 
     @property
     def latest(self) -> Analysis | None: ...
@@ -46,41 +46,48 @@ class Evaluated(Protocol):
 class CalibratedDivergence(Gate):
     """`DivergenceAbove` with the threshold of the callback's latest evaluation.
 
-    The rule: among the quantiles, those count whose gain in signal (SR range × alignment of what is kept, over that of
-    all tokens) is above zero with its whole 95 % interval across questions; of these, the one with the largest signal.
-    If none counts, or nothing has been evaluated yet, the gate is open. The interval does not make up for the choice
-    among the quantiles, so few of them are tried; and an evaluation on fewer than four questions, such as the one at
-    the start of a training, leaves the threshold as it was.
+    A quantile qualifies if its gain in signal (SR range × alignment of the tokens kept, minus that of all tokens) is
+    above zero with its whole 95 % interval across questions; of those that qualify, the one with the largest signal is
+    used. If none qualifies, or nothing has been evaluated yet, the gate is open. The interval is not corrected for the
+    choice among quantiles, so few of them are tried; and an evaluation on fewer than four questions, such as the one
+    at the start of a training, does not change the threshold.
 
-    The evaluation may be of several teachers and objectives. The gate looks at what the trainer distils: its own
-    teacher and its own objective, unless told others by name.
+    A trainer needs its gate before there is a callback: leave `callback` out, and call `gate.follow(callback)` later.
+    Until then the gate is open, and logs a warning once.
 
-    A trainer wants its gate before there is a callback: leave `callback` out, and say `gate.follow(callback)` later.
-    Until then the gate is open, and says so once.
+    Args:
+        callback: The `AlignmentCallback` to follow; `None` to set it later with `follow`.
+        measure: One of "kl" (KL(student ‖ teacher)), "js", "student_entropy", "teacher_entropy".
+        quantiles: The quantiles to choose from, each between 0 and 1.
+        objective: Name of the objective to calibrate for; `None` for the trainer's own.
+        teacher: Name of the teacher to calibrate for; `None` for the trainer's own.
     """
 
-    callback: Evaluated | None = None
+    callback: AlignmentSource | None = None
     measure: str = "kl"
     quantiles: Sequence[float] = QUANTILES
     objective: str | None = field(default=None, kw_only=True)
     teacher: str | None = field(default=None, kw_only=True)
-    _latest: tuple[Analysis | None, float] = field(default=(None, -math.inf), init=False, repr=False)
-    _of: tuple[str, str] | None = field(default=None, init=False, repr=False)
-    _said: bool = field(default=False, init=False, repr=False)
+    _calibrated: tuple[Analysis | None, float] = field(default=(None, -math.inf), init=False, repr=False)
+    _objective_and_teacher: tuple[str, str] | None = field(default=None, init=False, repr=False)
+    _warned: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_measure(self.measure)
         if not self.quantiles or not all(0 < quantile < 1 for quantile in self.quantiles):
-            raise OpdAlignError(f"quantiles to choose from lie between 0 and 1, not {tuple(self.quantiles)}")
+            raise OpdAlignError(f"quantiles must be between 0 and 1, at least one of them, not {tuple(self.quantiles)}")
         if self.callback is not None:
             self.follow(self.callback)
 
-    def follow(self, callback: Evaluated) -> None:
-        """From now on, the threshold is this callback's; refuses one that does not evaluate what is asked for."""
-        distils = [each.name for each in callback.settings.objectives if each.signal != "reward"]
-        self._of = _one_of("objective", self.objective, distils), _one_of("teacher", self.teacher, callback.teachers)
+    def follow(self, callback: AlignmentSource) -> None:
+        """Uses this callback's evaluations from now on; it must evaluate the gate's objective and teacher."""
+        objectives = [objective.name for objective in callback.settings.objectives if objective.signal != "reward"]
+        self._objective_and_teacher = (
+            _choose("objective", self.objective, objectives),
+            _choose("teacher", self.teacher, callback.teachers),
+        )
         self.callback = callback
-        self._latest = None, -math.inf
+        self._calibrated = None, -math.inf
 
     @property
     def name(self) -> str:
@@ -92,44 +99,44 @@ class CalibratedDivergence(Gate):
 
     @property
     def threshold(self) -> float:
-        """In nats, as of the latest evaluation; minus infinity while the gate is open."""
-        if self.callback is None and not self._said:
-            self._said = True
-            logger.warning("the gate %s follows no callback and stays open; say gate.follow(callback)", self.name)
+        """In nats, from the latest evaluation; minus infinity while the gate is open."""
+        if self.callback is None and not self._warned:
+            self._warned = True
+            logger.warning("Gate %s follows no callback and stays open; call gate.follow(callback)", self.name)
         analysis = None if self.callback is None else self.callback.latest
         if analysis is None:
             return -math.inf
-        seen, threshold = self._latest
-        if analysis is not seen:
-            if len(set(analysis.nodes["question"].to_pylist())) >= FEWEST:
-                threshold = self._chosen(analysis)
-            self._latest = analysis, threshold
+        calibrated_on, threshold = self._calibrated
+        if analysis is not calibrated_on:
+            if len(set(analysis.nodes["question"].to_pylist())) >= MIN_QUESTIONS:
+                threshold = self._choose_threshold(analysis)
+            self._calibrated = analysis, threshold
         return threshold
 
-    def _chosen(self, analysis: Analysis) -> float:
-        objective, teacher = self._of or (None, None)
+    def _choose_threshold(self, analysis: Analysis) -> float:
+        objective, teacher = self._objective_and_teacher or (None, None)
         rows = metrics.divergence_filter(
             analysis.nodes, self.measure, self.quantiles, objective=objective, teacher=teacher
         )
         gaining = [row for row in rows if row.gain.mean - row.gain.half_width > 0]
         return max(gaining, key=lambda row: row.signal.mean).threshold if gaining else -math.inf
 
-    def figures(self) -> Mapping[str, float]:
+    def extra_metrics(self) -> Mapping[str, float]:
         threshold = self.threshold
-        opened = threshold == -math.inf
-        return {"calibrated_open": float(opened), **({} if opened else {"threshold": threshold})}
+        is_open = threshold == -math.inf
+        return {"calibrated_open": float(is_open), **({} if is_open else {"threshold": threshold})}
 
     def __call__(self, batch: GateBatch) -> Tensor:
         return DivergenceAbove(threshold=self.threshold, measure=self.measure)(batch)
 
 
-def _one_of(what: str, wanted: str | None, there: Sequence[str]) -> str:
-    if wanted is None and there:
-        return there[0]
-    if wanted is None or wanted not in there:
-        given = "none is evaluated" if wanted is None else f"{wanted!r} is not evaluated"
+def _choose(what: str, name: str | None, evaluated: Sequence[str]) -> str:
+    if name is None and evaluated:
+        return evaluated[0]
+    if name is None or name not in evaluated:
+        problem = "none is evaluated" if name is None else f"{name!r} is not evaluated"
+        needed = "a distillation objective" if what == "objective" else "a teacher"
         raise OpdAlignError(
-            f"calibration needs a {what} that pulls on tokens, and {given}; the callback evaluates "
-            f"{', '.join(there) or 'none'}"
+            f"calibration needs {needed}, and {problem}; the callback evaluates {', '.join(evaluated) or 'none'}"
         )
-    return wanted
+    return name

@@ -29,9 +29,10 @@ from opd_align.settings import Budget, Sampling, Settings
 from opd_align.training.adapters import adapt_trainer
 from opd_align.training.distributed import on_all_ranks
 from opd_align.training.evaluator import Evaluator, TeacherSet
-from opd_align.training.held_out import CORRECT_FROM, HeldOut
+from opd_align.training.held_out import HeldOut, check_verifier_calls
 from opd_align.training.model_state import preserve_rng_state
 from opd_align.training.overhead import OverheadLimit
+from opd_align.training.rewards import CORRECT_FROM, TIMEOUT_S
 from opd_align.types import OpdAlignError
 
 logger = logging.getLogger(__name__)
@@ -50,8 +51,10 @@ class AlignmentCallback(TrainerCallback):
     """Does the teacher's update point toward success, now? Evaluated at the start and every `every_n_steps` steps.
 
     `questions` are held out: `Question`s, or rows with TRL's columns. `verifier` is a task, one of its verifiers, or a
-    reward function, of which 0.5 and more means correct. `teachers` come beside the trainer's own: names of contexts
-    (the live student, shown its own solutions) and models by name. `objectives` default to what the trainer optimises.
+    reward function with TRL's signature, synchronous or asynchronous. `correct_from` is the smallest value that means
+    correct, `verifier_timeout_s` the time limit of one call; one that raises or hangs leaves its completions unknown.
+    `teachers` come beside the trainer's own: names of contexts (the live student, shown its own solutions) and models
+    by name. `objectives` default to what the trainer optimises.
     `max_overhead` is the share of the wall time that evaluations may take; `None`: no limit. `on_error="raise"` ends
     the training where an evaluation fails; otherwise that is logged and counted.
     """
@@ -69,6 +72,8 @@ class AlignmentCallback(TrainerCallback):
         sampling: Sampling | None = None,
         max_overhead: float | None = 0.05,
         on_error: Literal["log", "raise"] = "log",
+        correct_from: float = CORRECT_FROM,
+        verifier_timeout_s: float = TIMEOUT_S,
     ) -> None:
         if every_n_steps < 1:
             raise OpdAlignError(f"every_n_steps must be at least 1, not {every_n_steps}")
@@ -95,7 +100,8 @@ class AlignmentCallback(TrainerCallback):
             raise OpdAlignError(f"objectives are objects such as opd_align.ReverseKL(), not {named[0]!r}")
         self.settings = Settings(objectives, budget, abreast=ABREAST)
         self.folder = Path(trainer.args.output_dir) / FOLDER
-        self.evaluator = Evaluator(self.host, HeldOut.of(questions, verifier), faculty, self.folder)
+        held_out = HeldOut.of(questions, verifier, correct_from=correct_from, timeout_s=verifier_timeout_s)
+        self.evaluator = Evaluator(self.host, held_out, faculty, self.folder)
         self.evaluator.check(self.settings)
         self.governor = OverheadLimit(every_n_steps, max_overhead, len(self.evaluator.held_out.questions))
         self.on_error = on_error
@@ -147,7 +153,15 @@ class AlignmentCallback(TrainerCallback):
 
         Nothing is logged; beside the analysis comes the name of its run directory.
         """
-        return self.evaluator.evaluate(self.settings, self.host.trainer.state.global_step, scale)
+        verifier = self.evaluator.held_out.verifier
+        calls, failures = verifier.calls, verifier.failures
+        evaluated = self.evaluator.evaluate(self.settings, self.host.trainer.state.global_step, scale)
+        counts = on_all_ranks(lambda: (verifier.calls - calls, verifier.failures - failures, verifier.last_failure))
+        reasons = [reason for _, _, reason in counts if reason is not None]
+        check_verifier_calls(
+            sum(n for n, _, _ in counts), sum(n for _, n, _ in counts), reasons[-1] if reasons else None
+        )
+        return evaluated
 
     def _evaluate(self, state: TrainerState, control: TrainerControl) -> None:
         step, began = state.global_step, time.perf_counter()
@@ -186,6 +200,7 @@ class AlignmentCallback(TrainerCallback):
                 "governor/scale": scale,
                 **({} if governor.last is None else {"governor/interval": step - governor.last}),
                 "failures": self.failures,
+                "verifier_failures": sum(on_all_ranks(lambda: self.evaluator.held_out.verifier.failures)),
             }.items()
         }
         try:
@@ -253,7 +268,8 @@ class AlignmentCallback(TrainerCallback):
         if not rates:
             return "the verifier could judge none of the rollouts"
         if max(rates) == 0:
-            return f"no rollout is correct (of a reward function's values, {CORRECT_FROM} and more mean correct)"
+            least = self.evaluator.held_out.verifier.correct_from
+            return f"no rollout is correct (of a reward function's values, {least} and more mean correct)"
         if min(rates) == 1:
             return "every rollout is correct"
         return "no token was visited often enough; a larger budget would help: budget=Budget(initial=..., targeted=...)"

@@ -1,9 +1,9 @@
-"""TRL's chunked divergence, token by token: weighed, and measured, without ever holding whole logits.
+"""TRL's chunked divergence per token: weighted by a gate, and measured, without materializing full logits.
 
-TRL's kernel gives one divergence a token; `DistillationTrainer._compute_loss` sums them in the next line. Between the
-two there is no hook, so the name under which the trainer finds its kernel is exchanged for the time of one call. The
-alternative is a copy of that method, a hundred lines that would keep today's bugs for good. What the kernel is called
-with (hidden states, heads, scales, temperature) is also all that a measure needs.
+TRL's kernel returns one divergence per token; `DistillationTrainer._compute_loss` sums them in the next line. There is
+no hook between the two, so the name under which the trainer finds its kernel is replaced for the duration of one call.
+The alternative is a copy of that method: a hundred lines that would keep today's bugs. The kernel's arguments (hidden
+states, heads, scales, temperature) are also all that a measure needs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 from trl.trainer import distillation_trainer
 from trl.trainer.utils import maybe_gather_lm_head_ctx
 
-from opd_align.training.gates import MEASURES, PUSH, GateBatch
+from opd_align.training.gates import LOG_RATIO, MEASURES, GateBatch
 from opd_align.types import OpdAlignError
 
 VOCABULARY_CHUNK = 32768
@@ -28,9 +28,14 @@ BETA_OF = {"kl": 1.0, "js": 0.5}
 
 
 class KernelCall:
-    """One call of the kernel: its result, and whatever else its arguments can tell.
+    """One call of the kernel: its result, and the measures that can be computed from its arguments.
 
-    The kernel is given all positions, or on a GPU only those within the mask; arrays here are (B, T) in both cases.
+    The kernel receives all positions, or on a GPU only those in the mask; arrays here are (B, T) in both cases.
+
+    Args:
+        arguments: What TRL called the kernel with.
+        batch: The completions.
+        beta: Replaces the trainer's beta; `None` keeps it.
     """
 
     def __init__(self, arguments: tuple[Any, ...], batch: GateBatch, beta: float | None = None) -> None:
@@ -46,62 +51,63 @@ class KernelCall:
         sides = (self.student[0][rows], *self.student[1:], self.teacher[0][rows], *self.teacher[1:])
         return ChunkedDivergenceFunction.apply(*sides, beta, self.temperature, *self.student_scale, *self.teacher_scale)
 
-    def weighed(self, weights_BT: Tensor) -> Tensor:
-        """The divergences by weight; a closed token adds zero to the loss and its gradient, whatever its divergence."""
-        weights_N = self.picked(weights_BT)
-        spoilt_N = (weights_N == 0) & ~self.divergence_N.isfinite()
+    def weighted(self, weights_BT: Tensor) -> Tensor:
+        """The weighted divergences; a dropped token adds zero to loss and gradient, whatever its divergence."""
+        weights_N = self.select(weights_BT)
+        excluded_N = (weights_N == 0) & ~self.divergence_N.isfinite()
         # Zero times infinity is not zero, and the kernel's backward pass mixes rows: it must not see such tokens. A
         # call gathers the heads under ZeRO-3, so all processes make it or none.
-        if not bool(self.batch.everywhere(spoilt_N.any().float().unsqueeze(0)).any()):
+        if not bool(self.batch.gather(excluded_N.any().float().unsqueeze(0)).any()):
             return self.divergence_N * weights_N
-        kept_N = ~spoilt_N
+        kept_N = ~excluded_N
         divergence_M, _ = self._apply(self.beta, kept_N)
         return torch.zeros_like(weights_N).masked_scatter(kept_N, divergence_M * weights_N[kept_N])
 
     @torch.no_grad()
     def measure(self, name: str) -> Tensor:
         if BETA_OF.get(name) == self.beta:
-            return self.spread(self.divergence_N.detach())
+            return self.scatter(self.divergence_N.detach())
         if name in BETA_OF:
-            return self.spread(self._apply(BETA_OF[name])[0])
+            return self.scatter(self._apply(BETA_OF[name])[0])
         if name == "student_entropy":
-            return self.spread(self.entropy_N)
+            return self.scatter(self.entropy_N)
         if name == "teacher_entropy":
             sides = (*self.teacher, *self.student)
             scales = (*self.teacher_scale, *self.student_scale)
-            return self.spread(ChunkedDivergenceFunction.apply(*sides, 1.0, self.temperature, *scales)[1])
-        if name == PUSH:
+            return self.scatter(ChunkedDivergenceFunction.apply(*sides, 1.0, self.temperature, *scales)[1])
+        if name == LOG_RATIO:
             log_t = self._log_prob(self.teacher, self.teacher_scale)
-            return self.spread(log_t - self._log_prob(self.student, self.student_scale))
-        raise OpdAlignError(f"there is no measure {name!r}; choose from {', '.join((*MEASURES, PUSH))}")
+            return self.scatter(log_t - self._log_prob(self.student, self.student_scale))
+        raise OpdAlignError(f"there is no measure {name!r}; choose from {', '.join((*MEASURES, LOG_RATIO))}")
 
     def _log_prob(self, side: tuple[Any, ...], scale: tuple[Any, ...]) -> Tensor:
-        tokens_N = self.picked(self.batch.token_ids_BT)
+        tokens_N = self.select(self.batch.token_ids_BT)
         logit_scale, softcapping = scale
         with maybe_gather_lm_head_ctx(*side[1:]):
-            found = ChunkedLogProbFunction.apply(
+            outputs = ChunkedLogProbFunction.apply(
                 *side, tokens_N, self.temperature, VOCABULARY_CHUNK, softcapping, logit_scale, ()
             )
-        return found[0]
+        return outputs[0]
 
-    def picked(self, values_BT: Tensor) -> Tensor:
+    def select(self, values_BT: Tensor) -> Tensor:
         return values_BT[self.batch.mask_BT] if self._compact else values_BT.reshape(-1)
 
-    def spread(self, values_N: Tensor) -> Tensor:
+    def scatter(self, values_N: Tensor) -> Tensor:
         if not self._compact:
             return values_N.view(self.batch.mask_BT.shape)
         return values_N.new_zeros(self.batch.mask_BT.shape).masked_scatter(self.batch.mask_BT, values_N)
 
 
-Then = Callable[[KernelCall], tuple[Tensor, Tensor]]
+KernelReplacement = Callable[[KernelCall], tuple[Tensor, Tensor]]
+"""From a call of the kernel to what the trainer gets: divergence and student entropy per token."""
 
 
 @contextmanager
-def between(batch: GateBatch, then: Then, *, beta: float | None = None) -> Iterator[None]:
-    """While open, TRL's loss gets from its kernel what `then` makes of the call; `beta` overrules the trainer's."""
+def replaced_kernel(batch: GateBatch, replacement: KernelReplacement, *, beta: float | None = None) -> Iterator[None]:
+    """Within this context TRL's loss gets what `replacement` returns; `beta`, if given, replaces the trainer's."""
 
     def apply(*arguments: Any) -> tuple[Tensor, Tensor]:
-        return then(KernelCall(arguments, batch, beta))
+        return replacement(KernelCall(arguments, batch, beta))
 
     distillation_trainer.ChunkedDivergenceFunction = SimpleNamespace(apply=apply)
     try:

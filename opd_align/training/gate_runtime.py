@@ -1,23 +1,24 @@
-"""One gate at work in one trainer: outcomes, weights, the denominator, and what is logged of them.
+"""One gate in one trainer: outcomes, weights, the denominator, and what is logged about them.
 
-A *window* is what makes one optimiser step: all micro-batches on all processes. Its denominator must be known before
-the first backward pass, and so must everything that a weight depends on. A gate that looks at outcomes alone is
-settled when the window has been generated. One that measures tokens by a threshold is settled within the loss's own
-forward pass, at no cost. Only a quantile, or the sum of weights of a gate that measures, needs a look at the whole
-window first: one more forward pass of student and teacher without gradients (`beforehand`).
+A *global batch* is what makes one optimizer step: all micro-batches on all processes. Its denominator must be known
+before the first backward pass, and so must everything that a weight depends on. The weights of a gate that uses
+outcomes only are computed once the global batch has been generated. Those of a gate with a fixed threshold are computed
+in the loss's own forward pass, at no extra cost. Only a quantile, or the sum of weights of a gate that uses measures,
+needs the measures of the whole global batch first: one more forward pass of student and teacher, without gradients
+(`needs_measuring_pass`).
 
-What is logged under `gate/`, of one window on all processes:
+Logged under `gate/`, for one global batch:
 
-    denominator       what the loss was divided by; `renormalised` is 1 if that is the sum of weights, else 0
-    loss              the distillation loss through the gate; `loss_open`, a mean over tokens: without the gate
-    kept_divergence   mean divergence of what is kept, by weight; `tokens_distilled`: the sum of weights
-    tokens_kept       share of the tokens with a weight; `sequences_kept`: of the completions with such a token
-    correct, unknown  shares of all completions, truncated and masked ones included
+    denominator       what the loss is divided by; `renormalised` is 1 if that is the sum of weights, else 0
+    loss              the distillation loss with the gate; `loss_open`: without it, as a mean over tokens
+    kept_divergence   weighted mean divergence of the tokens kept; `tokens_distilled`: the sum of weights
+    tokens_kept       share of tokens with a weight above zero; `sequences_kept`: share of completions with such a token
+    correct, unknown  shares of all completions, including truncated and masked ones
     verifier_failures calls of the verifier that raised or did not return in time
 
-A completion that does not end is incorrect, whatever the verifier says of it: so an analysis counts it too.
+A truncated completion is incorrect, whatever the verifier returns for it, as in an analysis.
 
-This room knows accelerate's processes, but neither TRL nor how a measure is computed.
+This module knows accelerate's processes, but neither TRL nor how a measure is computed.
 """
 
 from __future__ import annotations
@@ -30,17 +31,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opd_align.tasks import Task
 from opd_align.training.gates import (
     DENOMINATORS,
     GateBatch,
     Measure,
     as_gate,
     check_denominator,
-    together,
-    unmeasured,
-    weigh,
+    compute_weights,
+    concatenate_batches,
+    no_measures,
 )
-from opd_align.training.rewards import Verifying
+from opd_align.training.rewards import CORRECT_FROM, TIMEOUT_S, RewardVerifier
 from opd_align.types import OpdAlignError, Outcome
 
 logger = logging.getLogger(__name__)
@@ -62,39 +64,57 @@ SUMS = (
 
 
 class GateRuntime:
-    """Applies a gate; the trainer says when."""
+    """Applies a gate; the trainer decides when.
+
+    Args:
+        gate: A `Gate`, or a function from a `GateBatch` to weights.
+        denominator: "keep" or "renormalise".
+        correct_from: Smallest value of the verifier that means correct.
+        verifier_timeout_s: Time limit of one call of the verifier, in seconds.
+        denominators: The values of `denominator` that the trainer supports.
+    """
 
     def __init__(
-        self, gate: Any, denominator: str, *, timeout_s: float, denominators: Sequence[str] = DENOMINATORS
+        self,
+        gate: Any,
+        denominator: str,
+        *,
+        correct_from: float = CORRECT_FROM,
+        verifier_timeout_s: float = TIMEOUT_S,
+        denominators: Sequence[str] = DENOMINATORS,
     ) -> None:
         check_denominator(denominator, denominators)
         self.gate, self.denominator = as_gate(gate), denominator
-        verifier = self.gate.verifier
-        self.verifying = None if verifier is None else Verifying(verifier, timeout_s=timeout_s)
-        self.beforehand = bool(self.gate.measures) and (self.gate.of_the_window or denominator == "renormalise")
-        self.rewarding = False
-        self._noted, self._failures_seen = False, 0
+        self.verifier: RewardVerifier | None = None
+        if self.gate.verifier is not None:
+            limits = {"correct_from": correct_from, "timeout_s": verifier_timeout_s}
+            self.verifier = RewardVerifier(self.gate.verifier, **limits)
+        self.needs_measuring_pass = bool(self.gate.measures) and (
+            self.gate.needs_global_batch or denominator == "renormalise"
+        )
+        self.verifier_is_reward = False
+        self._recorded, self._failures_logged = False, 0
 
-    def on(self, accelerator: Any) -> GateRuntime:
-        """At work from here on: a gate that cannot work is refused before there are models and processes."""
+    def attach(self, accelerator: Any) -> GateRuntime:
+        """Sets the accelerator; separate from `__init__`, which checks the gate before models are loaded."""
         self.accelerator = accelerator
         self._sums = torch.zeros(len(SUMS), device=accelerator.device)
         if accelerator.is_main_process:
-            logger.info("distillation through the gate %s, denominator: %s", self.gate.name, self.denominator)
+            logger.info("Distillation gate: %s, denominator: %s", self.gate.name, self.denominator)
         return self
 
-    def among(self, rewards: Any) -> Any:
-        """A trainer's reward functions, the gate's verifier among them called in time, and once for both."""
-        several = isinstance(rewards, list | tuple)
-        given = list(rewards) if several else [rewards]
-        mine = [self.verifying is not None and each == self.verifying.verifier for each in given]
-        self.rewarding = any(mine)
-        if self.verifying is not None and self.rewarding:
-            reward = self.verifying.as_reward()
-            given = [reward if own else each for each, own in zip(given, mine, strict=True)]
-        return given if several else given[0]
+    def wrap_reward_funcs(self, reward_funcs: Any) -> Any:
+        """A trainer's reward functions; the gate's verifier among them is called once for both, with its time limit."""
+        several = isinstance(reward_funcs, list | tuple)
+        functions = list(reward_funcs) if several else [reward_funcs]
+        functions = [function.verifier if isinstance(function, Task) else function for function in functions]
+        if self.verifier is not None:
+            verifier, reward = self.verifier.function, self.verifier.as_reward()
+            self.verifier_is_reward = any(function == verifier for function in functions)
+            functions = [reward if function == verifier else function for function in functions]
+        return functions if several else functions[0]
 
-    def judged(
+    def outcomes(
         self,
         prompts: Sequence[Any],
         completions: Sequence[Any],
@@ -102,46 +122,48 @@ class GateRuntime:
         truncated_B: Tensor,
         **extras: Any,
     ) -> Tensor | None:
-        """Outcomes of this process's completions; `None` if the gate does not ask for them.
+        """Outcomes of this process's completions; `None` if the gate does not use them.
 
-        Where the verifier is a reward of the trainer too, it has just been asked, and is not asked again.
+        A verifier that is also a reward of the trainer has just been called, and is not called again.
         """
-        if self.verifying is None:
+        if self.verifier is None:
             return None
-        heard = self.verifying.latest if self.rewarding else None
-        outcomes = self.verifying.outcomes(prompts, completions, columns, **extras) if heard is None else heard
+        if self.verifier_is_reward:
+            outcomes = self.verifier.latest
+        else:
+            outcomes = self.verifier.outcomes(prompts, completions, columns, **extras)
         outcome_B = torch.tensor([int(outcome) for outcome in outcomes], device=self.accelerator.device)
         return outcome_B.masked_fill(truncated_B.to(outcome_B.device), int(Outcome.INCORRECT))
 
-    def batch(
-        self, token_ids_BT: Tensor, mask_BT: Tensor, outcome_B: Tensor | None, measure: Measure = unmeasured
+    def make_batch(
+        self, token_ids_BT: Tensor, mask_BT: Tensor, outcome_B: Tensor | None, measure: Measure = no_measures
     ) -> GateBatch:
-        return GateBatch(token_ids_BT, mask_BT.bool(), outcome_B, measure, self._everywhere)
+        return GateBatch(token_ids_BT, mask_BT.bool(), outcome_B, measure, self._gather)
 
-    def settled(
+    def weights_and_denominator(
         self, batches: Sequence[GateBatch], measured: Sequence[Mapping[str, Tensor]] = ()
     ) -> tuple[list[Tensor] | None, Tensor]:
-        """Each micro-batch's weights, if they can be known yet, and the window's denominator."""
-        tokens = self._total(torch.stack([batch.mask_BT.sum() for batch in batches]).sum())
+        """The weights of each micro-batch, `None` if they depend on the loss's forward pass, and the denominator."""
+        tokens = self._sum(torch.stack([batch.mask_BT.sum() for batch in batches]).sum())
         if self.gate.measures and not measured:
             return None, tokens
-        weights = weigh(self.gate, together(batches, measured))
+        weights = compute_weights(self.gate, concatenate_batches(batches, measured))
         rows = torch.split(weights, [len(batch.mask_BT) for batch in batches])
-        cut = [mine[:, : batch.mask_BT.shape[1]] for mine, batch in zip(rows, batches, strict=True)]
-        return cut, self._total(weights.sum()) if self.denominator == "renormalise" else tokens
+        weights_of = [part[:, : batch.mask_BT.shape[1]] for part, batch in zip(rows, batches, strict=True)]
+        return weights_of, self._sum(weights.sum()) if self.denominator == "renormalise" else tokens
 
-    def note(self, batch: GateBatch, weights_BT: Tensor, divergence_BT: Tensor, divided_by: Tensor) -> None:
-        """Adds a micro-batch to what is logged of the window, whose loss is divided by so much."""
-        none = torch.zeros((), device=weights_BT.device)
+    def record(self, batch: GateBatch, weights_BT: Tensor, divergence_BT: Tensor, divided_by: Tensor) -> None:
+        """Adds a micro-batch, whose loss is divided by `divided_by`, to what is logged of the global batch."""
+        zero = torch.zeros((), device=weights_BT.device)
         outcome_B = batch.outcome_B
-        # Where the gate is closed the divergence may be infinite, and zero times infinity is not zero.
+        # The divergence of a dropped token may be infinite, and zero times infinity is not zero.
         weighted = torch.where(weights_BT > 0, weights_BT * divergence_BT, 0.0).sum()
-        found = {
-            "rollouts": none + len(batch.mask_BT),
+        sums = {
+            "rollouts": zero + len(batch.mask_BT),
             "sequences": batch.mask_BT.any(1).sum(),
             "sequences_kept": (weights_BT > 0).any(1).sum(),
-            "correct": none if outcome_B is None else (outcome_B == Outcome.CORRECT).sum(),
-            "unknown": none if outcome_B is None else (outcome_B == Outcome.UNKNOWN).sum(),
+            "correct": zero if outcome_B is None else (outcome_B == Outcome.CORRECT).sum(),
+            "unknown": zero if outcome_B is None else (outcome_B == Outcome.UNKNOWN).sum(),
             "tokens": batch.mask_BT.sum(),
             "tokens_kept": (weights_BT > 0).sum(),
             "weight": weights_BT.sum(),
@@ -149,56 +171,56 @@ class GateRuntime:
             "weighted": weighted,
             "loss": weighted / divided_by,
         }
-        self._noted = True
-        self._sums = self._sums + torch.stack([found.get(name, none).float() for name in SUMS])
+        self._recorded = True
+        self._sums = self._sums + torch.stack([sums.get(name, zero).float() for name in SUMS])
 
-    def flush(self, metrics: dict[str, list[float]], denominator: Tensor) -> None:
-        """Appends the window's figures to a trainer's metrics; all processes must come here together."""
-        if not self._noted:
-            raise OpdAlignError("the loss did not pass through the gate: this version of TRL is not supported")
-        self._noted = False
-        if self.verifying is not None:
-            self._sums[SUMS.index("failures")] += self.verifying.failures - self._failures_seen
-            self._failures_seen = self.verifying.failures
-        total = dict(zip(SUMS, self._total(self._sums).tolist(), strict=True))
+    def log_step(self, metrics: dict[str, list[float]], denominator: Tensor) -> None:
+        """Appends the global batch's metrics to those of a trainer; all processes must call this together."""
+        if not self._recorded:
+            raise OpdAlignError("the loss was computed without the gate: this version of TRL is not supported")
+        self._recorded = False
+        if self.verifier is not None:
+            self._sums[SUMS.index("failures")] += self.verifier.failures - self._failures_logged
+            self._failures_logged = self.verifier.failures
+        total = dict(zip(SUMS, self._sum(self._sums).tolist(), strict=True))
         self._sums = torch.zeros_like(self._sums)
         tokens, sequences = max(total["tokens"], 1.0), max(total["sequences"], 1.0)
-        figures = {
+        values = {
             "sequences_kept": total["sequences_kept"] / sequences,
             "tokens_kept": total["tokens_kept"] / tokens,
             "tokens_distilled": total["weight"],
-            "denominator": safe(denominator).item(),
+            "denominator": safe_denominator(denominator).item(),
             "renormalised": float(self.denominator == "renormalise"),
             "loss": total["loss"],
             "loss_open": total["divergence"] / tokens,
         }
-        if total["weight"] > 0:  # else there is no such mean, and no row for it
-            figures["kept_divergence"] = total["weighted"] / total["weight"]
-        if self.verifying is not None:
-            figures["correct"] = total["correct"] / max(total["rollouts"], 1.0)
-            figures["unknown"] = total["unknown"] / max(total["rollouts"], 1.0)
-            figures["verifier_failures"] = total["failures"]
-        for name, value in {**figures, **self.gate.figures()}.items():
+        if total["weight"] > 0:  # otherwise the mean does not exist and is not logged
+            values["kept_divergence"] = total["weighted"] / total["weight"]
+        if self.verifier is not None:
+            values["correct"] = total["correct"] / max(total["rollouts"], 1.0)
+            values["unknown"] = total["unknown"] / max(total["rollouts"], 1.0)
+            values["verifier_failures"] = total["failures"]
+        for name, value in {**values, **self.gate.extra_metrics()}.items():
             metrics[f"gate/{name}"].append(value)
 
-    def _total(self, values: Tensor) -> Tensor:
+    def _sum(self, values: Tensor) -> Tensor:
         return self.accelerator.reduce(values.float(), reduction="sum")
 
-    def _everywhere(self, values: Tensor) -> Tensor:
-        # Processes hold different numbers of tokens: fill up to the largest, and take the filling out again.
+    def _gather(self, values: Tensor) -> Tensor:
+        # Processes hold different numbers of tokens: pad to the largest number, and remove the padding afterwards.
         values = self.accelerator.pad_across_processes(values, dim=0, pad_index=float("nan"))
         values = self.accelerator.gather(values)
         return values[~values.isnan()]
 
 
-def safe(denominator: Tensor) -> Tensor:
-    """Nothing to divide by means nothing to divide: zero stays zero."""
+def safe_denominator(denominator: Tensor) -> Tensor:
+    """One instead of zero: a loss without any token is zero, not NaN."""
     return torch.where(denominator > 0, denominator, torch.ones_like(denominator))
 
 
 @contextmanager
-def looking(model: torch.nn.Module) -> Iterator[None]:
-    """A look without gradients and without dropout; the model's mode is restored."""
+def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Without gradients and dropout; the model's mode is restored."""
     training = model.training
     model.eval()
     try:
@@ -208,36 +230,36 @@ def looking(model: torch.nn.Module) -> Iterator[None]:
         model.train(training)
 
 
-def side_by_side(mask_BT: Tensor) -> Tensor:
-    """The mask with each row moved to its first token, cut to the longest; gaps within a row stay.
+def left_align(mask_BT: Tensor) -> Tensor:
+    """The mask with each row shifted to start at its first token, cut to the longest; gaps within a row stay.
 
-    Tokens keep their order, so what is picked by the one mask fits into the other.
+    Tokens keep their order, so what is selected by one mask can be scattered into the other.
     """
     columns_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
     from_BT = mask_BT.int().argmax(1, keepdim=True) + columns_T
-    moved_BT = mask_BT.gather(1, from_BT.clamp(max=len(columns_T) - 1)) & (from_BT < len(columns_T))
-    return moved_BT[:, : int((columns_T + 1)[moved_BT.any(0)].amax()) if bool(moved_BT.any()) else 1]
+    shifted_BT = mask_BT.gather(1, from_BT.clamp(max=len(columns_T) - 1)) & (from_BT < len(columns_T))
+    return shifted_BT[:, : int((columns_T + 1)[shifted_BT.any(0)].amax()) if bool(shifted_BT.any()) else 1]
 
 
-def spread(values_N: Tensor, mask_BT: Tensor, *, fill: float = 0) -> Tensor:
-    """Values of the tokens within a mask, in its shape."""
+def scatter(values_N: Tensor, mask_BT: Tensor, *, fill: float = 0) -> Tensor:
+    """The values of the tokens in a mask, in the mask's shape."""
     return torch.full_like(mask_BT, fill, dtype=values_N.dtype).masked_scatter(mask_BT, values_N)
 
 
-def truncated(token_ids_BT: Tensor, mask_BT: Tensor, ends: int | Sequence[int]) -> Tensor:
-    """Which completions do not end in one of these tokens; one without any token has no end either."""
+def is_truncated(token_ids_BT: Tensor, mask_BT: Tensor, end_tokens: int | Sequence[int]) -> Tensor:
+    """Which completions do not end in one of these tokens; an empty one is truncated too."""
     mask_BT = mask_BT.bool()
     last_B = mask_BT.shape[1] - 1 - mask_BT.int().flip(1).argmax(1)
-    ended_B = torch.isin(token_ids_BT.gather(1, last_B.unsqueeze(1)).squeeze(1), token_ids_BT.new_tensor(ends))
+    ended_B = torch.isin(token_ids_BT.gather(1, last_B.unsqueeze(1)).squeeze(1), token_ids_BT.new_tensor(end_tokens))
     return ~(ended_B & mask_BT.any(1))
 
 
-def rows_of(token_ids_BT: Tensor, mask_BT: Tensor) -> list[list[int]]:
-    """Each completion's own tokens."""
+def token_lists(token_ids_BT: Tensor, mask_BT: Tensor) -> list[list[int]]:
+    """The tokens of each completion, without padding."""
     return [ids[mask.bool()].tolist() for ids, mask in zip(token_ids_BT.cpu(), mask_BT.cpu(), strict=True)]
 
 
-def texts(tokenizer: Any, rows: Sequence[Sequence[int]], *, conversational: bool) -> list[Any]:
-    """Completions as TRL hands them to reward functions: an assistant's message, or plain text."""
-    plain = tokenizer.batch_decode(rows, skip_special_tokens=True)
-    return [[{"role": "assistant", "content": text}] for text in plain] if conversational else list(plain)
+def decode_completions(tokenizer: Any, token_ids: Sequence[Sequence[int]], *, conversational: bool) -> list[Any]:
+    """Completions as TRL passes them to reward functions: an assistant message each, or plain text."""
+    texts = tokenizer.batch_decode(token_ids, skip_special_tokens=True)
+    return [[{"role": "assistant", "content": text}] for text in texts] if conversational else list(texts)

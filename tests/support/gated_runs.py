@@ -1,4 +1,4 @@
-"""Short training runs on the embedded models, plain and gated, and everything about them that can be compared."""
+"""Short training runs on the embedded models, with and without a gate, and what tests compare of them."""
 
 from __future__ import annotations
 
@@ -39,17 +39,19 @@ def questions(n: int) -> list[Any]:
 
 
 def dialogues(n: int = 24) -> Dataset:
-    """For GKD: every other written answer is wrong."""
+    """A data set for GKD in which every other answer is wrong."""
     rows = []
     for number, question in enumerate(questions(n)):
-        told = question.answer if number % 2 else "7777"
-        reply = {"role": "assistant", "content": f"I count.{' Again.' * (number % 3)}\nAnswer: {told}"}
+        answer = question.answer if number % 2 else "7777"
+        reply = {"role": "assistant", "content": f"I count.{' Again.' * (number % 3)}\nAnswer: {answer}"}
         rows.append({"messages": [*TASK.messages(question), reply], "answer": question.answer})
     return Dataset.from_list(rows)
 
 
 def prompts(n: int = 24) -> Dataset:
-    return Dataset.from_list([{"prompt": TASK.messages(each), "answer": each.answer} for each in questions(n)])
+    return Dataset.from_list(
+        [{"prompt": TASK.messages(question), "answer": question.answer} for question in questions(n)]
+    )
 
 
 @dataclass
@@ -63,8 +65,8 @@ class Run:
         return [row[name] for row in self.logs if name in row]
 
 
-class Gradients(TrainerCallback):
-    """Keeps each optimiser step's gradients, before clipping has a say in the next one."""
+class RecordGradients(TrainerCallback):
+    """Records the gradients of each optimizer step, before they are clipped."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, torch.Tensor]] = []
@@ -75,11 +77,11 @@ class Gradients(TrainerCallback):
 
 
 def trained(trainer: Any) -> Run:
-    seen = Gradients()
-    trainer.add_callback(seen)
+    gradients = RecordGradients()
+    trainer.add_callback(gradients)
     trainer.train()
     weights = {name: value.detach().clone() for name, value in trainer.model.state_dict().items()}
-    return Run(trainer, [row for row in trainer.state.log_history if "loss" in row], weights, seen.steps)
+    return Run(trainer, [row for row in trainer.state.log_history if "loss" in row], weights, gradients.steps)
 
 
 def models() -> dict[str, Any]:

@@ -462,7 +462,7 @@ def _history(callback: AlignmentCallback) -> list[dict[str, Any]]:
         ({"teachers": "Self-1D"}, "did you mean 'Self-1C'"),
         (
             {"questions": [{"prompt": [{"role": "system", "content": "?"}], "answer": "1"}]},
-            "no message by the user",
+            "no user message",
         ),
         ({"teachers": ["Self-1C (source)"]}, "the student itself writes them"),
         ({"questions": []}, "no held-out questions"),

@@ -1,4 +1,4 @@
-"""TRL's trainers through a gate: open, it changes nothing; closed, it stops everything; between, it weighs."""
+"""TRL's trainers with a gate: an open one changes nothing, one that drops every token stops the training."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from trl.experimental.utils import DataCollatorForChatML
 from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
 from trl.trainer import distillation_trainer
 
-from opd_align.training.chunked_divergence import KernelCall, between
+from opd_align.training.chunked_divergence import KernelCall, replaced_kernel
 from opd_align.training.gates import (
+    LOG_RATIO,
     MEASURES,
-    PUSH,
     DivergenceAbove,
+    FunctionGate,
     GateBatch,
     IncorrectOnly,
     Open,
-    OwnGate,
     SignAgrees,
     measure_logits,
 )
-from opd_align.training.trainers.gated import GatedDistillationTrainer, GatedGKDTrainer, GatedGRPOTrainer
+from opd_align.training.trainers.distillation import GatedDistillationTrainer
+from opd_align.training.trainers.gkd import GatedGKDTrainer
+from opd_align.training.trainers.grpo import GatedGRPOTrainer
 from opd_align.types import OpdAlignError
 
 # TRL and its libraries warn about each other; what concerns us is raised as an error of our own.
@@ -36,12 +38,12 @@ pytestmark = [pytest.mark.training, pytest.mark.filterwarnings("ignore")]
 
 TWICE = {"gradient_accumulation_steps": 2}
 ONE_STEP = {"max_steps": 1, "per_device_train_batch_size": 8}
-CLOSED = OwnGate(lambda batch: torch.zeros_like(batch.mask_BT, dtype=torch.float32), "closed", measures=())
+CLOSED = FunctionGate(lambda batch: torch.zeros_like(batch.mask_BT, dtype=torch.float32), "closed", measures=())
 INCORRECT = IncorrectOnly(verifier, unknown="drop")
 
 
 def assert_same_training(one, other):
-    """To the bit: losses, norms of gradients, weights."""
+    """Bit-identical losses, gradient norms and weights."""
     assert len(one.logs) == len(other.logs) > 0
     assert one.column("loss") == other.column("loss")
     assert one.column("grad_norm") == other.column("grad_norm")
@@ -50,7 +52,7 @@ def assert_same_training(one, other):
 
 
 def assert_same_gradients(one, other, *, times=1.0):
-    """Up to float32: sums run in another order."""
+    """Up to float32 rounding: sums run in another order."""
     assert one.gradients
     for mine, theirs in zip(one.gradients, other.gradients, strict=True):
         assert mine.keys() == theirs.keys()
@@ -62,18 +64,18 @@ def assert_same_gradients(one, other, *, times=1.0):
             )
 
 
-# Open
+# Open gates
 
 
 @pytest.mark.parametrize("gate", [Open(), DivergenceAbove(threshold=0.0), DivergenceAbove(quantile=0.0)])
-def test_open_gkd_is_trls_where_trl_counts_right(tmp_path, gate):
+def test_open_gkd_equals_trl_where_trls_count_is_right(tmp_path, gate):
     plain = gkd(GKDTrainer, tmp_path, options=TWICE)
     for denominator in ("keep", "renormalise"):
         assert_same_training(plain, gkd(GatedGKDTrainer, tmp_path, gate=gate, denominator=denominator, options=TWICE))
 
 
 @pytest.mark.parametrize(("lmbda", "seq_kd"), [(0.5, False), (1.0, False), (0.5, True)])
-def test_open_gkd_on_policy_is_trls_with_trls_count(tmp_path, lmbda, seq_kd):
+def test_open_gkd_on_policy_equals_trl_with_trls_count(tmp_path, lmbda, seq_kd):
     options = {**TWICE, "lmbda": lmbda, "seq_kd": seq_kd}
     gated = gkd(GatedGKDTrainer, tmp_path, gate=Open(), denominator="trl", options=options)
     assert_same_training(gkd(GKDTrainer, tmp_path, options=options), gated)
@@ -86,14 +88,14 @@ def test_gkd_on_policy_divides_by_the_tokens_that_were_generated(tmp_path):
     (row,) = gated.logs
     assert row["loss"] == pytest.approx(row["gate/loss_open"], rel=1e-6)
     ratio = plain.logs[0]["loss"] / row["loss"]
-    stale = row["gate/denominator"] / ratio  # what TRL divided by: tokens of the data set's replies
-    assert stale == pytest.approx(round(stale), abs=1e-2)
+    trl_count = row["gate/denominator"] / ratio  # what TRL divided by: tokens of the data set's replies
+    assert trl_count == pytest.approx(round(trl_count), abs=1e-2)
     assert ratio > 1.2
     assert_same_gradients(plain, gated, times=ratio)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
-def test_open_distillation_is_trls(tmp_path, beta):
+def test_open_distillation_equals_trl(tmp_path, beta):
     options = {**TWICE, "beta": beta}
     plain = distillation(DistillationTrainer, tmp_path, options=options)
     for gate, denominator in (
@@ -105,7 +107,7 @@ def test_open_distillation_is_trls(tmp_path, beta):
         assert_same_training(plain, gated)
 
 
-def test_grpo_without_distillation_is_trls(tmp_path):
+def test_grpo_without_distillation_equals_trl(tmp_path):
     gated = grpo(
         GatedGRPOTrainer,
         tmp_path,
@@ -118,14 +120,14 @@ def test_grpo_without_distillation_is_trls(tmp_path):
     assert_same_training(grpo(GRPOTrainer, tmp_path, options=TWICE), gated)
 
 
-# Closed
+# Closed gates
 
 
 @pytest.mark.parametrize("denominator", ["keep", "renormalise"])
 @pytest.mark.parametrize(
     ("run", "kind"), [(gkd, GatedGKDTrainer), (distillation, GatedDistillationTrainer)], ids=["gkd", "distillation"]
 )
-def test_a_closed_gate_stops_everything_and_divides_nothing_by_zero(tmp_path, run, kind, denominator):
+def test_a_closed_gate_gives_zero_loss_and_gradients(tmp_path, run, kind, denominator):
     closed = run(kind, tmp_path, gate=CLOSED, denominator=denominator, options=TWICE)
     assert closed.column("loss") == closed.column("grad_norm") == closed.column("gate/tokens_kept") == [0.0] * 3
     assert all(value > 0 for value in closed.column("gate/loss_open"))
@@ -135,7 +137,7 @@ def test_a_closed_gate_stops_everything_and_divides_nothing_by_zero(tmp_path, ru
     assert all(not value.any() for step in closed.gradients for value in step.values())
 
 
-# Between
+# Partly open gates
 
 
 def test_only_incorrect_completions_are_distilled(tmp_path):
@@ -152,7 +154,7 @@ def test_only_incorrect_completions_are_distilled(tmp_path):
     assert share.logs[0]["gate/loss"] == pytest.approx(row["gate/kept_divergence"])
 
 
-def test_a_part_of_the_correct_ones_is_a_mixture(tmp_path):
+def test_correct_weight_interpolates_gradients(tmp_path):
     runs = {
         weight: gkd(
             GatedGKDTrainer,
@@ -174,16 +176,16 @@ def test_a_part_of_the_correct_ones_is_a_mixture(tmp_path):
     [INCORRECT, DivergenceAbove(quantile=0.7), INCORRECT * DivergenceAbove(threshold=0.05)],
     ids=lambda gate: gate.name,
 )
-def test_a_step_does_not_depend_on_how_it_is_cut(tmp_path, gate, denominator):
+def test_a_step_does_not_depend_on_its_micro_batches(tmp_path, gate, denominator):
     whole = gkd(GatedGKDTrainer, tmp_path, gate=gate, denominator=denominator, options=ONE_STEP)
     halves = {**ONE_STEP, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
-    cut = gkd(GatedGKDTrainer, tmp_path, gate=gate, denominator=denominator, options=halves)
-    assert_same_gradients(whole, cut)
+    split = gkd(GatedGKDTrainer, tmp_path, gate=gate, denominator=denominator, options=halves)
+    assert_same_gradients(whole, split)
     for key in ("loss", "gate/loss", "gate/loss_open", "gate/tokens_kept", "gate/denominator", "gate/kept_divergence"):
-        assert whole.logs[0][key] == pytest.approx(cut.logs[0][key], rel=1e-4), key
+        assert whole.logs[0][key] == pytest.approx(split.logs[0][key], rel=1e-4), key
 
 
-def test_distillation_weighs_a_window_as_a_whole(tmp_path):
+def test_distillation_quantiles_are_over_the_global_batch(tmp_path):
     gate, options = DivergenceAbove(quantile=0.9), {**TWICE, "max_steps": 2}
     run = distillation(GatedDistillationTrainer, tmp_path, gate=gate, denominator="renormalise", options=options)
     for row in run.logs:
@@ -193,10 +195,10 @@ def test_distillation_weighs_a_window_as_a_whole(tmp_path):
         assert row["gate/kept_divergence"] > 3 * row["gate/loss_open"]
 
 
-def test_where_the_gate_is_asked_makes_no_difference(tmp_path):
-    """A threshold is asked within the loss, the same rule `of_the_window` before it."""
+def test_weights_do_not_depend_on_when_they_are_computed(tmp_path):
+    """A threshold is applied in the loss's forward pass, with `needs_global_batch` the same rule before it."""
     late = DivergenceAbove(threshold=0.05, measure="js") * SignAgrees(verifier, unknown="keep")
-    early = OwnGate(late, "early", late.measures, of_the_window=True, verifier=verifier)
+    early = FunctionGate(late, "early", late.measures, needs_global_batch=True, verifier=verifier)
     for run, kind in ((gkd, GatedGKDTrainer), (distillation, GatedDistillationTrainer)):
         one, other = (run(kind, tmp_path, gate=gate, denominator="keep", options=TWICE) for gate in (late, early))
         assert 0 < one.logs[0]["gate/tokens_kept"] < 1
@@ -218,7 +220,7 @@ def test_gradient_checkpointing_changes_nothing(tmp_path, run, kind):
     [(gkd, GatedGKDTrainer, GKDTrainer), (distillation, GatedDistillationTrainer, DistillationTrainer)],
     ids=["gkd", "distillation"],
 )
-def test_adapters_are_trained_through_a_gate(tmp_path, run, kind, plain):
+def test_adapters_can_be_trained_with_a_gate(tmp_path, run, kind, plain):
     lora = {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)}
     assert_same_training(run(plain, tmp_path, **lora), run(kind, tmp_path, gate=Open(), denominator="keep", **lora))
     gated = run(kind, tmp_path, gate=INCORRECT * DivergenceAbove(quantile=0.5), denominator="renormalise", **lora)
@@ -236,7 +238,7 @@ def test_evaluation_is_not_gated(tmp_path):
     assert run.trainer.evaluate()["eval_loss"] > 0
 
 
-def test_logits_are_never_whole_in_distillation(tmp_path):
+def test_distillation_never_computes_full_logits(tmp_path):
     made = models()
     lengths = []
     for model in (made["model"], made["teacher_model"]):
@@ -246,7 +248,7 @@ def test_logits_are_never_whole_in_distillation(tmp_path):
         GatedDistillationTrainer, tmp_path, gate=gate, denominator="renormalise", options={"max_steps": 1}, **made
     )
     assert lengths
-    assert set(lengths) == {1}  # generation, a token at a time
+    assert set(lengths) == {1}  # generation, one token at a time
 
 
 # Failures
@@ -257,12 +259,12 @@ def hanging(**columns):
 
 
 def raising(**columns):
-    raise RuntimeError("no judge today")
+    raise RuntimeError("on purpose")
 
 
 @pytest.mark.parametrize("broken", [hanging, raising])
 @pytest.mark.parametrize(("unknown", "kept"), [("keep", 1.0), ("drop", 0.0)])
-def test_training_survives_its_verifier(tmp_path, broken, unknown, kept):
+def test_training_continues_when_its_verifier_fails(tmp_path, broken, unknown, kept):
     gate = IncorrectOnly(broken, unknown=unknown)
     for run, kind in ((gkd, GatedGKDTrainer), (distillation, GatedDistillationTrainer)):
         trained = run(kind, tmp_path, gate=gate, denominator="keep", verifier_timeout_s=0.2)
@@ -271,7 +273,7 @@ def test_training_survives_its_verifier(tmp_path, broken, unknown, kept):
         assert trained.column("gate/sequences_kept") == [kept] * 3
 
 
-def test_what_cannot_work_is_refused(tmp_path):
+def test_invalid_arguments_are_refused(tmp_path):
     with pytest.raises(TypeError, match="denominator"):
         gkd(GatedGKDTrainer, tmp_path, gate=Open())
     with pytest.raises(OpdAlignError, match="one of keep, renormalise, not 'trl'"):
@@ -279,37 +281,39 @@ def test_what_cannot_work_is_refused(tmp_path):
     with pytest.raises(OpdAlignError, match="column 'answer'"):
         gkd(GatedGKDTrainer, tmp_path, data=dialogues().remove_columns("answer"), gate=INCORRECT, denominator="keep")
     own = {"data_collator": NoColumns(models()["processing_class"], max_length=256)}
-    with pytest.raises(OpdAlignError, match="columns; leave data_collator out"):
+    with pytest.raises(OpdAlignError, match="columns; leave out data_collator"):
         gkd(GatedGKDTrainer, tmp_path, gate=INCORRECT, denominator="keep", **own)
 
 
 class NoColumns(DataCollatorForChatML):
-    """A collator of one's own."""
+    """A user's own collator."""
 
 
-# GRPO: the reward where it succeeded, the teacher where it failed
+# GRPO: rewards on correct completions, the teacher on incorrect ones
 
 
-def test_grpo_teaches_failures_and_rewards_successes(tmp_path):
+def test_grpo_distills_incorrect_completions_and_rewards_correct_ones(tmp_path):
     teacher = {"teacher_model": models()["teacher_model"], "denominator": "keep", "options": TWICE | {"max_steps": 2}}
     both = grpo(GatedGRPOTrainer, tmp_path, gate=INCORRECT, **teacher)
     for row in both.logs:
         assert row["gate/correct"] == pytest.approx(row["reward"])
         assert row["gate/sequences_kept"] == pytest.approx(1 - row["gate/correct"])
     assert any(0 < row["gate/correct"] < 1 for row in both.logs)
-    # What the reward still says is what it said of the successes: with the teacher silent, gradients are GRPO's with
-    # the failures' advantages taken out, and the teacher adds to them in proportion to its weight.
+    # Without distillation, gradients are GRPO's with the advantages of incorrect completions set to zero; the teacher's
+    # part is proportional to its weight.
     once = {**teacher, "options": TWICE | {"max_steps": 1}}
     gradients = [
         grpo(GatedGRPOTrainer, tmp_path, gate=INCORRECT, distillation_weight=weight, **once).gradients[0]
         for weight in (0.0, 1.0, 2.0)
     ]
-    for name, silent in gradients[0].items():
-        torch.testing.assert_close(gradients[2][name] - silent, 2 * (gradients[1][name] - silent), atol=1e-5, rtol=1e-2)
-    assert any((gradients[1][name] != silent).any() for name, silent in gradients[0].items())
+    for name, without in gradients[0].items():
+        torch.testing.assert_close(
+            gradients[2][name] - without, 2 * (gradients[1][name] - without), atol=1e-5, rtol=1e-2
+        )
+    assert any((gradients[1][name] != without).any() for name, without in gradients[0].items())
 
 
-def test_a_verifier_that_is_a_reward_too_is_asked_once_and_cannot_end_the_training(tmp_path):
+def test_a_verifier_that_is_also_a_reward_is_called_once_and_cannot_end_the_training(tmp_path):
     calls = []
 
     def counted(completions, completion_ids, trainer_state, **columns):
@@ -318,29 +322,29 @@ def test_a_verifier_that_is_a_reward_too_is_asked_once_and_cannot_end_the_traini
         return [1.0] * len(completions)
 
     def broken(completions, **columns):
-        raise RuntimeError("no judge today")
+        raise RuntimeError("on purpose")
 
     def hangs(completions, **columns):
         time.sleep(600)
 
-    def run(name, judge, timeout_s=60.0):
+    def run(name, verifier, timeout_s=60.0):
         return grpo(
-            GatedGRPOTrainer, tmp_path / name, teacher_model=models()["teacher_model"], reward_funcs=[judge],
-            gate=IncorrectOnly(judge, unknown="drop"), denominator="keep", verifier_timeout_s=timeout_s,
+            GatedGRPOTrainer, tmp_path / name, teacher_model=models()["teacher_model"], reward_funcs=[verifier],
+            gate=IncorrectOnly(verifier, unknown="drop"), denominator="keep", verifier_timeout_s=timeout_s,
             options={"max_steps": 1, "max_completion_length": 96},
         )  # fmt: skip
 
     assert run("counted", counted).column("rewards/counted/mean") == [1.0]
     assert calls == [0]
-    for judge in (broken, hangs):
-        failed = run(judge.__name__, judge, 0.5)
+    for failing in (broken, hangs):
+        failed = run(failing.__name__, failing, 0.5)
         assert failed.column("gate/unknown") == [1.0]
         assert failed.column("gate/verifier_failures") == [1.0]
         assert failed.column("gate/sequences_kept") == [0.0]
 
 
-def test_grpos_teacher_term_is_distillations(tmp_path):
-    """On the same rollouts, with no reward to follow, GRPO's teacher term is what DistillationTrainer computes."""
+def test_grpos_distillation_term_equals_distillation_trainers(tmp_path):
+    """On the same rollouts and without rewards, GRPO's distillation term is what DistillationTrainer computes."""
     options = {"max_steps": 1, "num_generations": 4, "per_device_train_batch_size": 4}
 
     def no_reward(completions, **columns):
@@ -375,7 +379,7 @@ def test_grpos_teacher_term_is_distillations(tmp_path):
             torch.testing.assert_close(run.gradients[0][name], weight.grad, atol=1e-5, rtol=1e-3)
 
 
-def test_a_generation_batch_may_feed_several_steps(tmp_path):
+def test_a_generation_batch_may_be_used_for_several_steps(tmp_path):
     run = grpo(
         GatedGRPOTrainer,
         tmp_path,
@@ -391,7 +395,7 @@ def test_a_generation_batch_may_feed_several_steps(tmp_path):
         assert row["loss"] == pytest.approx(row["gate/loss"], rel=1e-5)
 
 
-def test_grpo_with_an_adapter_and_a_look_beforehand(tmp_path):
+def test_grpo_with_an_adapter_and_a_measuring_pass(tmp_path):
     run = grpo(
         GatedGRPOTrainer,
         tmp_path,
@@ -406,10 +410,10 @@ def test_grpo_with_an_adapter_and_a_look_beforehand(tmp_path):
     assert all(0 <= row["gate/tokens_kept"] < 0.6 for row in run.logs)
 
 
-# The seam
+# The interface with TRL
 
 
-def test_what_the_kernel_tells_is_what_whole_logits_tell():
+def test_measures_from_the_kernel_equal_those_from_full_logits():
     generator = torch.Generator().manual_seed(0)
     states = [torch.randn(6, 8, generator=generator), torch.randn(6, 5, generator=generator)]
     heads = [torch.randn(11, 8, generator=generator), torch.randn(11, 5, generator=generator)]
@@ -421,17 +425,17 @@ def test_what_the_kernel_tells_is_what_whole_logits_tell():
             call = KernelCall((*sides, 0.0, 0.7, 1.3, None, 1.0, 5.0), batch)
             student = states[0] @ heads[0].T * 1.3 / 0.7
             teacher = 5.0 * torch.tanh(states[1] @ heads[1].T / 5.0) / 0.7
-            for name in (*MEASURES, PUSH):
+            for name in (*MEASURES, LOG_RATIO):
                 expected = measure_logits(name, student, teacher, tokens.reshape(-1)).view(2, 3)
                 torch.testing.assert_close(call.measure(name)[mask], expected[mask], atol=1e-5, rtol=1e-4)
-            assert torch.equal(call.spread(call.picked(tokens))[mask], tokens[mask])
+            assert torch.equal(call.scatter(call.select(tokens))[mask], tokens[mask])
     with pytest.raises(OpdAlignError, match="no measure 'distance'"):
         call.measure("distance")
 
 
-def test_the_kernel_is_put_back_whatever_happens():
+def test_the_kernel_is_restored_after_an_error():
     def failing():
-        with between(GateBatch(*[torch.ones(1, 1).bool()] * 2), lambda call: (call, call)):
+        with replaced_kernel(GateBatch(*[torch.ones(1, 1).bool()] * 2), lambda call: (call, call)):
             assert distillation_trainer.ChunkedDivergenceFunction is not ChunkedDivergenceFunction
             raise ZeroDivisionError
 
@@ -440,8 +444,8 @@ def test_the_kernel_is_put_back_whatever_happens():
     assert distillation_trainer.ChunkedDivergenceFunction is ChunkedDivergenceFunction
 
 
-def test_trl_is_as_we_know_it():
-    """What the gates hold on to; a release of TRL that changes one of these must be looked at."""
+def test_trl_has_the_names_and_parameters_that_gates_rely_on():
+    """A release of TRL that changes one of these needs a review."""
     assert "ChunkedDivergenceFunction" in distillation_trainer._chunked_divergence_loss.__code__.co_names
     assert "_chunked_divergence_loss" in DistillationTrainer._compute_loss.__code__.co_names
     assert list(inspect.signature(DistillationTrainer._compute_loss).parameters) == [
@@ -460,9 +464,9 @@ def test_trl_is_as_we_know_it():
     assert {"random", "generate_on_policy_outputs"} <= set(GKDTrainer.training_step.__code__.co_names)
 
 
-def test_a_loss_that_goes_round_the_gate_is_noticed(tmp_path, monkeypatch):
+def test_a_loss_that_bypasses_the_gate_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(
         GKDTrainer, "compute_loss", lambda self, model, inputs, *rest: model(inputs["input_ids"]).logits.sum()
     )
-    with pytest.raises(OpdAlignError, match="did not pass through the gate"):
+    with pytest.raises(OpdAlignError, match="computed without the gate"):
         gkd(GatedGKDTrainer, tmp_path, gate=Open(), denominator="keep")

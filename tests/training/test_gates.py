@@ -1,4 +1,4 @@
-"""Gates on batches small enough to check by eye."""
+"""Gates on batches small enough to check by hand."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import pytest
 import torch
 
 from opd_align.tasks import task
-from opd_align.training.gate_runtime import side_by_side, spread, truncated
+from opd_align.training.gate_runtime import is_truncated, left_align, scatter
 from opd_align.training.gates import (
+    LOG_RATIO,
     MEASURES,
-    PUSH,
     DivergenceAbove,
+    FunctionGate,
     GateBatch,
     IncorrectOnly,
     Open,
-    OwnGate,
     SignAgrees,
     as_gate,
+    compute_weights,
+    concatenate_batches,
     measure_logits,
-    together,
-    weigh,
 )
 from opd_align.types import OpdAlignError, Outcome
 
@@ -40,57 +40,65 @@ def a_batch(outcomes=(CORRECT, INCORRECT, UNKNOWN), **measures):
 
 
 KL = [[0.0, 0.1, 0.2, 0.3], [0.4, 0.5, 0.6, NOT_A_TOKEN], [0.7, 0.8, NOT_A_TOKEN, NOT_A_TOKEN]]
-PUSHED = [[1.0, -1.0, 0.0, 2.0], [1.0, -1.0, -3.0, NOT_A_TOKEN], [1.0, -1.0, NOT_A_TOKEN, NOT_A_TOKEN]]
+LOG_RATIOS = [[1.0, -1.0, 0.0, 2.0], [1.0, -1.0, -3.0, NOT_A_TOKEN], [1.0, -1.0, NOT_A_TOKEN, NOT_A_TOKEN]]
 
 
 def test_an_open_gate_keeps_every_token():
-    assert weigh(Open(), a_batch()).tolist() == [[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]]
+    assert compute_weights(Open(), a_batch()).tolist() == [[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]]
 
 
 @pytest.mark.parametrize(("unknown", "last"), [("keep", [1, 1, 0, 0]), ("drop", [0, 0, 0, 0])])
 def test_incorrect_completions_alone_are_kept(unknown, last):
-    assert weigh(IncorrectOnly(verifier, unknown=unknown), a_batch()).tolist() == [[0, 0, 0, 0], [1, 1, 1, 0], last]
+    assert compute_weights(IncorrectOnly(verifier, unknown=unknown), a_batch()).tolist() == [
+        [0, 0, 0, 0],
+        [1, 1, 1, 0],
+        last,
+    ]
 
 
 def test_correct_completions_may_keep_a_part():
-    weights = weigh(IncorrectOnly(verifier, correct_weight=0.25, unknown="drop"), a_batch())
+    weights = compute_weights(IncorrectOnly(verifier, correct_weight=0.25, unknown="drop"), a_batch())
     assert weights.tolist() == [[0.25] * 4, [1, 1, 1, 0], [0] * 4]
 
 
 def test_a_threshold_keeps_what_reaches_it():
-    weights = weigh(DivergenceAbove(threshold=0.5), a_batch(kl=KL))
+    weights = compute_weights(DivergenceAbove(threshold=0.5), a_batch(kl=KL))
     assert weights.tolist() == [[0, 0, 0, 0], [0, 1, 1, 0], [1, 1, 0, 0]]
 
 
 @pytest.mark.parametrize("quantile", [0.0, 0.1, 0.5, 0.9, 1.0])
-def test_a_quantile_is_over_completion_tokens_and_keeps_what_an_analysis_keeps(quantile):
+def test_a_quantile_is_over_completion_tokens_and_matches_the_analysis(quantile):
     values = np.arange(9) / 10
     kept = values >= np.quantile(values, quantile, method="higher") - 1e-6
-    weights = weigh(DivergenceAbove(quantile=quantile), a_batch(kl=KL))
+    weights = compute_weights(DivergenceAbove(quantile=quantile), a_batch(kl=KL))
     assert weights.sum() == kept.sum()
 
 
 def test_a_quantile_is_over_all_processes():
     alone = a_batch(kl=KL)
-    crowded = GateBatch(
-        alone.token_ids_BT, alone.mask_BT, None, alone.measure, lambda mine: torch.cat([mine, torch.full((91,), 9.0)])
+    gathered = GateBatch(
+        alone.token_ids_BT, alone.mask_BT, None, alone.measure, lambda local: torch.cat([local, torch.full((91,), 9.0)])
     )
-    assert weigh(DivergenceAbove(quantile=0.5), alone).sum() == 5
-    assert weigh(DivergenceAbove(quantile=0.5), crowded).sum() == 0
+    assert compute_weights(DivergenceAbove(quantile=0.5), alone).sum() == 5
+    assert compute_weights(DivergenceAbove(quantile=0.5), gathered).sum() == 0
 
 
-def test_the_sign_gate_keeps_pushes_that_agree_with_the_outcome():
-    batch = a_batch(push=PUSHED)
-    assert weigh(SignAgrees(verifier, unknown="drop"), batch).tolist() == [[1, 0, 0, 1], [0, 1, 1, 0], [0, 0, 0, 0]]
-    assert weigh(SignAgrees(verifier, unknown="keep"), batch).tolist()[2] == [1, 1, 0, 0]
+def test_the_sign_gate_keeps_tokens_on_which_teacher_and_outcome_agree():
+    batch = a_batch(log_ratio=LOG_RATIOS)
+    assert compute_weights(SignAgrees(verifier, unknown="drop"), batch).tolist() == [
+        [1, 0, 0, 1],
+        [0, 1, 1, 0],
+        [0, 0, 0, 0],
+    ]
+    assert compute_weights(SignAgrees(verifier, unknown="keep"), batch).tolist()[2] == [1, 1, 0, 0]
 
 
 def test_gates_multiply():
     both = IncorrectOnly(verifier, unknown="keep") * DivergenceAbove(threshold=0.5)
-    assert weigh(both, a_batch(kl=KL)).tolist() == [[0, 0, 0, 0], [0, 1, 1, 0], [1, 1, 0, 0]]
-    assert (both.name, both.measures, both.of_the_window) == ("incorrect_only*kl>=0.5", ("kl",), False)
+    assert compute_weights(both, a_batch(kl=KL)).tolist() == [[0, 0, 0, 0], [0, 1, 1, 0], [1, 1, 0, 0]]
+    assert (both.name, both.measures, both.needs_global_batch) == ("incorrect_only*kl>=0.5", ("kl",), False)
     assert both.verifier is verifier
-    assert (both * DivergenceAbove(quantile=0.5, measure="js")).of_the_window
+    assert (both * DivergenceAbove(quantile=0.5, measure="js")).needs_global_batch
     assert (both * DivergenceAbove(threshold=1, measure="js")).measures == ("kl", "js")
 
 
@@ -101,40 +109,40 @@ def test_a_function_is_a_gate():
     assert as_gate(first_token).name == "first_token"
     for both in (first_token * IncorrectOnly(verifier, unknown="drop"), Open() * first_token):
         assert "first_token" in both.name
-        assert weigh(both, a_batch()).sum(1).tolist() in ([0, 1, 0], [1, 1, 1])
-    assert set(as_gate(first_token).measures) == {*MEASURES, PUSH}  # it may ask for any of them
-    assert OwnGate(first_token, measures=()).measures == ()
+        assert compute_weights(both, a_batch()).sum(1).tolist() in ([0, 1, 0], [1, 1, 1])
+    assert set(as_gate(first_token).measures) == {*MEASURES, LOG_RATIO}  # it may read any of them
+    assert FunctionGate(first_token, measures=()).measures == ()
 
 
-def test_a_gate_may_answer_in_numpy_or_lists():
-    for answer in (np.ones((3, 4)), [[1, 1, 1, 1]] * 3, np.ones((3, 4), bool)):
-        weights = weigh(OwnGate(lambda batch, given=answer: given), a_batch())
-        assert torch.equal(weights, weigh(Open(), a_batch()))
+def test_a_gate_may_return_numpy_arrays_or_lists():
+    for weights in (np.ones((3, 4)), [[1, 1, 1, 1]] * 3, np.ones((3, 4), bool)):
+        computed = compute_weights(FunctionGate(lambda batch, weights=weights: weights), a_batch())
+        assert torch.equal(computed, compute_weights(Open(), a_batch()))
 
 
-def test_completions_are_moved_side_by_side():
+def test_completions_are_left_aligned():
     mask = torch.tensor([[0, 1, 1, 0, 0], [0, 0, 1, 0, 1], [0, 0, 0, 0, 0], [1, 0, 0, 0, 0]]).bool()
     tokens = torch.arange(20).view(4, 5)
-    moved = side_by_side(mask)
-    assert moved.int().tolist() == [[1, 1, 0], [1, 0, 1], [0, 0, 0], [1, 0, 0]]
-    assert spread(tokens[mask], moved, fill=-1).tolist() == [[1, 2, -1], [7, -1, 9], [-1, -1, -1], [15, -1, -1]]
-    assert torch.equal(spread(spread(tokens[mask], moved)[moved], mask)[mask], tokens[mask])
-    assert side_by_side(torch.zeros(2, 3).bool()).any() == torch.tensor(False)
+    aligned = left_align(mask)
+    assert aligned.int().tolist() == [[1, 1, 0], [1, 0, 1], [0, 0, 0], [1, 0, 0]]
+    assert scatter(tokens[mask], aligned, fill=-1).tolist() == [[1, 2, -1], [7, -1, 9], [-1, -1, -1], [15, -1, -1]]
+    assert torch.equal(scatter(scatter(tokens[mask], aligned)[aligned], mask)[mask], tokens[mask])
+    assert left_align(torch.zeros(2, 3).bool()).any() == torch.tensor(False)
 
 
 def test_a_completion_is_truncated_unless_its_last_token_ends_it():
     tokens = torch.tensor([[5, 9, 0], [9, 5, 0], [5, 5, 9], [9, 9, 9]])
     mask = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 1, 1], [0, 0, 0]])
-    assert truncated(tokens, mask, [8, 9]).tolist() == [False, True, False, True]
-    assert truncated(tokens, mask, 9).tolist() == [False, True, False, True]
-    assert truncated(tokens, mask, []).all()
+    assert is_truncated(tokens, mask, [8, 9]).tolist() == [False, True, False, True]
+    assert is_truncated(tokens, mask, 9).tolist() == [False, True, False, True]
+    assert is_truncated(tokens, mask, []).all()
 
 
-def test_micro_batches_are_weighed_together():
+def test_micro_batches_are_concatenated():
     short = GateBatch(torch.zeros(1, 2), torch.ones(1, 2).bool(), torch.tensor([INCORRECT]))
-    window = together([a_batch(), short], [{"kl": torch.tensor(KL)}, {"kl": torch.tensor([[0.9, 1.0]])}])
-    assert weigh(DivergenceAbove(quantile=1.0), window).nonzero().tolist() == [[3, 1]]
-    assert weigh(IncorrectOnly(verifier, unknown="drop"), window).sum(1).tolist() == [0, 3, 0, 2]
+    whole = concatenate_batches([a_batch(), short], [{"kl": torch.tensor(KL)}, {"kl": torch.tensor([[0.9, 1.0]])}])
+    assert compute_weights(DivergenceAbove(quantile=1.0), whole).nonzero().tolist() == [[3, 1]]
+    assert compute_weights(IncorrectOnly(verifier, unknown="drop"), whole).sum(1).tolist() == [0, 3, 0, 2]
 
 
 @pytest.mark.parametrize(
@@ -145,30 +153,39 @@ def test_micro_batches_are_weighed_together():
         (lambda: DivergenceAbove(quantile=2), r"\[0, 1\]"),
         (lambda: DivergenceAbove(threshold=float("nan")), "not a number"),
         (lambda: DivergenceAbove(threshold=1, measure="cosine"), "choose from kl, js"),
-        (lambda: IncorrectOnly(verifier, unknown="maybe"), "keep or drop"),
+        (lambda: IncorrectOnly(verifier, unknown="maybe"), "'keep' or 'drop'"),
         (lambda: IncorrectOnly(verifier, correct_weight=-1, unknown="keep"), "0 or more"),
         (lambda: IncorrectOnly("exact match", unknown="keep"), "reward signature"),
-        (lambda: SignAgrees(verifier, unknown="?"), "keep or drop"),
+        (lambda: SignAgrees(verifier, unknown="?"), "'keep' or 'drop'"),
         (
             lambda: IncorrectOnly(verifier, unknown="keep") * SignAgrees(task("boolq").verifier, unknown="keep"),
             "share one verifier",
         ),
-        (lambda: as_gate(3), "function from a GateBatch"),
-        (lambda: weigh(OwnGate(lambda batch: -batch.mask_BT.float(), "minus"), a_batch()), "'minus'.*negative"),
-        (lambda: weigh(OwnGate(lambda batch: batch.mask_BT[0], "row"), a_batch()), "shape"),
-        (lambda: weigh(OwnGate(lambda batch: None, "silent"), a_batch()), "'silent' gave no weights but NoneType"),
-        (lambda: weigh(OwnGate(lambda batch: [[1.0], [1.0, 0.0]], "ragged"), a_batch()), "'ragged'.*list"),
+        (lambda: as_gate(3), "a function from a GateBatch"),
         (
-            lambda: weigh(DivergenceAbove(threshold=1), GateBatch(*[torch.ones(1, 1).bool()] * 2)),
-            "nothing was measured",
+            lambda: compute_weights(FunctionGate(lambda batch: -batch.mask_BT.float(), "minus"), a_batch()),
+            "'minus'.*negative",
+        ),
+        (lambda: compute_weights(FunctionGate(lambda batch: batch.mask_BT[0], "row"), a_batch()), "shape"),
+        (
+            lambda: compute_weights(FunctionGate(lambda batch: None, "returns_none"), a_batch()),
+            "'returns_none' returned a NoneType",
         ),
         (
-            lambda: weigh(IncorrectOnly(verifier, unknown="keep"), GateBatch(*[torch.ones(1, 1).bool()] * 2)),
-            "nothing was verified",
+            lambda: compute_weights(FunctionGate(lambda batch: [[1.0], [1.0, 0.0]], "ragged"), a_batch()),
+            "'ragged'.*list",
+        ),
+        (
+            lambda: compute_weights(DivergenceAbove(threshold=1), GateBatch(*[torch.ones(1, 1).bool()] * 2)),
+            "measure 'kl' is not available",
+        ),
+        (
+            lambda: compute_weights(IncorrectOnly(verifier, unknown="keep"), GateBatch(*[torch.ones(1, 1).bool()] * 2)),
+            "were not verified",
         ),
     ],
 )
-def test_what_makes_no_gate_is_refused(make, complaint):
+def test_invalid_gates_are_refused(make, complaint):
     with pytest.raises(OpdAlignError, match=complaint):
         make()
 
@@ -189,8 +206,8 @@ def test_measures_follow_their_definitions():
         "js": ((p * (p / m).log()).sum(-1) + (t * (t / m).log()).sum(-1)) / 2,
         "student_entropy": -(p * p.log()).sum(-1),
         "teacher_entropy": -(t * t.log()).sum(-1),
-        PUSH: (t / p).log()[range(5), tokens],
+        LOG_RATIO: (t / p).log()[range(5), tokens],
     }
-    assert set(expected) == {*MEASURES, PUSH}
+    assert set(expected) == {*MEASURES, LOG_RATIO}
     for name, value in expected.items():
         torch.testing.assert_close(measure_logits(name, student, teacher, tokens).double(), value, atol=1e-6, rtol=1e-5)

@@ -29,7 +29,7 @@ from opd_align.settings import Settings
 from opd_align.training import launch
 from opd_align.training import recipe as recipe_room
 from opd_align.training.recipe import Questions, start, with_template_defaults
-from opd_align.training.trainers.gated import ColumnsKept
+from opd_align.training.trainers.gkd import DataCollatorWithColumns
 from opd_align.types import OpdAlignError
 
 RECIPES = sorted(launch.recipes())
@@ -220,7 +220,7 @@ def test_gkd_asks_as_the_other_recipes_do(size):
     asking = with_template_defaults(asking, arguments)
     questions = Questions(train_questions=4)
     rows = questions.dialogues()
-    batch = ColumnsKept(asking, max_length=512)(list(rows))
+    batch = DataCollatorWithColumns(asking, max_length=512)(list(rows))
     for number, row in enumerate(rows):
         asked = row["messages"][:-1]
         wanted = plain.apply_chat_template(asked, add_generation_prompt=True, return_dict=False, **arguments)

@@ -1,4 +1,4 @@
-"""SDPO through a gate: rollouts that were right already are not distilled."""
+"""SDPO with a gate: correct rollouts are not distilled."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def sdpo(folder, gate=None, **options):
     return SDPOTrainer(args=args, train_dataset=prompts(), reward_funcs=[reward], **made)
 
 
-def test_correct_rollouts_are_taken_out(tmp_path):
+def test_correct_rollouts_are_removed(tmp_path):
     gate = SDPOGate(verifier, unknown="drop")
     trainer = sdpo(tmp_path, gate)
     masks = []
 
-    class Seen(TrainerCallback):
-        """After the gate: what SDPO is left with."""
+    class RecordMasks(TrainerCallback):
+        """Runs after the gate."""
 
         def on_self_distillation_batch_prepared(self, *, self_distillation_mask, **kwargs):
             masks.append((self_distillation_mask.tolist(), [int(outcome) for outcome in gate._outcomes]))
 
     gate.attach(trainer)
-    trainer.add_callback(Seen())
+    trainer.add_callback(RecordMasks())
     run = trained(trainer)
     assert len(masks) == 3
     rollouts = [pair for mask, outcomes in masks for pair in zip(mask, outcomes, strict=True)]
@@ -48,16 +48,16 @@ def test_correct_rollouts_are_taken_out(tmp_path):
 
 
 @pytest.mark.parametrize(("length", "correct"), [(8, 0.0), (128, 1.0)])
-def test_what_does_not_end_is_incorrect_for_the_gate(tmp_path, length, correct):
+def test_truncated_rollouts_are_incorrect_for_the_gate(tmp_path, length, correct):
     gate = SDPOGate(lambda completions, **columns: [1.0] * len(completions), unknown="drop")
     trainer = sdpo(tmp_path, gate, max_completion_length=length, max_steps=1)
     run = trained(gate.attach(trainer)._trainer)
     assert run.column("gate/correct") == [correct]
     assert run.column("gate/sequences_kept") == [1 - correct]
-    assert run.column("self_distillation/reward_mean") == [1.0]  # the reward is the verifier's
+    assert run.column("self_distillation/reward_mean") == [1.0]  # the reward is the verifier's value
 
 
-def test_the_reward_is_the_verdict(tmp_path):
+def test_the_reward_is_the_verifiers_value(tmp_path):
     gate = SDPOGate(verifier, unknown="keep")
     rewards = gate.reward(
         prompts=["q"] * 3, completions=["Answer: 1", "Answer: 2", "Answer: 1"], answer=["1", "1", None]
@@ -65,6 +65,6 @@ def test_the_reward_is_the_verdict(tmp_path):
     assert rewards == [1.0, 0.0, None]
 
 
-def test_a_gate_that_hears_no_outcomes_is_refused(tmp_path):
+def test_a_gate_that_is_not_a_reward_is_refused(tmp_path):
     with pytest.raises(OpdAlignError, match=r"gate\.reward"):
         SDPOGate(verifier, unknown="keep").attach(sdpo(tmp_path))

@@ -1,4 +1,4 @@
-"""One short gated run, told by a JSON file; each process of a launch executes this."""
+"""One short gated run, configured by a JSON file; each process of a launch executes this script."""
 
 import json
 import os
@@ -12,11 +12,11 @@ from support.gated_runs import distillation, gkd, grpo, models, verifier
 
 from opd_align.training import (
     DivergenceAbove,
+    FunctionGate,
     GatedDistillationTrainer,
     GatedGKDTrainer,
     GatedGRPOTrainer,
     IncorrectOnly,
-    OwnGate,
     SignAgrees,
 )
 
@@ -26,38 +26,38 @@ def beginning(batch):
 
 
 def overflowing(teacher):
-    """On the main process alone, the end of its first completion is beyond the teacher."""
+    """On the main process only, the teacher's hidden states overflow at the end of the first completion."""
 
-    def spoil(module, args, output):
+    def overflow(module, args, output):
         output.last_hidden_state = output.last_hidden_state.clone()
         output.last_hidden_state[0, -30:] = torch.inf
 
     if int(os.environ.get("RANK", 0)) == 0:
-        teacher.base_model.register_forward_hook(spoil)
+        teacher.base_model.register_forward_hook(overflow)
     return teacher
 
 
 GATES = {
-    "beginning": OwnGate(beginning, measures=()),
+    "beginning": FunctionGate(beginning, measures=()),
     "incorrect": IncorrectOnly(verifier, unknown="drop"),
     "quantile": IncorrectOnly(verifier, correct_weight=0.5, unknown="drop") * DivergenceAbove(quantile=0.6),
     "threshold": DivergenceAbove(threshold=0.02) * SignAgrees(verifier, unknown="keep"),
 }
 
-told = json.loads(Path(sys.argv[1]).read_text())
+case = json.loads(Path(sys.argv[1]).read_text())
 
-options = {"max_steps": 2, **told["options"]}
-own = {"gate": GATES[told["gate"]], "denominator": told["denominator"], "options": options}
-if told.get("overflow"):
+options = {"max_steps": 2, **case["options"]}
+own = {"gate": GATES[case["gate"]], "denominator": case["denominator"], "options": options}
+if case.get("overflow"):
     own["teacher_model"] = overflowing(models()["teacher_model"])
-if told["trainer"] == "gkd":
-    run = gkd(GatedGKDTrainer, told["folder"], **own)
-elif told["trainer"] == "distillation":
-    # The likeliest token each time: every division of the batch generates the same completions.
-    run = distillation(GatedDistillationTrainer, told["folder"], **own | {"options": {"top_k": 1, **options}})
+if case["trainer"] == "gkd":
+    run = gkd(GatedGKDTrainer, case["folder"], **own)
+elif case["trainer"] == "distillation":
+    # Greedy decoding: however the batch is split, the completions are the same.
+    run = distillation(GatedDistillationTrainer, case["folder"], **own | {"options": {"top_k": 1, **options}})
 else:
     own["options"] = {"top_k": 1, **options}
-    run = grpo(GatedGRPOTrainer, told["folder"], teacher_model=models()["teacher_model"], **own)
+    run = grpo(GatedGRPOTrainer, case["folder"], teacher_model=models()["teacher_model"], **own)
 
 accelerator = run.trainer.accelerator
 if accelerator.is_main_process:
@@ -68,4 +68,4 @@ if accelerator.is_main_process:
         "stage": stage,
         "logs": run.logs,
     }
-    Path(told["result"]).write_text(json.dumps(result))
+    Path(case["result"]).write_text(json.dumps(result))

@@ -1,4 +1,4 @@
-"""Gates on two real processes: a step is the step of one process on the same batch, whoever holds the weights."""
+"""Gates on two processes: a step equals that of one process on the same batch, for DDP, ZeRO-2 and ZeRO-3."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.distributed
 
 SCRIPT = Path(__file__).with_name("gated_run.py")
 LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--mixed_precision", "no", "--num_processes", "2"]
-# On a CPU, what looks like several GPUs is what starts several processes; DeepSpeed must not be told `use_cpu`.
-WAYS = {
+# On a CPU, `--multi_gpu` is what starts several processes; DeepSpeed does not work with `use_cpu`.
+LAUNCHES = {
     "ddp": ([*LAUNCH, "--multi_gpu"], {}),
     "zero2": ([*LAUNCH, "--use_deepspeed", "--zero_stage", "2"], {"use_cpu": False}),
     "zero3": ([*LAUNCH, "--use_deepspeed", "--zero_stage", "3"], {"use_cpu": False}),
@@ -34,24 +34,24 @@ CASES = {
 }
 
 
-def run(folder, launch, **told):
-    """Executes the script and returns what its main process wrote."""
+def run(folder, launch, **config):
+    """Runs the script and returns the result of its main process."""
     folder.mkdir(parents=True, exist_ok=True)
-    told = {"folder": str(folder), "result": str(folder / "result.json"), **told}
-    (folder / "told.json").write_text(json.dumps(told))
-    place = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    config = {"folder": str(folder), "result": str(folder / "result.json"), **config}
+    (folder / "config.json").write_text(json.dumps(config))
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
     if "--use_deepspeed" in launch:
-        place["DS_ACCELERATOR"] = "cpu"
-    command = [*launch, str(SCRIPT), str(folder / "told.json")]
-    done = subprocess.run(command, env=os.environ | place, capture_output=True, text=True, timeout=400)
+        environment["DS_ACCELERATOR"] = "cpu"
+    command = [*launch, str(SCRIPT), str(folder / "config.json")]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return json.loads((folder / "result.json").read_text())
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """A case on one process, run once."""
-    folder = tmp_path_factory.mktemp("alone")
+def one_process(tmp_path_factory):
+    """Results on one process, each computed once."""
+    folder = tmp_path_factory.mktemp("one_process")
 
     @cache
     def result(case):
@@ -61,28 +61,30 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("way", "case"),
+    ("launcher", "case"),
     [
         *(("ddp", case) for case in CASES),
         *(("zero2", case) for case in ("gkd-quantile", "distillation")),
         *(("zero3", case) for case in ("gkd-threshold", "distillation", "overflow", "grpo")),
     ],
 )
-def test_two_processes_make_the_steps_of_one(tmp_path, alone, case, way):
-    one = alone(case)
-    launch, options = WAYS[way]
+def test_two_processes_equal_one(tmp_path, one_process, case, launcher):
+    one = one_process(case)
+    launch, options = LAUNCHES[launcher]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         launch = [*launch, "--main_process_port", str(free.getsockname()[1])]
     options = {"per_device_train_batch_size": 4, "ddp_backend": "gloo", **options}
     two = run(tmp_path, launch, **CASES[case], options=options)
     assert (one["processes"], two["processes"]) == (1, 2)
-    assert (two["kind"], two["stage"]) == KIND[way]
+    assert (two["kind"], two["stage"]) == KIND[launcher]
     assert len(one["logs"]) == len(two["logs"]) == 2
-    for mine, theirs in zip(one["logs"], two["logs"], strict=True):
-        keys = {key for key in mine if key.startswith("gate/")} | {"loss", "grad_norm"}
+    for row_of_one, row_of_two in zip(one["logs"], two["logs"], strict=True):
+        keys = {key for key in row_of_one if key.startswith("gate/")} | {"loss", "grad_norm"}
         assert len(keys) > 8
-        for row in (mine, theirs) if "overflow" in CASES[case] else ():
-            assert row["gate/loss_open"] is None  # without the gate it would not be a number
+        for row in (row_of_one, row_of_two) if "overflow" in CASES[case] else ():
+            assert row["gate/loss_open"] is None  # without the gate, the loss is not finite
             keys -= {"gate/loss_open"}
-        assert {key: mine[key] for key in keys} == pytest.approx({key: theirs[key] for key in keys}, rel=2e-4, abs=1e-7)
+        assert {key: row_of_one[key] for key in keys} == pytest.approx(
+            {key: row_of_two[key] for key in keys}, rel=2e-4, abs=1e-7
+        )

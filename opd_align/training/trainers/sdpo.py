@@ -1,10 +1,10 @@
-"""SDPO through a gate, by a callback: self-distillation on the rollouts that failed.
+"""A gate for `SDPOTrainer`, as a callback: self-distillation on incorrect rollouts only.
 
-SDPO shows its student a solution that worked and distils what the student then thinks of its other attempts. It asks
-callbacks before each batch which rollouts to distil (`self_distillation_mask`); this gate takes out those that were
-right already. SDPO averages within each rollout and then over all of them, masked or not: the denominator is `keep`,
-by sequence, and a weight between 0 and 1 would cancel out, so there is none. A rollout that does not end is incorrect
-for the gate, as for the others; its reward is what the verifier says.
+SDPO shows its student a successful solution and distills the student's resulting predictions into its other attempts.
+Before each batch it lets callbacks change which rollouts are distilled (`self_distillation_mask`); this gate removes
+the correct ones. SDPO averages within each rollout and then over all of them, masked or not: this is the denominator
+"keep", per sequence. A weight between 0 and 1 would cancel out, so there is none. A truncated rollout is incorrect for
+the gate, as for the other trainers; its reward is the verifier's value.
 """
 
 from __future__ import annotations
@@ -16,43 +16,60 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
-from opd_align.training.gates import GateBatch, IncorrectOnly, Unknown, Verifier, weigh
-from opd_align.training.rewards import Verifying
+from opd_align.tasks import Task
+from opd_align.training.gates import GateBatch, IncorrectOnly, Unknown, compute_weights
+from opd_align.training.rewards import CORRECT_FROM, TIMEOUT_S, RewardVerifier, Verifier
 from opd_align.types import OpdAlignError, Outcome
 
 
 class SDPOGate(TrainerCallback):
-    """Give `gate.reward` to the trainer's `reward_funcs`, then say `gate.attach(trainer)`."""
+    """Removes correct rollouts from SDPO's self-distillation.
 
-    def __init__(self, verifier: Verifier, *, unknown: Unknown, verifier_timeout_s: float = 60.0) -> None:
+    Pass `gate.reward` to the trainer's `reward_funcs`, then call `gate.attach(trainer)`.
+
+    Args:
+        verifier: A reward function with TRL's signature, synchronous or asynchronous, or a `Task`.
+        unknown: Whether to "keep" or "drop" rollouts whose outcome is unknown.
+        correct_from: Smallest value of the verifier that means correct.
+        verifier_timeout_s: Time limit of one call of the verifier, in seconds.
+    """
+
+    def __init__(
+        self,
+        verifier: Verifier | Task,
+        *,
+        unknown: Unknown,
+        correct_from: float = CORRECT_FROM,
+        verifier_timeout_s: float = TIMEOUT_S,
+    ) -> None:
         self.gate = IncorrectOnly(verifier, unknown=unknown)
-        self.verifying = Verifying(verifier, timeout_s=verifier_timeout_s)
-        self._asked = self.verifying.as_reward()
+        self.verifier = RewardVerifier(verifier, correct_from=correct_from, timeout_s=verifier_timeout_s)
+        self._reward = self.verifier.as_reward()
         self._outcomes: list[Outcome] = []
         self._trainer: Any = None
-        self._failures_seen = 0
+        self._failures_logged = 0
 
     def attach(self, trainer: Any) -> SDPOGate:
-        """From now on the trainer's rollouts pass the gate."""
+        """Applies the gate to this trainer."""
         if self.reward not in getattr(trainer, "reward_funcs", ()):
-            raise OpdAlignError("the gate hears outcomes as a reward: give gate.reward to SDPOTrainer's reward_funcs")
+            raise OpdAlignError("the gate gets outcomes as rewards: pass gate.reward to SDPOTrainer's reward_funcs")
         self._trainer = trainer
         trainer.add_callback(self)
         return self
 
-    def reward(self, prompts: Sequence[Any], completions: Sequence[Any], **given: Any) -> list[float | None]:
-        """The verifier as a reward function: 1, 0, or `None` where it could not tell."""
-        rewards = self._asked(prompts, completions, **given)
-        endless = self._endless(given.get("completion_ids"), len(rewards))
-        said = zip(self.verifying.latest, endless, strict=True)
-        self._outcomes = [Outcome.INCORRECT if cut else outcome for outcome, cut in said]
-        return rewards
+    def reward(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        """The verifier as a reward function: its values, `None` where they are unknown."""
+        values = self._reward(prompts, completions, **columns)
+        truncated = self._truncated(columns.get("completion_ids"), len(values))
+        outcomes = zip(self.verifier.latest, truncated, strict=True)
+        self._outcomes = [Outcome.INCORRECT if cut else outcome for outcome, cut in outcomes]
+        return values
 
-    def _endless(self, completion_ids: Sequence[Sequence[int]] | None, n: int) -> list[bool]:
+    def _truncated(self, completion_ids: Sequence[Sequence[int]] | None, n: int) -> list[bool]:
         if self._trainer is None or completion_ids is None:
             return [False] * n
-        ends = (*self._trainer.eos_token_ids, self._trainer._tokenizer.pad_token_id)  # TRL's own rule
-        return [not len(ids) or ids[-1] not in ends for ids in completion_ids]
+        end_tokens = (*self._trainer.eos_token_ids, self._trainer._tokenizer.pad_token_id)  # TRL's own rule
+        return [not len(ids) or ids[-1] not in end_tokens for ids in completion_ids]
 
     def on_teacher_context_built(
         self, *args: Any, model: Any, completion_mask: Tensor, self_distillation_mask: Tensor, **kwargs: Any
@@ -62,18 +79,18 @@ class SDPOGate(TrainerCallback):
             return
         outcome_B = torch.tensor([int(outcome) for outcome in self._outcomes], device=completion_mask.device)
         batch = GateBatch(completion_mask, torch.ones_like(completion_mask[:, :1]).bool(), outcome_B)
-        taught_B = self_distillation_mask > 0
-        self_distillation_mask *= weigh(self.gate, batch)[:, 0]
-        self._log(outcome_B, taught_B, self_distillation_mask > 0)
+        distilled_B = self_distillation_mask > 0
+        self_distillation_mask *= compute_weights(self.gate, batch)[:, 0]
+        self._log(outcome_B, distilled_B, self_distillation_mask > 0)
 
-    def _log(self, outcome_B: Tensor, taught_B: Tensor, kept_B: Tensor) -> None:
-        failures, self._failures_seen = self.verifying.failures - self._failures_seen, self.verifying.failures
-        marks = [taught_B, kept_B, outcome_B == Outcome.CORRECT, outcome_B == Outcome.UNKNOWN]
-        counts = [len(outcome_B), *(int(mark.sum()) for mark in marks), failures]
-        mine = torch.tensor(counts, dtype=torch.float32, device=outcome_B.device)
-        rollouts, taught, kept, correct, unknown, failed = self._trainer.accelerator.reduce(mine, "sum").tolist()
-        figures = {"correct": correct / rollouts, "unknown": unknown / rollouts, "verifier_failures": failed}
-        if taught:  # of the rollouts that SDPO has a solution to show for
-            figures["sequences_kept"] = kept / taught
-        for name, value in figures.items():
+    def _log(self, outcome_B: Tensor, distilled_B: Tensor, kept_B: Tensor) -> None:
+        failures, self._failures_logged = self.verifier.failures - self._failures_logged, self.verifier.failures
+        masks = [distilled_B, kept_B, outcome_B == Outcome.CORRECT, outcome_B == Outcome.UNKNOWN]
+        counts = [len(outcome_B), *(int(mask_B.sum()) for mask_B in masks), failures]
+        local = torch.tensor(counts, dtype=torch.float32, device=outcome_B.device)
+        rollouts, distilled, kept, correct, unknown, failed = self._trainer.accelerator.reduce(local, "sum").tolist()
+        values = {"correct": correct / rollouts, "unknown": unknown / rollouts, "verifier_failures": failed}
+        if distilled:  # of the rollouts for which SDPO has a successful solution to show
+            values["sequences_kept"] = kept / distilled
+        for name, value in values.items():
             self._trainer._metrics["train"][f"gate/{name}"].append(value)

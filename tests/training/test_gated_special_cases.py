@@ -1,4 +1,4 @@
-"""Gated trainers at their edges: resumed, truncated, infinite, misused; what a gate is shown, and what is logged."""
+"""Gated trainers in special cases: resumed, truncated, infinite, misused; what a gate sees, and what is logged."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from trl.experimental.gkd import GKDConfig, GKDTrainer
 from trl.experimental.utils import DataCollatorForChatML
 
 from opd_align.training.chunked_divergence import KernelCall
-from opd_align.training.gates import DivergenceAbove, GateBatch, IncorrectOnly, Open, OwnGate
-from opd_align.training.trainers.gated import PIECE, GatedDistillationTrainer, GatedGKDTrainer, GatedGRPOTrainer, Piece
+from opd_align.training.gates import DivergenceAbove, FunctionGate, GateBatch, IncorrectOnly, Open
+from opd_align.training.trainers.distillation import GatedDistillationTrainer
+from opd_align.training.trainers.gkd import MICRO_BATCH, GatedGKDTrainer, GatedMicroBatch
+from opd_align.training.trainers.grpo import GatedGRPOTrainer
 from opd_align.types import OpdAlignError
 
 pytestmark = [pytest.mark.training, pytest.mark.filterwarnings("ignore")]
@@ -30,11 +32,11 @@ def first_token(batch):
     return (torch.arange(batch.mask_BT.shape[1]) == 0).expand_as(batch.mask_BT)
 
 
-def right(completions, **columns):
+def always_correct(completions, **columns):
     return [1.0] * len(completions)
 
 
-def nobody_knows(completions, **columns):
+def always_unknown(completions, **columns):
     return [None] * len(completions)
 
 
@@ -42,12 +44,12 @@ def no_reward(completions, **columns):
     return [0.0] * len(completions)
 
 
-def taught_grpo(tmp_path, **own):
+def grpo_with_teacher(tmp_path, **own):
     own = {"denominator": "keep", "reward_funcs": [no_reward], "teacher_model": models()["teacher_model"]} | own
     return grpo(GatedGRPOTrainer, tmp_path, **own)
 
 
-# A window
+# Global batches
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,7 @@ def taught_grpo(tmp_path, **own):
     ],
     ids=["trl", "open", "quantile"],
 )
-def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, kind, own):
+def test_a_resumed_training_equals_an_uninterrupted_one(tmp_path, kind, own):
     options = {
         "lmbda": 0.7,
         "gradient_accumulation_steps": 2,
@@ -68,7 +70,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, kind, own):
         "save_steps": 2,
     }
     whole = gkd(kind, tmp_path, options=options, **own)
-    set_seed(2)  # of the dice that are thrown at construction, none may matter
+    set_seed(2)  # random numbers drawn at construction must not matter
     again = kind(args=whole.trainer.args, train_dataset=dialogues(), **models(), **own)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     losses = [row["loss"] for row in again.state.log_history if "loss" in row]
@@ -79,9 +81,9 @@ def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, kind, own):
 
 @TRAINERS
 @pytest.mark.parametrize("measures", [(), ("kl",)])
-def test_a_gate_may_go_by_position(tmp_path, run, kind, options, measures):
-    for late in (False, True):
-        gate = OwnGate(first_token, measures=measures, of_the_window=late)
+def test_a_gate_may_depend_on_the_position(tmp_path, run, kind, options, measures):
+    for needs_global_batch in (False, True):
+        gate = FunctionGate(first_token, measures=measures, needs_global_batch=needs_global_batch)
         (row,) = run(kind, tmp_path, gate=gate, denominator="keep", options=options).logs
         assert row["gate/tokens_distilled"] == 4
         assert row["gate/sequences_kept"] == 1
@@ -90,27 +92,27 @@ def test_a_gate_may_go_by_position(tmp_path, run, kind, options, measures):
 
 
 @pytest.mark.parametrize("lmbda", [0.0, 1.0])
-def test_a_gkd_gate_sees_the_tokens_that_it_weighs(tmp_path, lmbda):
-    """Its rows start with the completion, filled up with padding, and a measure lies where its token lies."""
+def test_a_gkd_gate_sees_aligned_tokens_and_measures(tmp_path, lmbda):
+    """Rows start with the completion and end with padding; a measure is at the position of its token."""
     seen = []
 
-    def look(batch):
-        seen.append((batch, batch.measure("push")))
+    def record(batch):
+        seen.append((batch, batch.measure("log_ratio")))
         return batch.mask_BT
 
-    run = gkd(GatedGKDTrainer, tmp_path, gate=look, denominator="keep", options={"lmbda": lmbda, "max_steps": 1})
-    ((batch, push_BT),) = seen
+    run = gkd(GatedGKDTrainer, tmp_path, gate=record, denominator="keep", options={"lmbda": lmbda, "max_steps": 1})
+    ((batch, log_ratio_BT),) = seen
     pad = run.trainer.processing_class.pad_token_id
     assert batch.mask_BT[:, 0].all()
     assert (batch.token_ids_BT[~batch.mask_BT] == pad).all()
     rows = [ids[mask] for ids, mask in zip(batch.token_ids_BT, batch.mask_BT, strict=True)]
     replies = run.trainer.processing_class.batch_decode(rows)
     assert lmbda or all(reply.startswith("I count.") for reply in replies)
-    assert (push_BT[batch.mask_BT] != 0).float().mean() > 0.9
-    assert (push_BT[~batch.mask_BT] == 0).all()
+    assert (log_ratio_BT[batch.mask_BT] != 0).float().mean() > 0.9
+    assert (log_ratio_BT[~batch.mask_BT] == 0).all()
 
 
-def test_what_a_window_settles_keeps_its_precision():
+def test_counts_keep_their_precision_under_deepspeed():
     """transformers casts a batch's float tensors to DeepSpeed's dtype; a count of 100,001 is infinite in float16."""
     half = SimpleNamespace(deepspeed_plugin=SimpleNamespace(hf_ds_config=SimpleNamespace(dtype=lambda: torch.float16)))
     deep = SimpleNamespace(
@@ -118,41 +120,41 @@ def test_what_a_window_settles_keeps_its_precision():
     )
     deep._prepare_input = lambda value: GKDTrainer._prepare_input(deep, value)
     count = torch.tensor(100_001.0)
-    piece = Piece(GateBatch(*[torch.ones(1, 1).bool()] * 2), torch.full((1, 1), 0.1), count)
-    prepared = deep._prepare_input({"count": count, PIECE: piece})
+    micro_batch = GatedMicroBatch(GateBatch(*[torch.ones(1, 1).bool()] * 2), torch.full((1, 1), 0.1), count)
+    prepared = deep._prepare_input({"count": count, MICRO_BATCH: micro_batch})
     assert prepared["count"].isinf()
-    assert prepared[PIECE] is piece
+    assert prepared[MICRO_BATCH] is micro_batch
 
 
 # Outcomes
 
 
-@pytest.mark.parametrize("say", [right, nobody_knows])
+@pytest.mark.parametrize("verifier", [always_correct, always_unknown])
 @TRAINERS
-def test_what_does_not_end_is_incorrect(tmp_path, run, kind, options, say):
+def test_truncated_completions_are_incorrect(tmp_path, run, kind, options, verifier):
     length = "max_new_tokens" if run is gkd else "max_completion_length"
-    gate = IncorrectOnly(say, unknown="drop")
+    gate = IncorrectOnly(verifier, unknown="drop")
     (row,) = run(kind, tmp_path, gate=gate, denominator="keep", options=options | {length: 8}).logs
     assert (row["gate/correct"], row["gate/unknown"], row["gate/tokens_kept"]) == (0, 0, 1)
     (row,) = run(kind, tmp_path, gate=gate, denominator="keep", options=options | {length: 128}).logs
-    assert (row["gate/correct"], row["gate/unknown"]) == ((1, 0) if say is right else (0, 1))
+    assert (row["gate/correct"], row["gate/unknown"]) == ((1, 0) if verifier is always_correct else (0, 1))
     assert row["gate/tokens_kept"] == 0
 
 
-def test_a_data_sets_completions_are_not_truncated(tmp_path):
-    gate = IncorrectOnly(right, unknown="drop")
+def test_completions_of_the_data_set_are_not_truncated(tmp_path):
+    gate = IncorrectOnly(always_correct, unknown="drop")
     (row,) = gkd(GatedGKDTrainer, tmp_path, gate=gate, denominator="keep", options={"max_steps": 1}).logs
     assert row["gate/correct"] == 1
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_shares_of_outcomes_are_shares(tmp_path, masked):
+def test_shares_of_outcomes_include_truncated_and_masked_completions(tmp_path, masked):
     options = {"max_steps": 1, "mask_truncated_completions": masked, "max_completion_length": 4}
-    (row,) = taught_grpo(tmp_path, gate=IncorrectOnly(nobody_knows, unknown="keep"), options=options).logs
+    (row,) = grpo_with_teacher(tmp_path, gate=IncorrectOnly(always_unknown, unknown="keep"), options=options).logs
     assert (row["gate/correct"], row["gate/unknown"]) == (0, 0)
     assert row["gate/sequences_kept"] == (0 if masked else 1)
-    options["max_completion_length"] = 56  # some end, some do not
-    (row,) = taught_grpo(tmp_path, gate=IncorrectOnly(nobody_knows, unknown="keep"), options=options).logs
+    options["max_completion_length"] = 56  # some are truncated, some are not
+    (row,) = grpo_with_teacher(tmp_path, gate=IncorrectOnly(always_unknown, unknown="keep"), options=options).logs
     assert row["gate/unknown"] == pytest.approx(1 - row["completions/clipped_ratio"])
     assert 0 < row["gate/unknown"] < 1
 
@@ -161,8 +163,8 @@ def test_shares_of_outcomes_are_shares(tmp_path, masked):
 
 
 @pytest.mark.parametrize("accepts", [True, False])
-def test_the_log_is_of_the_count_that_was_divided_by(tmp_path, monkeypatch, accepts):
-    """TRL's count, or none: a model that takes no `num_items_in_batch` gets means of micro-batches."""
+def test_the_logged_denominator_is_the_one_used(tmp_path, monkeypatch, accepts):
+    """TRL's count, or none: for a model without `num_items_in_batch`, the loss is a mean over micro-batches."""
     plain = GKDTrainer.__init__
 
     def init(self, *args, **kwargs):
@@ -181,21 +183,21 @@ def test_the_log_is_of_the_count_that_was_divided_by(tmp_path, monkeypatch, acce
 
 
 @TRAINERS
-def test_the_choice_of_denominator_is_in_every_row(tmp_path, run, kind, options):
+def test_the_choice_of_denominator_is_logged(tmp_path, run, kind, options):
     for denominator, mark in (("keep", 0.0), ("renormalise", 1.0)):
         trained = run(kind, tmp_path, gate=Open(), denominator=denominator, options=options)
         assert trained.column("gate/renormalised") == [mark]
 
 
-# Infinity
+# Infinite divergences
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
-def test_a_closed_token_adds_nothing_even_at_infinity_in_gkd(tmp_path, beta):
-    """A teacher that forbids a token: the divergence there is infinite, the gate is closed, training goes on."""
+def test_a_dropped_token_with_infinite_divergence_adds_nothing_in_gkd(tmp_path, beta):
+    """The teacher gives a token zero probability: its divergence is infinite, and the gate drops it."""
     made = models()
     forbid(made["teacher_model"], at=3)
-    gate = OwnGate(lambda batch: 1.0 - first_token(batch).float(), "not_the_first", measures=())
+    gate = FunctionGate(lambda batch: 1.0 - first_token(batch).float(), "not_the_first", measures=())
     plain = gkd(GatedGKDTrainer, tmp_path, gate=gate, denominator="keep", options={"max_steps": 1, "beta": beta})
     run = gkd(GatedGKDTrainer, tmp_path, gate=gate, denominator="keep", options={"max_steps": 1, "beta": beta}, **made)
     assert not torch.isfinite(torch.tensor(run.logs[0]["gate/loss_open"]))
@@ -206,7 +208,7 @@ def test_a_closed_token_adds_nothing_even_at_infinity_in_gkd(tmp_path, beta):
 
 
 def forbid(teacher, *, at):
-    """From now on this model gives one token no chance, at the first token of each written reply."""
+    """The model gives one token zero probability at the first position of each reply of the data set."""
     marker = models()["processing_class"]("I count.", add_special_tokens=False)["input_ids"]
 
     def hook(module, args, kwargs, output):
@@ -224,7 +226,7 @@ def forbid(teacher, *, at):
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("compact", [False, True])
-def test_a_closed_token_adds_nothing_even_at_infinity_in_the_kernel(beta, compact):
+def test_a_dropped_token_with_infinite_divergence_adds_nothing_in_the_kernel(beta, compact):
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(6, 8, generator=generator, requires_grad=True)
     head = torch.randn(11, 8, generator=generator, requires_grad=True)
@@ -235,14 +237,14 @@ def test_a_closed_token_adds_nothing_even_at_infinity_in_the_kernel(beta, compac
     rows = mask.reshape(-1) if compact else slice(None)
     sides = (states[rows], head, None, taught[rows], teachers_head, None)
     batch = GateBatch(torch.zeros(2, 3).long(), mask)
-    found = KernelCall((*sides, beta, 1.0, 1.0, None, 1.0, None), batch).weighed(weights)
+    found = KernelCall((*sides, beta, 1.0, 1.0, None, 1.0, None), batch).weighted(weights)
     found.sum().backward()
     kept = (weights > 0).reshape(-1)
     alone = states.detach()[kept].requires_grad_()
     head_alone = head.detach().requires_grad_()
     sides = (alone, head_alone, None, taught[kept], teachers_head, None)
     only = GateBatch(torch.zeros(1, 3).long(), torch.ones(1, 3).bool())
-    expected = KernelCall((*sides, beta, 1.0, 1.0, None, 1.0, None), only).weighed(weights[weights > 0].view(1, 3))
+    expected = KernelCall((*sides, beta, 1.0, 1.0, None, 1.0, None), only).weighted(weights[weights > 0].view(1, 3))
     expected.sum().backward()
     torch.testing.assert_close(found.sum(), expected.sum())
     torch.testing.assert_close(states.grad[kept], alone.grad)
@@ -250,7 +252,7 @@ def test_a_closed_token_adds_nothing_even_at_infinity_in_the_kernel(beta, compac
     assert not states.grad[~kept].any()
 
 
-# What is refused, and when
+# Invalid arguments
 
 
 @pytest.mark.parametrize("kind", [GatedGKDTrainer, GatedDistillationTrainer, GatedGRPOTrainer])
@@ -265,7 +267,7 @@ def test_a_closed_token_adds_nothing_even_at_infinity_in_the_kernel(beta, compac
         ),
     ],
 )
-def test_a_gate_that_cannot_work_is_refused_before_anything_is_loaded(kind, own, complaint):
+def test_invalid_gates_are_refused_before_models_are_loaded(kind, own, complaint):
     with pytest.raises(OpdAlignError, match=complaint):
         kind("no/such/model", teacher_model="no/such/teacher", **own)
 
@@ -273,15 +275,15 @@ def test_a_gate_that_cannot_work_is_refused_before_anything_is_loaded(kind, own,
 @pytest.mark.parametrize(
     ("own", "complaint"),
     [
-        ({"distillation_beta": 2.0}, r"distillation_beta lies in \[0, 1\].*not 2.0"),
+        ({"distillation_beta": 2.0}, r"distillation_beta must be in \[0, 1\].*not 2.0"),
         ({"distillation_beta": float("nan")}, r"distillation_beta"),
         ({"options": {"gradient_accumulation_steps": 4, "steps_per_generation": 2}}, "2 must be a multiple of .*=4"),
         ({"options": {"gradient_accumulation_steps": 2, "steps_per_generation": 3}}, "3 must be a multiple of .*=2"),
     ],
 )
-def test_grpo_refuses_what_its_counts_cannot_be_right_for(tmp_path, own, complaint):
+def test_grpo_refuses_invalid_settings(tmp_path, own, complaint):
     with pytest.raises(OpdAlignError, match=complaint):
-        taught_grpo(tmp_path, gate=Open(), **own)
+        grpo_with_teacher(tmp_path, gate=Open(), **own)
 
 
 def test_a_collators_settings_are_kept(tmp_path):

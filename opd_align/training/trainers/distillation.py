@@ -1,0 +1,58 @@
+"""`DistillationTrainer` with a gate on the distillation loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trl import DistillationTrainer
+
+from opd_align.training.gate_runtime import GateRuntime, safe_denominator
+from opd_align.training.rewards import CORRECT_FROM, TIMEOUT_S
+from opd_align.training.trainers.gated_generation import DENOMINATOR, prepare_generation, weighted_divergence
+
+
+class GatedDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
+    """`DistillationTrainer` with a gate on the distillation loss, which stays chunked: no full logits.
+
+    Truncated completions (those in `completions/clipped_ratio`) are incorrect for the gate, as in an analysis.
+
+    Args:
+        gate: A `Gate`, or a function from a `GateBatch` to weights.
+        denominator: "keep" divides the loss by the number of completion tokens, "renormalise" by the sum of the gate's
+            weights.
+        correct_from: Smallest value of the gate's verifier that means correct.
+        verifier_timeout_s: Time limit of one call of the gate's verifier, in seconds.
+        *args, **kwargs: Arguments of `DistillationTrainer`.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        gate: Any,
+        denominator: str,
+        correct_from: float = CORRECT_FROM,
+        verifier_timeout_s: float = TIMEOUT_S,
+        **kwargs: Any,
+    ) -> None:
+        runtime = GateRuntime(gate, denominator, correct_from=correct_from, verifier_timeout_s=verifier_timeout_s)
+        super().__init__(*args, **kwargs)
+        self._gate_runtime = runtime.attach(self.accelerator)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        generated = super()._generate_and_score_completions(inputs)
+        if self.model.training:
+            prepare_generation(self, inputs, generated, self.args.gradient_accumulation_steps)
+        return generated
+
+    def _compute_loss(self, unwrapped_student: Any, inputs: dict[str, Any], num_items_in_batch: Any) -> Any:
+        if DENOMINATOR not in inputs:
+            return super()._compute_loss(unwrapped_student, inputs, num_items_in_batch)
+        count = safe_denominator(inputs[DENOMINATOR])
+        with weighted_divergence(self._gate_runtime, inputs, count):
+            return super()._compute_loss(unwrapped_student, inputs, count / self.accelerator.num_processes)
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        if DENOMINATOR in inputs and self.accelerator.sync_gradients:
+            self._gate_runtime.log_step(self._metrics["train"], inputs[DENOMINATOR])
+        return loss

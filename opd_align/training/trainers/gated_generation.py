@@ -1,0 +1,105 @@
+"""Gating of generation batches, shared by the gated `DistillationTrainer` and `GRPOTrainer`.
+
+A generation batch is verified, weighted and counted right after it has been generated; what its loss needs travels in
+the batch under the keys below, so that TRL splits and shuffles it with everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from trl import DistillationTrainer
+from trl.data_utils import is_conversational
+from trl.trainer.utils import split_pixel_values_by_grid, split_tensor_dict, unsplit_pixel_values_by_grid
+
+from opd_align.training.chunked_divergence import KernelCall, replaced_kernel
+from opd_align.training.gate_runtime import (
+    GateRuntime,
+    decode_completions,
+    evaluation_mode,
+    is_truncated,
+    token_lists,
+)
+from opd_align.training.gates import compute_weights
+
+OUTCOME, WEIGHTS, DENOMINATOR = "gate_outcome", "gate_weights", "gate_denominator"
+
+
+def prepare_generation(
+    trainer: Any, inputs: list[dict[str, Any]], generated: dict[str, Any], micro_batches: int
+) -> None:
+    """Verifies a generation batch and adds outcomes, weights and denominator to it."""
+    runtime: GateRuntime = trainer._gate_runtime
+    outcome_B = None
+    if runtime.verifier is not None:
+        prompts = [example["prompt"] for example in inputs]
+        columns = {name: [example[name] for example in inputs] for name in inputs[0] if name != "prompt"}
+        conversational = is_conversational({"prompt": prompts[0]})
+        token_ids = token_lists(generated["completion_ids"], generated["completion_mask"])
+        completions = decode_completions(trainer.processing_class, token_ids, conversational=conversational)
+        # TRL's rule for `completions/clipped_ratio`. Completions that it masks for that have no tokens here.
+        end_tokens = [*trainer.eos_token_ids, trainer._tokenizer.pad_token_id]
+        truncated_B = is_truncated(generated["completion_ids"], generated["completion_mask"], end_tokens)
+        extras = {"completion_ids": token_ids, "trainer_state": trainer.state}
+        outcome_B = runtime.outcomes(prompts, completions, columns, truncated_B, **extras)
+        generated[OUTCOME] = outcome_B
+    measured = [_measure(trainer, generated, micro_batches)] if runtime.needs_measuring_pass else []
+    batch = runtime.make_batch(generated["completion_ids"], _loss_mask(generated), outcome_B)
+    weights, generated[DENOMINATOR] = runtime.weights_and_denominator([batch], measured)
+    if weights is not None:
+        generated[WEIGHTS] = weights[0]
+
+
+def _measure(trainer: Any, generated: dict[str, Any], micro_batches: int) -> dict[str, Tensor]:
+    """The gate's measures on a whole generation batch, one micro-batch at a time."""
+    parts: list[dict[str, Tensor]] = []
+    runtime: GateRuntime = trainer._gate_runtime
+    student = trainer.accelerator.unwrap_model(trainer.model_wrapped)
+
+    def read_measures(call: KernelCall) -> tuple[Tensor, Tensor]:
+        parts.append({name: call.measure(name) for name in runtime.gate.measures})
+        return call.divergence_N, call.entropy_N
+
+    with evaluation_mode(trainer.model_wrapped), trainer.compute_loss_context_manager():
+        for part in split_tensor_dict(split_pixel_values_by_grid(generated), micro_batches):
+            inputs = unsplit_pixel_values_by_grid(part)
+            batch = runtime.make_batch(inputs["completion_ids"], _loss_mask(inputs), None)
+            with replaced_kernel(batch, read_measures, beta=1.0):
+                trainer._forward_redirection(
+                    trainer.model_wrapped,
+                    student,
+                    DistillationTrainer._compute_loss.__get__(trainer),
+                    student,
+                    inputs,
+                    None,
+                )
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+@contextmanager
+def weighted_divergence(
+    runtime: GateRuntime, inputs: dict[str, Any], divided_by: Tensor, *, beta: float | None = None
+) -> Iterator[None]:
+    """Within this context, TRL's chunked loss gets divergences that are weighted by the gate."""
+    batch = runtime.make_batch(inputs["completion_ids"], _loss_mask(inputs), inputs.get(OUTCOME))
+
+    def weighted(call: KernelCall) -> tuple[Tensor, Tensor]:
+        if WEIGHTS in inputs:
+            weights_BT = inputs[WEIGHTS]
+        else:
+            weights_BT = compute_weights(runtime.gate, replace(batch, measure=call.measure))
+        runtime.record(batch, weights_BT, call.scatter(call.divergence_N.detach()), divided_by)
+        return call.weighted(weights_BT), call.entropy_N
+
+    with replaced_kernel(batch, weighted, beta=beta):
+        yield
+
+
+def _loss_mask(inputs: dict[str, Any]) -> Tensor:
+    mask_BT: Tensor = inputs["completion_mask"]
+    return (mask_BT * inputs["tool_mask"] if "tool_mask" in inputs else mask_BT).bool()

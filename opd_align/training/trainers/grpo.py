@@ -1,0 +1,154 @@
+"""`GRPOTrainer` with a gated distillation loss: rewards on correct completions, a teacher on incorrect ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from inspect import signature
+from typing import Any
+
+from accelerate.utils import is_peft_model
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from trl import DistillationTrainer, GRPOTrainer
+from trl.models import prepare_deepspeed
+from trl.models.utils import _ForwardRedirection
+
+from opd_align.training.gate_runtime import GateRuntime, safe_denominator
+from opd_align.training.rewards import CORRECT_FROM, TIMEOUT_S
+from opd_align.training.trainers.gated_generation import DENOMINATOR, OUTCOME, prepare_generation, weighted_divergence
+from opd_align.types import OpdAlignError, Outcome
+
+
+class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
+    """`GRPOTrainer` that learns from rewards where the student succeeds and from a teacher where it fails.
+
+    The loss is `GRPO(A') + distillation_weight · Σ w_t D_β(t) / denominator`. `A'` is GRPO's advantage (group mean as
+    the baseline, over all completions), set to zero on completions that the gate's verifier calls incorrect: their
+    probability is not lowered, they are distilled. `w` are the gate's weights, usually `IncorrectOnly`; `D_β` is the
+    divergence of `DistillationTrainer` at the sampling temperature. Completions of unknown outcome keep their
+    advantage, zero if they have no reward. A gate without a verifier does not change the advantages. A truncated
+    completion is incorrect for the gate, as in an analysis, even where its reward is not zero. If the gate's verifier
+    is also a reward function, it is called once for both, with the time limit.
+
+    A generation batch may be used for several optimizer steps: quantiles and counts are then over that batch, and each
+    step divides by its share. It may not be used for less than one.
+
+    Student and teacher each run one forward pass: the divergence uses the hidden states of GRPO's own forward pass.
+
+    Args:
+        teacher_model: The teacher, or its name or path; it must share the student's vocabulary.
+        gate: A `Gate`, or a function from a `GateBatch` to weights.
+        denominator: "keep" divides the distillation loss by the number of completion tokens, "renormalise" by the sum
+            of the gate's weights.
+        distillation_weight: Weight of the distillation loss.
+        distillation_beta: Divergence in TRL's convention, in [0, 1]: 0 is KL(teacher ‖ student), 1 is KL(student ‖
+            teacher). GRPO's own `beta` is not affected.
+        correct_from: Smallest value of the gate's verifier that means correct.
+        verifier_timeout_s: Time limit of one call of the gate's verifier, in seconds.
+        *args, **kwargs: Arguments of `GRPOTrainer`. A `Task` may be given as a reward function.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        teacher_model: Any,
+        gate: Any,
+        denominator: str,
+        distillation_weight: float = 1.0,
+        distillation_beta: float = 1.0,
+        correct_from: float = CORRECT_FROM,
+        verifier_timeout_s: float = TIMEOUT_S,
+        **kwargs: Any,
+    ) -> None:
+        runtime = GateRuntime(gate, denominator, correct_from=correct_from, verifier_timeout_s=verifier_timeout_s)
+        if not 0 <= distillation_beta <= 1:
+            raise OpdAlignError(
+                f"distillation_beta must be in [0, 1], from KL(teacher ‖ student) to KL(student ‖ teacher), "
+                f"not {distillation_beta}"
+            )
+        bound = signature(GRPOTrainer).bind_partial(*args, **kwargs)
+        _check_generation(bound.arguments.get("args"))
+        if "reward_funcs" in bound.arguments:
+            bound.arguments["reward_funcs"] = runtime.wrap_reward_funcs(bound.arguments["reward_funcs"])
+        super().__init__(*bound.args, **bound.kwargs)
+        self._gate_runtime = runtime.attach(self.accelerator)
+        self.distillation_weight, self.distillation_beta = distillation_weight, distillation_beta
+        if isinstance(teacher_model, str):
+            teacher_model = AutoModelForCausalLM.from_pretrained(teacher_model, dtype="auto")
+        sizes = [model.config.get_text_config().vocab_size for model in (self.model, teacher_model)]
+        if sizes[0] != sizes[1]:
+            raise OpdAlignError(
+                f"student and teacher must share a vocabulary; theirs have {sizes[0]} and {sizes[1]} tokens"
+            )
+        if self.is_deepspeed_enabled:
+            self.teacher_model = prepare_deepspeed(teacher_model, self.accelerator)
+        else:
+            self.teacher_model = self.accelerator.prepare_model(teacher_model, evaluation_mode=True)
+        # Attributes that DistillationTrainer's methods, called below on this trainer, read.
+        self._forward_redirection, self.model_kwarg_keys = _ForwardRedirection(), ()
+        self._student_states: Tensor | None = None
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        generated = super()._generate_and_score_completions(inputs)
+        if self.model.training:
+            prepare_generation(self, inputs, generated, self.args.steps_per_generation)
+            if OUTCOME in generated:
+                incorrect_B = generated[OUTCOME] == Outcome.INCORRECT
+                generated["advantages"] = generated["advantages"].masked_fill(incorrect_B, 0.0)
+        return generated
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        if DENOMINATOR not in inputs:
+            return super()._compute_loss(model, inputs)
+        # Both losses in one forward of the wrapped model: ZeRO-3 reduces the head's gradients only from there.
+        student = self.accelerator.unwrap_model(model)
+        # The generation batch's count is rescaled to one optimizer step, as GRPO's is.
+        steps = self.current_gradient_accumulation_steps / self.args.steps_per_generation
+        denominator = inputs[DENOMINATOR] * steps
+        loss: Tensor = self._forward_redirection(model, student, self._both_losses, student, inputs, denominator)
+        if self.accelerator.sync_gradients:
+            self._gate_runtime.log_step(self._metrics["train"], denominator)
+        return loss
+
+    def _both_losses(self, student: Any, inputs: dict[str, Any], denominator: Tensor) -> Tensor:
+        count = safe_denominator(denominator)
+        share, beta = count / self.accelerator.num_processes, self.distillation_beta
+        with self._keep_student_states(student):
+            grpo_loss: Tensor = super()._compute_loss(student, inputs)
+            with weighted_divergence(self._gate_runtime, inputs, count, beta=beta), self.accelerator.autocast():
+                distillation_loss, _, _ = DistillationTrainer._compute_loss(self, student, inputs, share)
+        return grpo_loss + self.distillation_weight * distillation_loss
+
+    @contextmanager
+    def _keep_student_states(self, student: Any) -> Iterator[None]:
+        """Keeps the output of the student's backbone in GRPO's forward pass."""
+        without_adapter = student.base_model.model if is_peft_model(student) else student
+
+        def keep(module: Any, arguments: Any, output: Any) -> None:
+            self._student_states = output.last_hidden_state
+
+        handle = without_adapter.base_model.register_forward_hook(keep)
+        try:
+            yield
+        finally:
+            handle.remove()
+            self._student_states = None
+
+    def _get_last_hidden_state(self, model: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Called by DistillationTrainer's loss, for the student and for the teacher."""
+        if self._student_states is None or model is not self.accelerator.unwrap_model(self.model):
+            return DistillationTrainer._get_last_hidden_state(self, model, *args, **kwargs)
+        logits_to_keep = args[-1]
+        states, self._student_states = self._student_states, None
+        return states[:, :-1][:, -logits_to_keep:]
+
+
+def _check_generation(args: Any) -> None:
+    """The counts of an optimizer step must be known before its first backward pass."""
+    if args is not None and args.steps_per_generation % args.gradient_accumulation_steps:
+        raise OpdAlignError(
+            f"steps_per_generation={args.steps_per_generation} must be a multiple of gradient_accumulation_steps="
+            f"{args.gradient_accumulation_steps}: the gate counts over a whole optimizer step, so all of its "
+            "completions must be generated at once"
+        )
