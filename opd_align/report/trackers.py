@@ -48,7 +48,7 @@ def top_nodes(analysis: Analysis, limit: int = MAX_ROWS) -> list[dict[str, Any]]
 
 
 def paths_html(analysis: Analysis, limit: int = MAX_PATHS) -> str:
-    """A few rollouts as HTML, tokens coloured by alignment (blue helps, orange harms); no scripts, no network access."""
+    """A few rollouts as HTML, tokens coloured by alignment: blue helps, orange harms. No scripts, no network."""
     teacher, objective = pairs_of(analysis.children)[0]
     nodes, path_tokens = analysis.nodes, analysis.children.filter(analysis.children["own"])
     selected = pc.and_(pc.equal(nodes["teacher"], teacher), pc.equal(nodes["objective"], objective))
@@ -69,7 +69,8 @@ def paths_html(analysis: Analysis, limit: int = MAX_PATHS) -> str:
         f"<p><b>{html.escape(question)}</b> · {'correct' if correct else 'incorrect'}</p><pre>{''.join(tokens)}</pre>"
         for (question, _, correct), tokens in paths.items()
     ]
-    head = f"<p>{html.escape(teacher)} · {html.escape(objective)}: blue helps, orange harms, pale colours are undecided</p>"
+    names = f"{html.escape(teacher)} · {html.escape(objective)}"
+    head = f"<p>{names}: blue helps, orange harms, pale colours are undecided</p>"
     style = "body{font:14px sans-serif;margin:12px}pre{white-space:pre-wrap;font:14px/1.7 monospace}"
     return f"<!doctype html><meta charset=utf-8><style>{style}</style>{head}{''.join(blocks)}"
 
