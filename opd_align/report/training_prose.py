@@ -63,7 +63,7 @@ def trend(training: Training, variant: str | None) -> Verdict:
 
 
 def best_variant(training: Training) -> str | None:
-    """The `<teacher>/<objective>` with the highest alignment at its newest evaluation; None if no alignment is known."""
+    """The `<teacher>/<objective>` with the highest alignment at its newest evaluation; None if none is known."""
     newest = {name: results[-1] for name in training.variants if (results := _results(training, name))}
     return max(newest, key=lambda name: newest[name].alignment.mean, default=None)
 
@@ -93,7 +93,7 @@ def _no_result(training: Training) -> str:
         return "No evaluation yet."
     if all(evaluation.error is not None for evaluation in training.evaluations):
         return "No evaluation has succeeded yet."
-    return "No evaluation has found a token position to compare yet."
+    return "No evaluation has found a decision to compare yet."
 
 
 def _difference(first: _Result, last: _Result) -> str:
@@ -171,7 +171,7 @@ def _selection(last: _Result) -> list[str]:
         f"; distilling only the {_number(share, 'share')} with the largest divergence, to {_number(filtered)}"
     )
     return [
-        f"Distilling only the nodes with positive alignment would change the mean signal from {_number(full)} to "
+        f"Distilling only the decisions with positive alignment would change the mean signal from {_number(full)} to "
         f"{_number(kept)} (selected on one half of the rollouts, measured on the other)"
         f"{by_divergence if isfinite(filtered) and isfinite(share) else ''}."
     ]
@@ -181,10 +181,9 @@ def _decided(last: _Result) -> list[str]:
     decided, count = last.number("alignment/decided"), _student(last.evaluation, "nodes")
     if not isfinite(decided):
         return []
-    nodes = f"{int(count):,} nodes" if count is not None else "nodes"
-    return [
-        f"At {_number(decided, 'share')} of the {nodes} the update is helpful or harmful; the rest is inconclusive."
-    ]
+    decisions = f"{int(count):,} decisions" if count is not None else "decisions"
+    share = _number(decided, "share")
+    return [f"At {share} of the {decisions} the update is clearly helpful or harmful; the others are undecided."]
 
 
 def _failures(training: Training) -> list[str]:
