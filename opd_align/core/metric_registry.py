@@ -326,8 +326,9 @@ STUDENT_METRICS = (
         "share", "higher", _pass_rate, charts={"Student pass rate": ""}, column="pass rate"),
     Metric("student", "questions", "Number of questions evaluated.", "questions", "neither",
         lambda analysis: analysis.questions.num_rows, charts={"Questions": ""}),
-    Metric("student", "nodes", "Number of nodes (decisions): token positions with two or more continuations of known success rate.",
-        "nodes", "higher", _nodes, charts={"Decisions": ""}),
+    Metric("student", "nodes",
+        "Number of nodes (decisions): token positions with two or more continuations of known success rate.", "nodes",
+        "higher", _nodes, charts={"Decisions": ""}),
     Metric("student", "rollouts", "Number of rollouts, initial and targeted.", "rollouts", "neither",
         _total("initial", "targeted"), charts={"Rollouts": "all"}),
     Metric("student", "truncated", "Number of rollouts that reached the token limit; they count as incorrect.",
@@ -418,8 +419,8 @@ def student_metric(stem: str) -> Metric:
     return _FIXED_KEYS[f"{ROOT}/student/{stem}"]
 
 
-def analysis_metrics(analysis: Analysis, registered: Iterable[Metric] = METRICS) -> dict[str, float]:
-    """The metrics of an analysis by key; NaN is unknown. Teachers without any row in the node table are absent."""
+def analysis_metrics(analysis: Analysis, registered: Iterable[Metric]) -> dict[str, float]:
+    """The given metrics of an analysis by key; NaN is unknown. Teachers without any row in the node table are absent."""
     computed = [metric for metric in registered if metric.compute is not None]
     values = {metric.key(): _value(metric, analysis) for metric in computed if metric.level == "student"}
     nodes = analysis.nodes
@@ -442,7 +443,7 @@ def logged_metrics(analysis: Analysis) -> dict[str, float]:
 
 def summary(analysis: Analysis) -> dict[str, float | None]:
     """The content of `summary.json`: all metrics of an analysis. Unknown is None, since JSON has no NaN."""
-    return {key: value if isfinite(value) else None for key, value in analysis_metrics(analysis).items()}
+    return {key: value if isfinite(value) else None for key, value in analysis_metrics(analysis, METRICS).items()}
 
 
 def metrics_markdown() -> str:

@@ -135,7 +135,11 @@ def test_the_ranking_is_that_of_metrics(analysis: Analysis) -> None:
     assert [(line[1].value, line[1].error) for line in rows] == [
         (rank.alignment.mean, rank.alignment.half_width) for rank in ranks
     ]
-    deltas = metrics.per_teacher_delta(analysis.nodes, "reverse_kl")
+    deltas = [
+        delta
+        for teacher in sorted(rank.teacher for rank in ranks)
+        for delta in metrics.correct_vs_incorrect(analysis.nodes, "reverse_kl", teacher=teacher)
+    ]
     assert [(line[0].value, line[4].value, line[5].value) for line in found["teacher-delta-reverse_kl"].rows] == [
         (delta.teacher, delta.delta, delta.p_value) for delta in deltas
     ]

@@ -35,9 +35,9 @@ def run(request: Any, tmp_path_factory: Any) -> Path:
 
 def test_the_numbers_in_wandb_are_those_of_the_history(run):
     lines = [json.loads(line) for line in (run / "out" / "opd_align" / "history.jsonl").read_text().splitlines()]
-    logged = [row for row in history(run) if "train/opd_align/pass_rate" in row]
+    logged = [row for row in history(run) if "train/opd_align/student/pass_rate" in row]
     assert len(lines) == len(logged) >= 1
-    assert lines[0]["metrics"]["opd_align/nodes"] > 0
+    assert lines[0]["metrics"]["opd_align/student/nodes"] > 0
     for line, row in zip(lines, logged, strict=True):
         assert row["train/global_step"] == line["step"]
         known = {f"train/{key}": value for key, value in line["metrics"].items() if value is not None}
