@@ -420,7 +420,7 @@ def student_metric(stem: str) -> Metric:
 
 
 def analysis_metrics(analysis: Analysis, registered: Iterable[Metric]) -> dict[str, float]:
-    """The given metrics of an analysis by key; NaN is unknown. Teachers without any row in the node table are absent."""
+    """The given metrics of an analysis by key; NaN is unknown. Teachers without rows in the node table are absent."""
     computed = [metric for metric in registered if metric.compute is not None]
     values = {metric.key(): _value(metric, analysis) for metric in computed if metric.level == "student"}
     nodes = analysis.nodes

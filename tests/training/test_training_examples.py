@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from support.wandb_offline import history
 
+from opd_align.core.metric_registry import parse_key
+
 pytestmark = pytest.mark.training
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*_with_alignment.py"))
@@ -48,6 +50,11 @@ def test_the_numbers_in_wandb_are_those_of_the_history(run):
 def test_wandb_shows_a_histogram_a_table_and_a_token_view(run):
     keys = {key: value for row in history(run) for key, value in row.items() if key.startswith("train/opd_align/")}
     kinds = {value for key, value in keys.items() if key.endswith("/_type")}
+    logged = {key.removeprefix("train/") for key, value in keys.items() if isinstance(value, int | float)}
+    media = {key.removeprefix("train/").removesuffix("/_type") for key in keys if key.endswith("/_type")}
+    scalars = {key for key in logged if not any(key.startswith(f"{medium}/") for medium in media)}
+    assert scalars
+    assert not [key for key in scalars | media if parse_key(key) is None]
     assert kinds == {"histogram", "table-file", "html-file"}
     (page, *_) = sorted(run.rglob("*.html"))
     assert "blue helps, orange harms" in page.read_text()
