@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from math import inf, isnan
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -206,3 +207,13 @@ def test_the_markdown_table_lists_every_metric() -> None:
     assert "| −1 to 1 | higher | summary.json, log, dashboard: Alignment |" in lines[2]
     unbounded = replace(METRICS[0], bounds=(-inf, inf))
     assert metric_registry._range_text(unbounded) == "any"
+
+
+def test_the_wandb_example_names_only_registered_metrics() -> None:
+    text = (Path(__file__).parents[2] / "examples" / "wandb_workspace.md").read_text(encoding="utf-8")
+    stems = set(re.findall(r"`…/([a-z0-9_/]+)`", text))
+    assert len(stems) > 15
+    assert stems <= {metric.stem for metric in TEACHER_METRICS}
+    fixed = set(re.findall(r"`train/(opd_align/(?:student|evaluation)/[a-z_]+)`", text))
+    assert len(fixed) > 4
+    assert all(parse_key(key) is not None for key in fixed)
