@@ -376,6 +376,14 @@ GATE_METRICS = (
 
 METRICS = (*TEACHER_METRICS, *STUDENT_METRICS, *EVALUATION_METRICS, *GATE_METRICS)
 
+PAGE_SECTIONS: Mapping[Level, tuple[str, str]] = {
+    "teacher": ("Per teacher and objective", "Objectives without a teacher, such as GRPO, have the teacher `reward`."),
+    "student": ("Student", "Independent of teachers and objectives."),
+    "evaluation": ("Cost of evaluations", "Logged by `AlignmentCallback`."),
+    "gate": ("Gates", "Logged by the gated trainers at each logging step."),
+}
+"""Headings and introductions of `metrics_markdown`."""
+
 _TEACHER_STEMS = {metric.stem: metric for metric in TEACHER_METRICS}
 _FIXED_KEYS = {metric.key(): metric for metric in METRICS if metric.level != "teacher"}
 
@@ -447,20 +455,23 @@ def summary(analysis: Analysis) -> dict[str, float | None]:
 
 
 def metrics_markdown() -> str:
-    """The registry as a Markdown table, for the documentation."""
-    lines = ["| key | meaning | unit | range | better | shown in |", "|---|---|---|---|---|---|"]
-    for metric in METRICS:
-        better = "–" if metric.direction == "neither" else metric.direction
-        cells = (
-            f"`{metric.key()}`",
-            metric.meaning,
-            metric.unit,
-            _range_text(metric),
-            better,
-            ", ".join(metric.shown_in),
-        )
-        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-    return "\n".join(lines) + "\n"
+    """The registry as a Markdown page, for the documentation."""
+    parts = [
+        "# Metrics",
+        "Generated from `opd_align/core/metric_registry.py`. The same keys are used in `summary.json`, in the trainer's "
+        "log, in W&B (with the prefix `train/`) and in `history.jsonl`. Unknown values are `null` in JSON and are not "
+        "logged otherwise. A node, also called a decision, is a token position with at least two continuations whose success "
+        "rate (SR) is known; its SR range is the largest minus the smallest of these success rates.",
+    ]
+    for level, (title, text) in PAGE_SECTIONS.items():
+        lines = ["| key | meaning | unit | range | better | shown in |", "|---|---|---|---|---|---|"]
+        for metric in METRICS:
+            if metric.level == level:
+                better = "–" if metric.direction == "neither" else metric.direction
+                cells = metric.meaning, metric.unit, _range_text(metric), better, ", ".join(metric.shown_in)
+                lines.append(f"| `{metric.key()}` | {' | '.join(cells)} |")
+        parts += [f"## {title}", text, "\n".join(lines)]
+    return "\n\n".join(parts) + "\n"
 
 
 def _range_text(metric: Metric) -> str:
