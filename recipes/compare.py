@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from opd_align.core.alignment import pairs_of
 from opd_align.core.metrics import Estimate, interval
 
 HERE = Path(__file__).parent
@@ -177,6 +178,7 @@ def train(arm: str, seed: int, file: Path) -> None:
     trainer.train()
 
     steps = [row for row in trainer.state.log_history if "gate/denominator" in row]
+    ((teacher, objective),) = pairs_of(alignment.latest.children)
     history = [json.loads(line) for line in (output / "opd_align" / "history.jsonl").read_text().splitlines()]
     result = {
         "settings": SETTINGS,
@@ -187,7 +189,9 @@ def train(arm: str, seed: int, file: Path) -> None:
         # Closed or not, "keep" divides by all tokens.
         "tokens": [row["gate/denominator"] for row in steps],
         "distilled": [row["gate/tokens_distilled"] for row in steps],
-        "alignment": {row["step"]: row["metrics"]["opd_align/alignment/weighted"] for row in history},
+        "alignment": {
+            row["step"]: row["metrics"][f"opd_align/{teacher}/{objective}/alignment/weighted"] for row in history
+        },
     }
     fresh = file.with_suffix(".new")
     fresh.write_text(json.dumps(result, indent=1))

@@ -64,7 +64,9 @@ def test_there_is_something_to_check() -> None:
 
 @pytest.mark.parametrize("code", [code for _, code in PYTHON], ids=[name for name, _ in PYTHON])
 def test_python_code_runs_as_printed(code: str, tmp_path: Path) -> None:
-    assigned = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    assigned = {
+        node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
     adds_to_trainer = "trainer." in code and "trainer" not in assigned
     script = tmp_path / "snippet.py"
     script.write_text(f"{YOUR_TRAINER}{code}trainer.train()\n" if adds_to_trainer else code, encoding="utf-8")

@@ -12,7 +12,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # The training examples have their own tests.
 EXAMPLES = [file for file in sorted((ROOT / "examples").glob("*.py")) if "_with_alignment" not in file.stem]
-SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 
 
 def run(*command: str, cwd: Path = ROOT) -> str:
@@ -23,7 +22,6 @@ def run(*command: str, cwd: Path = ROOT) -> str:
 
 def test_there_are_examples_and_snippets() -> None:
     assert len(EXAMPLES) >= 2
-    assert SNIPPETS
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
@@ -40,16 +38,3 @@ def test_the_readme_figure_matches_its_script(tmp_path: Path) -> None:
     ]
     assert len(numbers[0]) == len(numbers[1])
     assert all(abs(float(a) - float(b)) < 0.3 for a, b in zip(*numbers, strict=True))
-
-
-@pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
-def test_readme_snippets_run(snippet: str, tmp_path: Path) -> None:
-    script = tmp_path / "snippet.py"
-    script.write_text(snippet)
-    output = run(str(script), cwd=tmp_path)
-    if "AlignmentCallback" in snippet:
-        assert "opd_align/alignment/mean/Self-1C" in output
-    elif "gate=" in snippet:
-        assert "gate/tokens_kept" in output
-    else:
-        assert output.index("good") < output.index("bad")

@@ -1,12 +1,13 @@
-"""From a NodeTable to numbers: rankings, contrasts, oracles, filters, correlations.
+"""Statistics of a node table: rankings, contrasts, oracles, filters, correlations.
 
-Pure functions of one table (a row per question, path, depth, teacher, objective); no file, no plot, no model.
-A row counts if its alignment is finite and its SR range positive. The question is the unit of independence:
-means run along the path, then over the question's paths, then over questions; intervals are across questions.
-What cannot be known is NaN and never spoils its neighbours.
+Pure functions of one table (one row per question, path, depth, teacher and objective). They read no files, draw no
+plots and load no models. A row counts if its alignment is finite and its SR range is positive. Questions are treated as
+independent: values are averaged along each path, then over the paths of a question, then over questions; confidence
+intervals are across questions. Unknown values are NaN and do not affect other values. Names, units and meanings of the
+metrics that are reported are in `core.metric_registry`.
 
-Everywhere, `objective=None` means the only objective that has a teacher, and `teacher=None` all teachers
-together, each teacher's view of a path being a path of its own.
+In all functions, `objective=None` selects the only objective that has a teacher, and `teacher=None` combines all
+teachers, with each teacher's rows of a path treated as a separate path.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
-from math import inf, isfinite, nan, sqrt
+from math import inf, nan, sqrt
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from scipy import stats
 
-from opd_align.types import DIVERGENCES, REWARD, Floats, Ints, OpdAlignError
+from opd_align.core.node_rows import NodeRows, group_rows, mean_by, select_rows, share, spearman_within
+from opd_align.types import DIVERGENCES, Floats, OpdAlignError
 
 Name = str | None
 MEASURES = (*DIVERGENCES, "student_entropy", "teacher_entropy")
@@ -31,14 +32,20 @@ FEATURES = ("depth_normalised", *DIVERGENCES)
 PAIRED, WELCH, NO_TEST = "paired t-test over questions", "Welch's t-test over paths", "none"
 LEVEL, TAILS, DRAWS = 0.95, (0.025, 0.975), 1000
 
-# With two children the cosine is +-1 up to rounding. What lies closer together than this is the same number:
-# a tie, an exact one, no improvement.
+# With two children the cosine is +-1 up to rounding. Values that differ by less than this are treated as equal: as a
+# tie, as exactly one, as no improvement.
 ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over `n` questions and the half-width of its 95 % t interval (NaN below two questions)."""
+    """A mean over questions with its 95 % confidence interval.
+
+    Args:
+        mean: Mean over the questions with a known value; NaN if there are none.
+        half_width: Half-width of the t interval; NaN with fewer than two questions.
+        n: Number of questions with a known value.
+    """
 
     mean: float
     half_width: float
@@ -47,11 +54,17 @@ class Estimate:
 
 @dataclass(frozen=True)
 class NoiseCeiling:
-    """How well two halves of the rollouts agree, and what that allows.
+    """Split-half agreement of the per-node alignment, and the best correlation with the truth that it allows.
 
-    `pearson` (SR-range-weighted) and `spearman` correlate the halves; the reliabilities are theirs after Spearman and
-    Brown, zero where the halves disagree. `ceiling`, the root of `reliability`, is the largest correlation with the
-    truth that the estimate can have; `low` and `high` bound it by a bootstrap over questions.
+    Args:
+        pearson: SR-range-weighted Pearson correlation of the two halves.
+        spearman: Spearman correlation of the two halves.
+        reliability: `pearson` after the Spearman-Brown correction; 0 where the halves correlate negatively.
+        rank_reliability: `spearman` after the same correction.
+        ceiling: Square root of `reliability`: the largest correlation with the truth that the estimate can have.
+        low: Lower end of the 95 % interval of `ceiling`, from a bootstrap over questions.
+        high: Upper end of that interval.
+        n_nodes: Number of nodes whose alignment is known in both halves.
     """
 
     pearson: float = nan
@@ -66,7 +79,23 @@ class NoiseCeiling:
 
 @dataclass(frozen=True)
 class TeacherRank:
-    """One teacher's line in the ranking; verdicts and `two_children` are shares of its nodes."""
+    """One teacher's row in the ranking.
+
+    Args:
+        teacher: Name of the teacher, `"reward"` for an objective without a teacher.
+        objective: Name of the objective.
+        alignment: Mean alignment.
+        fraction_positive: Share of nodes with positive alignment.
+        weighted_cosine: Alignment weighted by the SR range of each node.
+        advantage: Teacher advantage: success rate under the teacher's next-token distribution minus the student's.
+        helpful: Share of nodes with the verdict `helpful`.
+        harmful: Share of nodes with the verdict `harmful`.
+        undecided: Share of nodes with the verdict `undecided`.
+        two_children: Share of nodes with exactly two children, where the cosine is always +-1.
+        n_questions: Number of questions with at least one node.
+        n_nodes: Number of nodes.
+        noise_ceiling: Split-half reliability of the per-node alignment.
+    """
 
     teacher: str
     objective: str
@@ -85,7 +114,21 @@ class TeacherRank:
 
 @dataclass(frozen=True)
 class Contrast:
-    """Correct against incorrect paths; the two means are over what the test compared (questions or paths)."""
+    """Comparison of correct and incorrect paths.
+
+    Args:
+        metric: `mean_cosine`, `weighted_cosine` or `advantage`.
+        teacher: Name of the teacher; None if all teachers are combined.
+        correct: Mean on correct paths, over the units that the test compares (questions or paths).
+        incorrect: Mean on incorrect paths, over the same units.
+        delta: `correct - incorrect`.
+        half_width: Half-width of the 95 % interval of `delta`.
+        p_value: Two-sided p-value of `delta`.
+        test: Name of the test, or `none` if there are too few paths.
+        n_pairs: Number of questions with both correct and incorrect paths.
+        n_correct_paths: Number of correct paths.
+        n_incorrect_paths: Number of incorrect paths.
+    """
 
     metric: str
     teacher: Name
@@ -102,10 +145,18 @@ class Contrast:
 
 @dataclass(frozen=True)
 class OracleRow:
-    """Distillation at the nodes with alignment above `threshold` (`None`: at all of them).
+    """Distillation restricted to the nodes with alignment above a threshold.
 
-    `signal` chooses and values nodes by one noisy estimate and so flatters the oracle; `cross_fitted_signal` chooses by
-    one half of the rollouts and takes the alignment from the other. `gain`: over all nodes, where a question keeps any.
+    Args:
+        threshold: Nodes with a larger alignment are kept; None keeps all nodes.
+        signal: Mean signal (SR range × alignment) of the kept nodes. Nodes are selected and valued with the same noisy
+            estimate, so it is biased upwards.
+        gain: `signal` minus the mean signal of all nodes, over questions that keep at least one node.
+        share_kept: Share of nodes that are kept.
+        n_nodes: Number of nodes that are kept.
+        share_beating: Share of paths whose kept nodes have a larger mean signal than all their nodes; NaN for None.
+        cross_fitted_signal: `signal` with nodes selected on one half of the rollouts and valued on the other half,
+            which removes the bias.
     """
 
     threshold: float | None
@@ -119,7 +170,19 @@ class OracleRow:
 
 @dataclass(frozen=True)
 class FilterRow:
-    """Distillation at the most divergent nodes: from `threshold` on, a quantile over the nodes that count."""
+    """Distillation restricted to the nodes where student and teacher differ most.
+
+    Args:
+        measure: The divergence or entropy that is thresholded.
+        quantile: Quantile of the measure over all nodes that is used as the threshold.
+        threshold: The threshold itself; nodes at or beyond it are kept.
+        signal: Mean signal (SR range × alignment) of the kept nodes.
+        gain: `signal` minus the mean signal of all nodes, over questions that keep at least one node.
+        share_kept: Share of nodes that are kept.
+        n_nodes: Number of nodes that are kept.
+        share_of_oracle_gain: `gain` divided by the gain of the selective oracle at threshold 0; NaN if the oracle
+            gains nothing.
+    """
 
     measure: str
     quantile: float
@@ -133,7 +196,15 @@ class FilterRow:
 
 @dataclass(frozen=True)
 class Correlation:
-    """Mean within-path Spearman correlation of alignment and a feature; `teacher` None: all combined."""
+    """Mean within-path Spearman correlation of alignment and a feature.
+
+    Args:
+        feature: Name of the column that is correlated with alignment.
+        teacher: Name of the teacher; None if all teachers are combined.
+        rho: Mean Spearman correlation over paths, then questions.
+        n_paths: Number of paths that were used.
+        n_left_out: Number of paths with fewer than three nodes or a constant column.
+    """
 
     feature: str
     teacher: Name
@@ -144,7 +215,16 @@ class Correlation:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Alignment over all nodes that count."""
+    """Histogram of alignment over nodes.
+
+    Args:
+        counts: Number of nodes per bin.
+        edges: Bin edges, one more than bins.
+        mean: Mean over nodes (not over questions).
+        std: Standard deviation over nodes.
+        share_at_plus_one: Share of nodes with alignment 1 up to rounding.
+        share_at_minus_one: Share of nodes with alignment -1 up to rounding.
+    """
 
     counts: tuple[int, ...]
     edges: tuple[float, ...]
@@ -154,36 +234,23 @@ class Histogram:
     share_at_minus_one: float
 
 
-@dataclass(frozen=True)
-class PathTrace:
-    """One teacher along one path, by depth; nodes that do not count are there too."""
-
-    depth_N: Ints
-    token_N: NDArray[np.uint32]
-    alignment_N: Floats
-    low_N: Floats
-    high_N: Floats
-    sr_range_N: Floats
-    verdict_N: tuple[str, ...]
-
-
 def teacher_ranking(nodes: pa.Table, objective: Name = None) -> list[TeacherRank]:
-    """Teachers by mean alignment, best first; those without a single node last."""
+    """Teachers sorted by mean alignment, best first; teachers without any node come last."""
     ranks = []
-    for teacher in _select(nodes, objective).teachers:
-        rows = _select(nodes, objective, teacher)
-        alignment_N, spoken = rows["alignment"], rows.table["verdict"]
+    for teacher in select_rows(nodes, objective).teachers:
+        rows = select_rows(nodes, objective, teacher)
+        alignment_N, verdict_N = rows["alignment"], rows.table["verdict"]
         rank = TeacherRank(
             teacher=teacher,
             objective=rows.objective,
             alignment=interval(rows.question_means(alignment_N)),
             fraction_positive=interval(rows.question_means((alignment_N > 0).astype(np.float64))),
-            weighted_cosine=interval(_mean_by(rows.question_N, alignment_N, rows.n_questions, rows["sr_range"])),
+            weighted_cosine=interval(mean_by(rows.question_N, alignment_N, rows.n_questions, rows["sr_range"])),
             advantage=interval(rows.question_means(rows["advantage"])),
-            helpful=_share(pc.equal(spoken, "helpful").to_numpy()),
-            harmful=_share(pc.equal(spoken, "harmful").to_numpy()),
-            undecided=_share(pc.equal(spoken, "undecided").to_numpy()),
-            two_children=_share(rows["children"] == 2),
+            helpful=share(pc.equal(verdict_N, "helpful").to_numpy()),
+            harmful=share(pc.equal(verdict_N, "harmful").to_numpy()),
+            undecided=share(pc.equal(verdict_N, "undecided").to_numpy()),
+            two_children=share(rows["children"] == 2),
             n_questions=rows.n_questions,
             n_nodes=len(alignment_N),
             noise_ceiling=noise_ceiling(rows.table, rows.objective),
@@ -193,17 +260,17 @@ def teacher_ranking(nodes: pa.Table, objective: Name = None) -> list[TeacherRank
 
 
 def noise_ceiling(nodes: pa.Table, objective: Name = None, *, teacher: Name = None, seed: int = 0) -> NoiseCeiling:
-    """Split-half reliability of the nodes' alignment, and the best correlation with the truth it allows."""
-    rows = _select(nodes, objective, teacher)
+    """Split-half reliability of the per-node alignment, and the best correlation with the truth that it allows."""
+    rows = select_rows(nodes, objective, teacher)
     both = np.isfinite(rows["alignment_a"]) & np.isfinite(rows["alignment_b"])
     a_N, b_N, weight_N = (rows[name][both] for name in ("alignment_a", "alignment_b", "sr_range"))
     if len(a_N) < 3:
         return NoiseCeiling(n_nodes=len(a_N))
-    # Six sums make a correlation, so a resample of questions is a reweighting of theirs; row 0 of `times_DQ` is the
-    # sample itself. Scaling the weights and centring only keep the sums well conditioned.
+    # A correlation depends on six sums, so resampling questions only reweights their sums; row 0 of `times_DQ` is the
+    # original sample. Scaling the weights and centring only keep the sums well conditioned.
     weight_N = weight_N / weight_N.max()
     a_N, b_N = (half_N - np.average(half_N, weights=weight_N) for half_N in (a_N, b_N))
-    group_N, first_Q = _group(rows.question_N[both])
+    group_N, first_Q = group_rows(rows.question_N[both])
     terms = (np.ones(len(a_N)), a_N, b_N, a_N * a_N, b_N * b_N, a_N * b_N)
     sums_Q6 = np.stack([np.bincount(group_N, weight_N * term) for term in terms], axis=1)
     n = len(first_Q)
@@ -213,25 +280,26 @@ def noise_ceiling(nodes: pa.Table, objective: Name = None, *, teacher: Name = No
     varies = (var_a > ROUNDING**2) & (var_b > ROUNDING**2)
     pearson_D = (ab / total - a * b / total**2) / np.sqrt(np.where(varies, var_a * var_b, nan))
     tied = np.round(a_N / ROUNDING), np.round(b_N / ROUNDING)
-    spearman_1 = _spearman_within(np.zeros(len(a_N), np.int64), *tied, 1)
+    spearman_1 = spearman_within(np.zeros(len(a_N), np.int64), *tied, 1)
     half = np.clip(np.append(spearman_1, pearson_D), -1, 1)
     whole = 2 * np.maximum(half, 0) / (1 + np.maximum(half, 0))  # Spearman-Brown; NaN stays NaN
-    drawn = np.sqrt(whole[2:][np.isfinite(whole[2:])])
-    low, high = np.quantile(drawn, TAILS).tolist() if n > 1 and len(drawn) else (nan, nan)
+    ceilings = np.sqrt(whole[2:][np.isfinite(whole[2:])])
+    low, high = np.quantile(ceilings, TAILS).tolist() if n > 1 and len(ceilings) else (nan, nan)
     (spearman, pearson), (rank_reliability, reliability) = half[:2].tolist(), whole[:2].tolist()
     return NoiseCeiling(pearson, spearman, reliability, rank_reliability, sqrt(reliability), low, high, len(a_N))
 
 
 def correct_vs_incorrect(nodes: pa.Table, objective: Name = None, *, teacher: Name = None) -> list[Contrast]:
-    """Mean cosine, weighted cosine and teacher advantage on correct and on incorrect paths.
+    """Compares mean cosine, weighted cosine and teacher advantage on correct and incorrect paths.
 
-    Paired by question; if fewer than two questions have both kinds of path, Welch's test between paths.
+    Uses a paired t-test over questions, or Welch's t-test over paths if fewer than two questions have both kinds of
+    paths.
     """
-    rows = _select(nodes, objective, teacher)
-    # Teachers that look at the same path are not independent, so here a path is a path whoever looks at it.
-    path_N, first_P = _group(rows.question_N, rows["path"].astype(np.int64))
+    rows = select_rows(nodes, objective, teacher)
+    # Several teachers on the same path are not independent, so a path counts once here whatever the teacher.
+    path_N, first_P = group_rows(rows.question_N, rows["path"].astype(np.int64))
     question_P, correct_P = rows.question_N[first_P], rows["path_correct"][first_P]
-    # Weighing each path by its sum of SR ranges makes a question's mean the ratio of sums of the ranking.
+    # Weighting each path by its sum of SR ranges makes the mean of a question the same ratio of sums as in the ranking.
     sr_N = rows["sr_range"]
     sr_P = np.bincount(path_N, sr_N, len(first_P)).astype(np.float64)
     table = []
@@ -240,37 +308,31 @@ def correct_vs_incorrect(nodes: pa.Table, objective: Name = None, *, teacher: Na
         ("weighted_cosine", "alignment", sr_N, sr_P),
         ("advantage", "advantage", None, None),
     ):
-        value_P = _mean_by(path_N, rows[column], len(first_P), weight_N)
+        value_P = mean_by(path_N, rows[column], len(first_P), weight_N)
         sides_P = [np.where(correct_P == kind, value_P, nan) for kind in (1.0, 0.0)]
-        sides_Q = [_mean_by(question_P, side_P, rows.n_questions, weight_P) for side_P in sides_P]
+        sides_Q = [mean_by(question_P, side_P, rows.n_questions, weight_P) for side_P in sides_P]
         table.append(_contrast(metric, teacher, [side_P[np.isfinite(side_P)] for side_P in sides_P], sides_Q))
     return table
-
-
-def per_teacher_delta(nodes: pa.Table, objective: Name = None) -> list[Contrast]:
-    """`correct_vs_incorrect` for each teacher, by name."""
-    teachers = _select(nodes, objective).teachers
-    return [row for name in teachers for row in correct_vs_incorrect(nodes, objective, teacher=name)]
 
 
 def selective_oracle(
     nodes: pa.Table, thresholds: Sequence[float] = (0.0, 0.3), *, objective: Name = None, teacher: Name = None
 ) -> list[OracleRow]:
-    """The mean signal (SR range × alignment) of the nodes above each threshold; first, of all nodes."""
-    rows = _select(nodes, objective, teacher)
+    """Mean signal (SR range × alignment) of the nodes above each threshold; the first row is for all nodes."""
+    rows = select_rows(nodes, objective, teacher)
     alignment_N, a_N, b_N = (rows[name] for name in ("alignment", "alignment_a", "alignment_b"))
     signal_N = rows["sr_range"] * alignment_N
     full_U = rows.path_means(signal_N)
     table = []
     for threshold in (None, *thresholds):
-        bar = -inf if threshold is None else threshold
-        kept_U = rows.path_means(np.where(alignment_N > bar, signal_N, nan))
-        # A path that keeps no node is NaN here, and beats nothing.
-        beating = nan if threshold is None else _share(kept_U > full_U + ROUNDING)
-        ways = [np.where(one > bar, rows["sr_range"] * other, nan) for one, other in ((a_N, b_N), (b_N, a_N))]
-        fitted_UU = np.concatenate([rows.path_means(value_N) for value_N in ways])
-        honest = interval(_mean_by(np.tile(rows.question_U, 2), fitted_UU, rows.n_questions))
-        table.append(OracleRow(threshold, *_distilled(rows, alignment_N > bar), beating, honest))
+        cut = -inf if threshold is None else threshold
+        kept_U = rows.path_means(np.where(alignment_N > cut, signal_N, nan))
+        # A path that keeps no node is NaN here and does not count as beating full distillation.
+        beating = nan if threshold is None else share(kept_U > full_U + ROUNDING)
+        folds = [np.where(one > cut, rows["sr_range"] * other, nan) for one, other in ((a_N, b_N), (b_N, a_N))]
+        fitted_UU = np.concatenate([rows.path_means(value_N) for value_N in folds])
+        cross_fitted = interval(mean_by(np.tile(rows.question_U, 2), fitted_UU, rows.n_questions))
+        table.append(OracleRow(threshold, *_distilled(rows, alignment_N > cut), beating, cross_fitted))
     return table
 
 
@@ -282,19 +344,20 @@ def divergence_filter(
     objective: Name = None,
     teacher: Name = None,
 ) -> list[FilterRow]:
-    """The mean signal of the nodes beyond each quantile of a measure of divergence or entropy.
+    """Mean signal of the nodes beyond each quantile of a divergence or entropy measure.
 
-    Large values are kept, but small ones of the similarity `cosine`: quantile 0.9 always keeps a tenth.
+    Nodes with large values are kept, except for the similarity `cosine`, where small values are kept: quantile 0.9
+    always keeps a tenth of the nodes.
     """
     if measure not in MEASURES:
-        raise OpdAlignError(f"no measure {measure!r} to filter by; choose from {', '.join(MEASURES)}")
-    rows = _select(nodes, objective, teacher, known=measure)
+        raise OpdAlignError(f"unknown measure {measure!r}; choose from {', '.join(MEASURES)}")
+    rows = select_rows(nodes, objective, teacher, known=measure)
     sign = -1.0 if measure == "cosine" else 1.0
     divergence_N = sign * rows[measure]
     oracle_gain = _distilled(rows, rows["alignment"] > 0)[1].mean
     table = []
     for quantile in quantiles:
-        # "higher" makes the cut a value that occurs: a gate with this threshold keeps just these nodes.
+        # "higher" makes the threshold a value that occurs, so a gate with this threshold keeps exactly these nodes.
         cut = float(np.quantile(divergence_N, quantile, method="higher")) if len(divergence_N) else nan
         kept = _distilled(rows, divergence_N >= cut)
         recovered = kept[1].mean / oracle_gain if oracle_gain > ROUNDING else nan
@@ -303,131 +366,41 @@ def divergence_filter(
 
 
 def within_path_correlations(nodes: pa.Table, objective: Name = None) -> list[Correlation]:
-    """Alignment against depth and divergence along each path, all teachers combined first, then each.
+    """Correlates alignment with depth and divergence along each path, for all teachers combined, then for each.
 
-    Paths with fewer than three nodes, or on which either side is constant, are left out and counted.
+    Paths with fewer than three nodes, or on which either column is constant, are skipped and counted.
     """
-    rows = _select(nodes, objective)
+    rows = select_rows(nodes, objective)
     alignment_N = np.round(rows["alignment"] / ROUNDING)
     rho = {}
     for feature in FEATURES:
         known_N = np.isfinite(rows[feature])
         sides = alignment_N[known_N], rows[feature][known_N]
-        rho[feature] = _spearman_within(rows.path_N[known_N], *sides, len(rows.question_U))
+        rho[feature] = spearman_within(rows.path_N[known_N], *sides, len(rows.question_U))
     table = []
     for teacher in (None, *rows.teachers):
-        mine_U = (rows.teacher_U == teacher) | (teacher is None)
+        teacher_rows_U = (rows.teacher_U == teacher) | (teacher is None)
         for feature, rho_U in rho.items():
-            used = int(np.isfinite(rho_U[mine_U]).sum())
-            mean = interval(rows.over_paths(np.where(mine_U, rho_U, nan)))
-            table.append(Correlation(feature, teacher, mean, used, int(mine_U.sum()) - used))
+            used = int(np.isfinite(rho_U[teacher_rows_U]).sum())
+            mean = interval(rows.over_paths(np.where(teacher_rows_U, rho_U, nan)))
+            table.append(Correlation(feature, teacher, mean, used, int(teacher_rows_U.sum()) - used))
     return table
 
 
 def alignment_histogram(nodes: pa.Table, bins: int = 40, *, objective: Name = None, teacher: Name = None) -> Histogram:
-    """How alignment is spread over [-1, 1]; its mean and deviation here are over nodes, not questions."""
-    alignment_N = _select(nodes, objective, teacher)["alignment"]
+    """Histogram of alignment over [-1, 1]; mean and standard deviation are over nodes, not over questions."""
+    alignment_N = select_rows(nodes, objective, teacher)["alignment"]
     counts, edges = np.histogram(np.clip(alignment_N, -1, 1), bins, (-1, 1))
     mean, std = (float(alignment_N.mean()), float(alignment_N.std())) if len(alignment_N) else (nan, nan)
-    ends = _share(alignment_N > 1 - ROUNDING), _share(alignment_N < ROUNDING - 1)
+    ends = share(alignment_N > 1 - ROUNDING), share(alignment_N < ROUNDING - 1)
     return Histogram(tuple(counts.tolist()), tuple(edges.tolist()), mean, std, *ends)
-
-
-def path_trace(nodes: pa.Table, question: str, path: int, teacher: str, objective: str) -> PathTrace:
-    """What the table says along one path; empty if it says nothing."""
-    wanted = {"question": question, "path": path, "teacher": teacher, "objective": objective}
-    mine = reduce(pc.and_, (pc.equal(nodes[column], value) for column, value in wanted.items()))
-    own = nodes.filter(mine).sort_by("depth")
-    return PathTrace(
-        depth_N=own["depth"].to_numpy().astype(np.int64),
-        token_N=own["token"].to_numpy().astype(np.uint32),
-        alignment_N=own["alignment"].to_numpy(),
-        low_N=own["alignment_low"].to_numpy(),
-        high_N=own["alignment_high"].to_numpy(),
-        sr_range_N=own["sr_range"].to_numpy(),
-        verdict_N=tuple(own["verdict"].to_pylist()),
-    )
-
-
-def summary(nodes: pa.Table) -> dict[str, float | None]:
-    """The main numbers under keys like `alignment/gkd/Qwen3-8B/mean`; unknown is None, as JSON has no NaN."""
-    numbers: dict[str, float] = {}
-    for objective in sorted(nodes["objective"].unique().to_pylist()):
-        for rank in teacher_ranking(nodes, objective):
-            cosine = correct_vs_incorrect(nodes, objective, teacher=rank.teacher)[0]
-            full, oracle = selective_oracle(nodes, (0.0,), objective=objective, teacher=rank.teacher)
-            for group, record, fields in (
-                ("alignment", rank.alignment, ("mean", "half_width")),
-                ("alignment", cosine, ("correct", "incorrect", "delta", "p_value")),
-                ("noise_ceiling", rank.noise_ceiling, ("ceiling", "low", "high")),
-                ("fraction_positive", rank.fraction_positive, ("mean", "half_width")),
-                ("weighted_cosine", rank.weighted_cosine, ("mean", "half_width")),
-                ("advantage", rank.advantage, ("mean", "half_width")),
-                ("signal", full.signal, ("mean", "half_width")),
-                ("oracle_signal", oracle.signal, ("mean", "half_width")),
-                ("oracle_signal_cross_fitted", oracle.cross_fitted_signal, ("mean", "half_width")),
-                ("nodes", rank, ("helpful", "harmful", "undecided", "two_children", "n_questions", "n_nodes")),
-            ):
-                for name in fields:
-                    numbers[f"{group}/{objective}/{rank.teacher}/{name}"] = getattr(record, name)
-    return {key: value if isfinite(value) else None for key, value in numbers.items()}
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """The rows that count. Suffix `_N` is a row, `_U` one teacher's view of one path, `_Q` a question."""
-
-    table: pa.Table
-    objective: str
-    teachers: list[str]
-    question_N: Ints
-    path_N: Ints
-    question_U: Ints
-    teacher_U: NDArray[np.object_]
-    n_questions: int
-
-    def __getitem__(self, name: str) -> Floats:
-        # An absent value of any type, boolean included, becomes NaN.
-        return np.asarray(self.table[name].to_numpy(), np.float64)
-
-    def path_means(self, value_N: Floats) -> Floats:
-        return _mean_by(self.path_N, value_N, len(self.question_U))
-
-    def over_paths(self, value_U: Floats) -> Floats:
-        return _mean_by(self.question_U, value_U, self.n_questions)
-
-    def question_means(self, value_N: Floats) -> Floats:
-        return self.over_paths(self.path_means(value_N))
-
-
-def _select(nodes: pa.Table, objective: Name, teacher: Name = None, known: str = "alignment") -> _Rows:
-    """The rows that count, of one objective, where `known` is finite; unknown names are refused."""
-    found = nodes.unify_dictionaries().group_by(["objective", "teacher"]).aggregate([]).to_pylist()
-    pairs = sorted((row["objective"], row["teacher"]) for row in found)
-    if objective is None:
-        pairs = [pair for pair in pairs if pair[1] != REWARD] or pairs
-    held = sorted({name for name, _ in pairs})
-    if held and (objective not in held if objective else len(held) > 1):
-        raise OpdAlignError(f"the table holds the objectives {', '.join(held)}; ask for one of them, not {objective!r}")
-    objective = objective or "".join(held)
-    teachers = [name for own, name in pairs if own == objective]
-    if teacher is not None and teachers and teacher not in teachers:
-        raise OpdAlignError(f"{objective!r} has no teacher {teacher!r}; it has {', '.join(teachers)}")
-    teachers = teachers if teacher is None else [teacher]
-    mine = pc.equal(nodes["objective"], objective), pc.is_in(nodes["teacher"], pa.array(teachers, pa.string()))
-    counts = *map(pc.is_finite, (nodes["alignment"], nodes[known])), pc.greater(nodes["sr_range"], 0)
-    table = nodes.filter(reduce(pc.and_, (*mine, *counts)))
-    (questions, question_N), (names, teacher_N) = _codes(table, "question"), _codes(table, "teacher")
-    path_N, first_U = _group(teacher_N, question_N, table["path"].to_numpy().astype(np.int64))
-    of_path = question_N[first_U], names[teacher_N[first_U]]
-    return _Rows(table, objective, teachers, question_N, path_N, *of_path, len(questions))
 
 
 def _contrast(metric: str, teacher: Name, by_path: list[Floats], by_question: list[Floats]) -> Contrast:
     both = np.isfinite(by_question[0]) & np.isfinite(by_question[1])
     sides, test, half_width, p_value = by_path, NO_TEST, nan, nan
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # differences that are all alike; p is then 0 or NaN
+        warnings.simplefilter("ignore", RuntimeWarning)  # if all differences are equal, p is 0 or NaN
         if both.sum() >= 2:
             sides, test = [side[both] for side in by_question], PAIRED
             result = stats.ttest_rel(*sides)
@@ -441,59 +414,17 @@ def _contrast(metric: str, teacher: Name, by_path: list[Floats], by_question: li
     return Contrast(metric, teacher, correct, incorrect, *tested, int(both.sum()), *map(len, by_path))
 
 
-def _distilled(rows: _Rows, kept_N: NDArray[np.bool_]) -> tuple[Estimate, Estimate, float, int]:
-    """What distilling only some nodes leaves: signal, gain over all nodes, share and number of nodes."""
+def _distilled(rows: NodeRows, kept_N: NDArray[np.bool_]) -> tuple[Estimate, Estimate, float, int]:
+    """Signal of distilling only the kept nodes, gain over all nodes, share and number of nodes kept."""
     signal_N = rows["sr_range"] * rows["alignment"]
     kept_Q = rows.question_means(np.where(kept_N, signal_N, nan))
     gain_Q = kept_Q - rows.question_means(signal_N)
-    return interval(kept_Q), interval(gain_Q), _share(kept_N), int(kept_N.sum())
-
-
-def _spearman_within(group_N: Ints, a_N: Floats, b_N: Floats, size: int) -> Floats:
-    """Rank correlation within each group; NaN below three rows or where a side is constant."""
-    count = np.bincount(group_N, minlength=size)
-    centred = []
-    for side_N in (a_N, b_N):
-        _, dense_N = np.unique(side_N, return_inverse=True)
-        rank_N = stats.rankdata(group_N * len(side_N) + dense_N)  # ranks of all rows, the groups one after another
-        # The mean rank of a group does not depend on ties, so a constant leaves exact zeros.
-        centred.append(rank_N - (np.cumsum(count) - count + (count + 1) / 2)[group_N])
-    a_N, b_N = centred
-    aa, bb, ab = (np.bincount(group_N, term, size) for term in (a_N * a_N, b_N * b_N, a_N * b_N))
-    varies = (count >= 3) & (aa > 0) & (bb > 0)
-    return np.where(varies, ab, nan) / np.sqrt(np.where(varies, aa * bb, nan))
-
-
-def _mean_by(group: Ints, value: Floats, size: int, weight: Floats | None = None) -> Floats:
-    """(Weighted) mean of each group's known values; NaN where it has none."""
-    known = np.isfinite(value)
-    group, value = group[known], value[known]
-    weight = np.ones(len(value)) if weight is None else weight[known]
-    total = np.bincount(group, weight, size)
-    return np.bincount(group, weight * value, size) / np.where(total > 0, total, nan)
+    return interval(kept_Q), interval(gain_Q), share(kept_N), int(kept_N.sum())
 
 
 def interval(value_Q: Floats) -> Estimate:
-    """Mean of the known values and its interval."""
+    """Mean of the finite values with its 95 % t interval."""
     known = value_Q[np.isfinite(value_Q)]
     n = len(known)
     half_width = stats.t.ppf(TAILS[1], n - 1) * known.std(ddof=1) / sqrt(n) if n > 1 else nan
     return Estimate(float(known.mean()) if n else nan, float(half_width), n)
-
-
-def _share(mask: NDArray[np.bool_]) -> float:
-    return float(mask.mean()) if len(mask) else nan
-
-
-def _group(*codes: Ints) -> tuple[Ints, Ints]:
-    """A dense number for each row's combination of codes, and where each combination first occurs."""
-    key = np.ravel_multi_index(codes, [int(code.max(initial=0)) + 1 for code in codes])
-    _, first, dense = np.unique(key, return_index=True, return_inverse=True)
-    return dense, first
-
-
-def _codes(nodes: pa.Table, name: str) -> tuple[NDArray[np.object_], Ints]:
-    """A string column as its names, sorted, and each row's index among them."""
-    encoded = nodes[name].cast(pa.string()).combine_chunks().dictionary_encode()
-    names, index = np.unique(np.array(encoded.dictionary.to_pylist(), object), return_inverse=True)
-    return names, index[encoded.indices.to_numpy()]

@@ -1,13 +1,14 @@
-"""What a training with the callback left behind: its evaluations, its own log, its run directories.
+"""Reads what `AlignmentCallback` wrote during a training: evaluations, the trainer's log, run directories.
 
     OUTPUT_DIR/opd_align/
-      history.jsonl     a line an evaluation
-      training.jsonl    a line a row of the trainer's log
-      step-000100/      the run directory of an evaluation
+      history.jsonl     one line per evaluation
+      training.jsonl    one line per row of the trainer's log
+      step-000100/      run directory of an evaluation
 
-The files are read while they are written. A last line without its end is not there yet. A training that was resumed
-went back: a line supersedes those before it whose step is not smaller. A line that a crash has spoilt is left out and
-counted. Nothing is computed here, and nothing written.
+The files may still be written to while they are read: an incomplete last line is ignored. After a training was resumed
+from an earlier checkpoint, a line replaces all lines before it with the same or a larger step. Lines that cannot be
+parsed (left by a crash) are skipped and counted. Keys that `core.metric_registry` does not know are ignored. Nothing is
+computed or written here.
 """
 
 from __future__ import annotations
@@ -20,30 +21,33 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from opd_align.report.trackers import ROOT
+from opd_align.core.metric_registry import ROOT, parse_key
 from opd_align.runs.run_directory import SUMMARY
-from opd_align.types import OpdAlignError
+from opd_align.types import REWARD, OpdAlignError
 
 FOLDER, HISTORY, TRAINING = "opd_align", "history.jsonl", "training.jsonl"
 PREFIX = f"{ROOT}/"
 RUN = re.compile(r"step-[0-9]{1,15}(?:-[0-9]{1,9})?")
-"""What a run directory is called; a training that went back numbers a second one. No other name is ever opened."""
-
-PER_TEACHER = (
-    "alignment/mean", "alignment/half_width", "alignment/weighted", "alignment/fraction_positive", "alignment/correct",
-    "alignment/incorrect", "alignment/delta", "alignment/decided", "alignment/noise_ceiling", "advantage",
-    "oracle/full_signal", "oracle/selective_signal", "oracle/cross_fitted_signal", "oracle/kept", "oracle/gain",
-    "filter/threshold", "filter/kept", "filter/signal", "filter/oracle_share",
-    "spearman/depth", "spearman/kl", "spearman/js", "spearman/l2", "spearman/cosine",
-)  # fmt: skip
-"""Metrics that each variant (a teacher, or a teacher and an objective) has of its own; the others are the student's."""
+"""Names of run directories; a resumed training that repeats a step appends a number. No other name is ever opened."""
 
 Numbers = Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One line of the history; `run` only if its run directory is finished. Unknown is None."""
+    """One line of `history.jsonl`; unknown values are None.
+
+    Args:
+        step: Training step.
+        max_steps: Length of the training in steps.
+        epoch: Epoch at that step.
+        at: Time of the evaluation in seconds since 1970.
+        trainer: Class name of the trainer.
+        run: Name of the run directory; None if it is not complete.
+        error: Error message if the evaluation failed, else None.
+        common: Metrics that do not belong to a teacher, by key without the prefix: `student/pass_rate`.
+        variants: Metrics of each `<teacher>/<objective>`, by stem.
+    """
 
     step: int
     max_steps: int | None
@@ -58,54 +62,73 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Training:
-    """The evaluations and the trainer's own rows, by step; `spoilt` counts lines that nobody can read."""
+    """A training as its files describe it.
+
+    Args:
+        folder: The folder `opd_align` in the trainer's `output_dir`.
+        evaluations: Evaluations, sorted by step.
+        log: Steps and rows of the trainer's own log, sorted by step.
+        unreadable: Number of lines that could not be parsed.
+    """
 
     folder: Path
     evaluations: tuple[Evaluation, ...]
     log: tuple[tuple[int, Numbers], ...]
-    spoilt: int
+    unreadable: int
 
     @property
     def step(self) -> int:
-        """How far the training is known to have come."""
+        """Last known training step."""
         newest = [*(evaluation.step for evaluation in self.evaluations[-1:]), *(step for step, _ in self.log[-1:])]
         return max(newest, default=0)
 
     @property
     def max_steps(self) -> int | None:
-        """How far it is meant to go, as the newest evaluation has it."""
+        """Length of the training in steps, from the newest evaluation."""
         return self.evaluations[-1].max_steps if self.evaluations else None
 
     @property
     def variants(self) -> list[str]:
-        """Those of the newest evaluation that has any, then those that only older ones have."""
+        """Every `<teacher>/<objective>`: those of the newest evaluation first, then those of older evaluations only."""
         return list(dict.fromkeys(name for evaluation in reversed(self.evaluations) for name in evaluation.variants))
 
     @property
+    def labels(self) -> dict[str, str]:
+        """The name of each variant for display: the teacher, followed by the objective if there are several."""
+        names = {variant: variant.rpartition("/") for variant in self.variants}
+        several = len({objective for _, _, objective in names.values()}) > 1
+        return {
+            variant: f"{teacher} · {objective}" if several else objective if teacher == REWARD else teacher
+            for variant, (teacher, _, objective) in names.items()
+        }
+
+    @property
     def runs(self) -> list[str]:
-        """Finished run directories, oldest first."""
+        """Names of the complete run directories, oldest first."""
         return [evaluation.run for evaluation in self.evaluations if evaluation.run]
 
 
 def training_folder(output_dir: Path) -> Path:
-    """Where the callback of a training wrote; refuses a place without."""
+    """The folder that the callback wrote in a trainer's `output_dir`; raises OpdAlignError if there is none."""
     folder = output_dir / FOLDER
     if folder.is_dir():
         return folder
     if not output_dir.is_dir():
-        raise OpdAlignError(f"{str(output_dir)!r} is no folder; give the output_dir of a training")
+        raise OpdAlignError(f"{str(output_dir)!r} is not a directory; pass the output_dir of a training")
     if (output_dir / HISTORY).is_file():
-        raise OpdAlignError(f"{str(output_dir)!r} is the folder within an output_dir; give {str(output_dir.parent)!r}")
+        raise OpdAlignError(
+            f"{str(output_dir)!r} is the {FOLDER!r} folder inside an output_dir; pass {str(output_dir.parent)!r}"
+        )
     raise OpdAlignError(
-        f"{str(output_dir)!r} has no folder {FOLDER!r}, so no training with the callback wrote there; give the "
-        "trainer's output_dir, and before training: trainer.add_callback(AlignmentCallback(trainer, ...))"
+        f"{str(output_dir)!r} has no folder {FOLDER!r}: no training with AlignmentCallback wrote there. Pass the "
+        "trainer's output_dir, and before training call trainer.add_callback(AlignmentCallback(trainer, ...))"
     )
 
 
 def read_training(folder: Path) -> Training:
-    """The training as its files tell it now."""
-    lines, spoilt_lines = _lines(folder / HISTORY)
-    rows, spoilt_rows = _lines(folder / TRAINING)
+    """Reads the current state of a training; `folder` is the result of `training_folder`."""
+    lines, unreadable_lines = _lines(folder / HISTORY)
+    rows, unreadable_rows = _lines(folder / TRAINING)
     evaluations: list[Evaluation] = []
     for step, line in lines:
         while evaluations and evaluations[-1].step >= step:
@@ -116,33 +139,33 @@ def read_training(folder: Path) -> Training:
         row = {name: _number(value) for name, value in line.items() if name not in ("step", "at")}
         while log and log[-1][0] > step:
             log.pop()
-        # A trainer may log twice at a step, the loss and then a summary: the rows complete each other.
+        # A trainer may log twice at one step, e.g. the loss and then a summary: the rows are merged.
         if log and log[-1][0] == step:
             row = log.pop()[1] | row
         log.append((step, row))
-    return Training(folder, tuple(evaluations), tuple(log), spoilt_lines + spoilt_rows)
+    return Training(folder, tuple(evaluations), tuple(log), unreadable_lines + unreadable_rows)
 
 
 def _lines(file: Path) -> tuple[list[tuple[int, Mapping[str, Any]]], int]:
-    """Step and content of every whole line, and how many cannot be read."""
+    """Step and content of every complete line, and the number of lines that cannot be parsed."""
     try:
         content = file.read_bytes()
-    except FileNotFoundError:  # nothing was written yet
+    except FileNotFoundError:  # nothing has been written yet
         content = b""
     except OSError as error:
         raise OpdAlignError(f"cannot read {str(file)!r}: {error.strerror}") from error
-    whole, spoilt = [], 0
+    parsed, unreadable = [], 0
     for line in content.splitlines(keepends=True):
         try:
-            found = json.loads(line)
-            step = found["step"]
+            entry = json.loads(line)
+            step = entry["step"]
             if not (isinstance(step, int) and step >= 0):
                 raise ValueError(step)
         except (ValueError, TypeError, KeyError, RecursionError):
-            spoilt += line.endswith(b"\n")  # else it is still being written
+            unreadable += line.endswith(b"\n")  # otherwise it is still being written
         else:
-            whole.append((step, found))
-    return whole, spoilt
+            parsed.append((step, entry))
+    return parsed, unreadable
 
 
 def _evaluation(folder: Path, step: int, line: Mapping[str, Any]) -> Evaluation:
@@ -150,18 +173,19 @@ def _evaluation(folder: Path, step: int, line: Mapping[str, Any]) -> Evaluation:
     variants: dict[str, dict[str, float | None]] = {}
     metrics = line.get("metrics")
     for key, value in (metrics if isinstance(metrics, dict) else {}).items():
-        name = key.removeprefix(PREFIX)
-        stem = next((stem for stem in PER_TEACHER if name == stem or name.startswith(f"{stem}/")), None)
-        if stem is None:
-            common[name] = _number(value)
+        parsed = parse_key(key)
+        if parsed is None:
+            continue
+        if parsed.variant is None:
+            common[key.removeprefix(PREFIX)] = _number(value)
         else:
-            variants.setdefault(name[len(stem) + 1 :], {})[stem] = _number(value)
+            variants.setdefault(parsed.variant, {})[parsed.metric.stem] = _number(value)
     run, trainer, error = (line.get(name) for name in ("run", "trainer", "error"))
     finished = isinstance(run, str) and RUN.fullmatch(run) and (folder / run / SUMMARY).is_file()
-    most = line.get("max_steps")
+    max_steps = line.get("max_steps")
     return Evaluation(
         step=step,
-        max_steps=most if isinstance(most, int) and most > 0 else None,
+        max_steps=max_steps if isinstance(max_steps, int) and max_steps > 0 else None,
         epoch=_number(line.get("epoch")),
         at=_number(line.get("at")),
         trainer=trainer if isinstance(trainer, str) else "",
@@ -173,6 +197,6 @@ def _evaluation(folder: Path, step: int, line: Mapping[str, Any]) -> Evaluation:
 
 
 def _number(value: Any) -> float | None:
-    """A number that can be drawn; True is none, and neither is infinity."""
+    """A finite number; None for anything else, including booleans."""
     known = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if known and isfinite(value) else None

@@ -30,7 +30,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from opd_align.core import alignment, metrics
+from opd_align.core import alignment, metric_registry
 from opd_align.core.collect import Progress
 from opd_align.core.engine import Analysis, analyze, check_inputs, dictionary_encoded
 from opd_align.runs.filesystem import AnyPath, PathLike, RemotePath, as_path, error_reason
@@ -162,7 +162,7 @@ class RunDirectory:
         if spent.tokens or not (self.path / SPENT).exists():
             self.keep(SPENT, f"{json.dumps(asdict(Usage.of(self.path) + spent))}\n".encode())
         texts = pa.table([list(analysis.texts), list(analysis.texts.values())], schema=TEXTS)
-        summary = json.dumps(metrics.summary(analysis.nodes), indent=1, sort_keys=True) + "\n"
+        summary = json.dumps(metric_registry.summary(analysis), indent=1, sort_keys=True) + "\n"
 
         def write() -> None:
             (self.path / SUMMARY).unlink(missing_ok=True)

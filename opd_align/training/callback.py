@@ -21,9 +21,10 @@ from typing import Any, Literal
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from opd_align.core.engine import Analysis
+from opd_align.core.metric_registry import ROOT, evaluation_metric, logged_metrics
 from opd_align.core.objectives import Objective, ReverseKL
 from opd_align.report.history import FOLDER, HISTORY, TRAINING
-from opd_align.report.trackers import ROOT, scalars, wandb_media
+from opd_align.report.trackers import wandb_media
 from opd_align.runs.run_directory import RunDirectory
 from opd_align.settings import Budget, Sampling, Settings
 from opd_align.training.adapters import adapt_trainer
@@ -186,19 +187,19 @@ class AlignmentCallback(TrainerCallback):
         try:
             self.latest, run = self.evaluate(scale)
             self._run = run
-            numbers = scalars(self.latest)
+            numbers = logged_metrics(self.latest)
         except Exception as failure:
             error = failure
         seconds = on_all_ranks(lambda: time.perf_counter() - began)[0]
         self.governor = (governor.evaluated if error is None else governor.failed)(step, scale, seconds)
         self.failures += error is not None
         numbers |= {
-            f"{ROOT}/{key}": float(value)
+            evaluation_metric(key).key(): float(value)
             for key, value in {
                 "seconds": seconds,
                 "overhead_share": self.governor.share,
-                "governor/scale": scale,
-                **({} if governor.last is None else {"governor/interval": step - governor.last}),
+                "scale": scale,
+                **({} if governor.last is None else {"interval": step - governor.last}),
                 "failures": self.failures,
                 "verifier_failures": sum(on_all_ranks(lambda: self.evaluator.held_out.verifier.failures)),
             }.items()
@@ -238,7 +239,7 @@ class AlignmentCallback(TrainerCallback):
                 "the evaluation at step %d failed, training goes on: %s: %s",
                 state.global_step, type(error).__name__, error, exc_info=error,
             )  # fmt: skip
-        elif error is None and not self._said and not any(key.startswith(f"{ROOT}/alignment/mean") for key in known):
+        elif error is None and not self._said and not any(key.endswith("/alignment/mean") for key in known):
             self._said = True
             logger.warning("the evaluation at step %d found nothing to compare: %s", state.global_step, self._nothing())
         self._append(

@@ -1,8 +1,7 @@
-"""Metrics on tables small enough to work out by hand, and against the obvious loops."""
+"""Metrics on tables that are small enough to compute by hand, and against simple reference implementations."""
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from math import isnan, nan, sqrt
 from statistics import fmean
@@ -40,19 +39,19 @@ FIELDS = {
 
 
 def make_nodes(*rows: dict[str, object]) -> pa.Table:
-    """A table with one row per dictionary; what a dictionary leaves out takes its value from FIELDS."""
+    """A table with one row per dictionary; missing entries take their default from FIELDS."""
     assert all(set(row) <= set(FIELDS) for row in rows)
     columns = {name: [row.get(name, default) for row in rows] for name, (default, _) in FIELDS.items()}
     return pa.table({name: pa.array(columns[name], kind) for name, (_, kind) in FIELDS.items()})
 
 
 def along(values: list[float], **same: object) -> list[dict[str, object]]:
-    """Rows of one path, by depth, with these alignments."""
+    """Rows of one path, sorted by depth, with these alignments."""
     return [{"alignment": value, "depth": depth, **same} for depth, value in enumerate(values)]
 
 
 def random_nodes(seed: int = 0, *, questions: int = 5, teachers: tuple[str, ...] = ("A", "B")) -> pa.Table:
-    """Paths of uneven length and kind, ties at +-1, some nodes that do not count, two noisy halves."""
+    """Correct and incorrect paths of different lengths, ties at +-1, some nodes that do not count, two noisy halves."""
     rng = np.random.default_rng(seed)
     rows: list[dict[str, object]] = []
     for question in range(questions):
@@ -90,8 +89,8 @@ def counting(nodes: pa.Table) -> list[dict[str, object]]:
     return [row for row in nodes.to_pylist() if np.isfinite(row["alignment"]) and row["sr_range"] > 0]
 
 
-def slow_questions(rows: list[dict], value) -> dict[str, float]:
-    """Mean along the path, then over each teacher's view of the question's paths; by the obvious loop."""
+def reference_questions(rows: list[dict], value) -> dict[str, float]:
+    """Reference: mean along each path, then over all (path, teacher) combinations of a question."""
     paths = defaultdict(list)
     for row in rows:
         paths[row["question"], row["teacher"], row["path"]].append(value(row))
@@ -102,7 +101,7 @@ def slow_questions(rows: list[dict], value) -> dict[str, float]:
 
 
 def same(left: object, right: object) -> bool:
-    """Equal records, floats up to rounding and NaN equal to itself."""
+    """Whether records are equal: floats up to rounding, NaN equal to NaN."""
     if isinstance(left, float) and isinstance(right, float):
         return left == pytest.approx(right, rel=1e-9, abs=1e-12, nan_ok=True)
     if isinstance(left, dict) and isinstance(right, dict):
@@ -115,24 +114,22 @@ def same(left: object, right: object) -> bool:
 
 
 def everything(nodes: pa.Table) -> list[object]:
-    """Every function of one table that holds one objective."""
+    """The results of all functions for a table with one objective."""
     return [
         metrics.teacher_ranking(nodes),
         metrics.noise_ceiling(nodes),
         metrics.correct_vs_incorrect(nodes),
-        metrics.per_teacher_delta(nodes),
         metrics.selective_oracle(nodes),
         *(metrics.divergence_filter(nodes, measure) for measure in metrics.MEASURES),
         metrics.within_path_correlations(nodes),
         metrics.alignment_histogram(nodes),
-        metrics.summary(nodes),
     ]
 
 
 # Ranking
 
 
-def test_ranking_takes_means_of_means():
+def test_ranking_averages_over_nodes_then_paths_then_questions():
     nodes = make_nodes(
         *along([1.0, 0.0, -0.4], question="q0", path=0, advantage=0.2),
         *along([0.8], question="q0", path=1, sr_range=0.3),
@@ -149,22 +146,22 @@ def test_ranking_takes_means_of_means():
     assert (rank.n_questions, rank.n_nodes, rank.alignment.n) == (2, 6, 2)
 
 
-def test_weighted_cosine_weighs_by_sr_range():
+def test_weighted_cosine_weights_by_sr_range():
     nodes = make_nodes({"alignment": 1.0, "sr_range": 0.3}, {"alignment": -1.0, "sr_range": 0.1, "depth": 1})
     (rank,) = metrics.teacher_ranking(nodes)
     assert rank.weighted_cosine.mean == pytest.approx(0.5)
     assert rank.alignment.mean == pytest.approx(0.0)
 
 
-def test_ranking_is_best_first_and_the_teacher_without_nodes_comes_last():
+def test_ranking_is_sorted_with_teachers_without_nodes_last():
     nodes = make_nodes(
-        {"teacher": "silent", "alignment": nan},
+        {"teacher": "without nodes", "alignment": nan},
         {"teacher": "bad", "alignment": -0.5},
         {"teacher": "good", "alignment": 0.5},
         {"teacher": "also good", "alignment": 0.5},
     )
     ranks = metrics.teacher_ranking(nodes)
-    assert [rank.teacher for rank in ranks] == ["also good", "good", "bad", "silent"]
+    assert [rank.teacher for rank in ranks] == ["also good", "good", "bad", "without nodes"]
     assert ranks[-1].n_nodes == 0
     assert isnan(ranks[-1].alignment.mean)
     assert isnan(ranks[-1].helpful)
@@ -186,7 +183,7 @@ def test_ranking_counts_verdicts_and_two_children_of_counting_nodes_only():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_ranking_agrees_with_the_slow_twin(seed):
+def test_ranking_matches_the_reference(seed):
     nodes = random_nodes(seed)
     ranks = metrics.teacher_ranking(nodes)
     assert {rank.teacher for rank in ranks} == {"A", "B"}
@@ -197,7 +194,7 @@ def test_ranking_agrees_with_the_slow_twin(seed):
             (rank.fraction_positive, lambda row: float(row["alignment"] > 0)),
             (rank.advantage, lambda row: row["advantage"]),
         ):
-            values = list(slow_questions(rows, value).values())
+            values = list(reference_questions(rows, value).values())
             low, high = stats.t.interval(0.95, len(values) - 1, fmean(values), stats.sem(values))
             assert estimate.mean == pytest.approx(fmean(values))
             assert estimate.half_width == pytest.approx((high - low) / 2)
@@ -207,17 +204,17 @@ def test_ranking_agrees_with_the_slow_twin(seed):
 # Noise ceiling
 
 
-def slow_ceiling_parts(nodes: pa.Table) -> tuple[float, float]:
+def reference_correlations(nodes: pa.Table) -> tuple[float, float]:
     rows = counting(nodes)
     a, b, weight = (np.array([row[name] for row in rows]) for name in ("alignment_a", "alignment_b", "sr_range"))
     covariance = np.cov(a, b, aweights=weight)
     return covariance[0, 1] / sqrt(covariance[0, 0] * covariance[1, 1]), stats.spearmanr(a, b).statistic
 
 
-def test_noise_ceiling_agrees_with_numpy_and_scipy():
+def test_noise_ceiling_matches_numpy_and_scipy():
     nodes = random_nodes(3, teachers=("A",))
     ceiling = metrics.noise_ceiling(nodes)
-    pearson, spearman = slow_ceiling_parts(nodes)
+    pearson, spearman = reference_correlations(nodes)
     assert 0.3 < pearson < 0.95
     assert ceiling.pearson == pytest.approx(pearson)
     assert ceiling.spearman == pytest.approx(spearman)
@@ -227,7 +224,7 @@ def test_noise_ceiling_agrees_with_numpy_and_scipy():
     assert ceiling.low < ceiling.ceiling < ceiling.high
 
 
-def test_noise_ceiling_is_what_the_estimate_reaches_on_a_known_truth():
+def test_noise_ceiling_is_reached_with_a_known_truth():
     # Halves with the truth's variance in their noise: each has reliability 1/2, the whole 2/3.
     rng = np.random.default_rng(1)
     truth, noise_a, noise_b = rng.normal(0, 0.2, (3, 4000))
@@ -243,23 +240,23 @@ def test_noise_ceiling_is_what_the_estimate_reaches_on_a_known_truth():
 
 
 def test_bootstrap_resamples_questions_not_nodes():
-    """Copying every node of a question within it adds no information, so the interval must stay as wide."""
+    """Duplicating the nodes of a question adds no information, so the interval must stay as wide."""
     rows = random_nodes(5, teachers=("A",)).to_pylist()
     once, often = metrics.noise_ceiling(make_nodes(*rows)), metrics.noise_ceiling(make_nodes(*rows * 20))
     assert often.n_nodes == 20 * once.n_nodes
     assert (often.low, often.high) == pytest.approx((once.low, once.high))
 
 
-def test_halves_that_disagree_leave_a_ceiling_of_zero():
+def test_noise_ceiling_is_zero_if_the_halves_disagree():
     rows = [{"depth": i, "alignment_a": x, "alignment_b": -x} for i, x in enumerate([-0.5, 0.1, 0.4])]
     ceiling = metrics.noise_ceiling(make_nodes(*rows))
     assert (ceiling.pearson, ceiling.spearman) == pytest.approx((-1, -1))
     assert (ceiling.reliability, ceiling.ceiling) == (0.0, 0.0)
-    assert isnan(ceiling.low)  # one question says nothing about others
+    assert isnan(ceiling.low)  # no interval from one question
 
 
 @pytest.mark.parametrize("halves", [(nan, nan), (0.5, 0.5), (0.5, nan)])
-def test_noise_ceiling_is_unknown_without_halves_that_vary(halves):
+def test_noise_ceiling_is_nan_without_variation_in_both_halves(halves):
     rows = [{"depth": i, "question": f"q{i}", "alignment_a": halves[0], "alignment_b": halves[1]} for i in range(5)]
     ceiling = metrics.noise_ceiling(make_nodes(*rows))
     assert isnan(ceiling.pearson)
@@ -267,7 +264,7 @@ def test_noise_ceiling_is_unknown_without_halves_that_vary(halves):
     assert isnan(ceiling.low)
 
 
-def test_seed_fixes_the_bootstrap_and_only_that():
+def test_seed_affects_only_the_bootstrap():
     nodes = random_nodes(2)
     first, again, other = (metrics.noise_ceiling(nodes, seed=seed) for seed in (0, 0, 1))
     assert first == again
@@ -299,14 +296,14 @@ def test_contrast_is_paired_by_question():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_contrasts_agree_with_the_slow_twin(seed):
+def test_contrasts_match_the_reference(seed):
     nodes = random_nodes(seed, teachers=("A",))
     rows = counting(nodes)
     sides: dict[str, list[dict[str, float]]] = defaultdict(list)
     for correct in (True, False):
         kind = [row for row in rows if row["path_correct"] is correct]
-        sides["mean_cosine"].append(slow_questions(kind, lambda row: row["alignment"]))
-        sides["advantage"].append(slow_questions(kind, lambda row: row["advantage"]))
+        sides["mean_cosine"].append(reference_questions(kind, lambda row: row["alignment"]))
+        sides["advantage"].append(reference_questions(kind, lambda row: row["advantage"]))
         totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         for row in kind:
             totals[row["question"]][0] += row["sr_range"] * row["alignment"]
@@ -323,7 +320,7 @@ def test_contrasts_agree_with_the_slow_twin(seed):
         assert contrast.delta == pytest.approx(fmean(left[q] - right[q] for q in shared))
 
 
-def test_one_question_falls_back_to_welch_between_paths():
+def test_contrast_of_one_question_uses_welch_over_paths():
     correct, incorrect = [0.1, 0.2, 0.4], [0.5, 0.9]
     nodes = make_nodes(
         *(row for path, x in enumerate(correct) for row in along([x, x], path=path)),
@@ -337,7 +334,7 @@ def test_one_question_falls_back_to_welch_between_paths():
     assert (contrast.n_pairs, contrast.n_correct_paths, contrast.n_incorrect_paths) == (1, 3, 2)
 
 
-def test_two_questions_with_both_kinds_are_enough_to_pair():
+def test_contrast_is_paired_from_two_questions_on():
     nodes = make_nodes(
         *(
             {"question": f"q{question}", "path": path, "path_correct": path == 0, "alignment": x}
@@ -350,7 +347,7 @@ def test_two_questions_with_both_kinds_are_enough_to_pair():
     assert contrast.p_value == pytest.approx(stats.ttest_rel([0.1, 0.3], [0.4, 0.5]).pvalue)
 
 
-def test_several_teachers_on_a_path_are_not_several_paths():
+def test_contrast_counts_a_path_once_for_several_teachers():
     rows = [
         {"teacher": teacher, "path": path, "path_correct": path < 2, "alignment": x}
         for teacher in ("A", "B", "C")
@@ -362,7 +359,7 @@ def test_several_teachers_on_a_path_are_not_several_paths():
     assert together.p_value == pytest.approx(alone.p_value)
 
 
-def test_only_correct_paths_leave_nothing_to_compare():
+def test_contrast_is_nan_with_only_correct_paths():
     for contrast in metrics.correct_vs_incorrect(make_nodes(*along([0.1, 0.3]))):
         assert contrast.test == metrics.NO_TEST
         assert isnan(contrast.incorrect)
@@ -379,18 +376,10 @@ def test_an_ungraded_path_is_neither_correct_nor_incorrect():
     assert contrast.correct == pytest.approx(0.1)
 
 
-def test_per_teacher_delta_is_the_contrast_of_each_teacher():
-    nodes = random_nodes(1, teachers=("B", "A"))
-    rows = metrics.per_teacher_delta(nodes)
-    assert [row.teacher for row in rows] == ["A"] * 3 + ["B"] * 3
-    assert same(rows[3:], metrics.correct_vs_incorrect(nodes, teacher="B"))
-    assert not same(rows[:3], rows[3:])
-
-
 # Oracle and filters
 
 
-def test_oracle_by_hand():
+def test_oracle_computed_by_hand():
     nodes = make_nodes(
         *along([1.0, -1.0, 0.2, 0.2], path=0, sr_range=0.4),  # signal: 0.4, -0.4, 0.08, 0.08
         *along([-0.5, -0.5], path=1, sr_range=0.2),  # never kept
@@ -410,13 +399,13 @@ def test_oracle_by_hand():
     assert isnan(zero.cross_fitted_signal.mean)
 
 
-def test_a_node_at_the_threshold_is_not_above_it():
+def test_oracle_drops_nodes_exactly_at_the_threshold():
     full, zero = metrics.selective_oracle(make_nodes(*along([0.0, 0.5])), (0.0,))
     assert (zero.share_kept, zero.share_beating) == (0.5, 1.0)
     assert (full.signal.mean, zero.signal.mean) == pytest.approx((0.025, 0.05))
 
 
-def test_cross_fitting_chooses_by_one_half_and_values_by_the_other():
+def test_cross_fitting_selects_on_one_half_and_measures_on_the_other():
     nodes = make_nodes(
         {"alignment_a": 0.5, "alignment_b": -0.2, "sr_range": 0.1},
         {"alignment_a": 0.1, "alignment_b": 0.8, "sr_range": 0.5, "depth": 1},
@@ -429,7 +418,7 @@ def test_cross_fitting_chooses_by_one_half_and_values_by_the_other():
     assert full.cross_fitted_signal.mean == pytest.approx(((-0.02 + 0.4 + 0.08) / 3 + (0.05 + 0.05 - 0.18) / 3) / 2)
 
 
-def test_on_pure_noise_the_oracle_gains_and_its_cross_fitted_twin_does_not():
+def test_on_pure_noise_only_the_cross_fitted_oracle_gains_nothing():
     rng = np.random.default_rng(0)
     rows = [
         {"question": f"q{i % 50}", "depth": i, "alignment_a": a, "alignment_b": b, "alignment": (a + b) / 2}
@@ -442,13 +431,13 @@ def test_on_pure_noise_the_oracle_gains_and_its_cross_fitted_twin_does_not():
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("threshold", [0.0, 0.3])
-def test_oracle_agrees_with_the_slow_twin(seed, threshold):
+def test_oracle_matches_the_reference(seed, threshold):
     nodes = random_nodes(seed)
     rows = counting(nodes)
     row = metrics.selective_oracle(nodes, (threshold,))[1]
     kept = [node for node in rows if node["alignment"] > threshold]
-    full_Q = slow_questions(rows, lambda node: node["sr_range"] * node["alignment"])
-    kept_Q = slow_questions(kept, lambda node: node["sr_range"] * node["alignment"])
+    full_Q = reference_questions(rows, lambda node: node["sr_range"] * node["alignment"])
+    kept_Q = reference_questions(kept, lambda node: node["sr_range"] * node["alignment"])
     assert row.signal.mean == pytest.approx(fmean(kept_Q.values()))
     assert row.gain.mean == pytest.approx(fmean(kept_Q[q] - full_Q[q] for q in kept_Q))
     assert row.share_kept == pytest.approx(len(kept) / len(rows))
@@ -489,29 +478,29 @@ def test_filter_at_quantile_zero_is_full_distillation():
         assert row.share_of_oracle_gain == pytest.approx(0.0)
 
 
-def test_share_of_oracle_gain_is_unknown_where_the_oracle_gains_nothing():
+def test_share_of_oracle_gain_is_nan_if_the_oracle_gains_nothing():
     nodes = make_nodes(*({**row, "kl": x} for row, x in zip(along([0.5, 0.5]), [0.1, 0.2], strict=True)))
     (row,) = metrics.divergence_filter(nodes, "kl", (0.5,))
     assert isnan(row.share_of_oracle_gain)
     assert row.signal.mean == pytest.approx(0.05)
 
 
-def test_nodes_without_the_measure_are_outside_the_comparison():
+def test_filter_ignores_nodes_with_unknown_measure():
     known = [{**row, "kl": x} for row, x in zip(along([0.5, 1.0, -0.6]), [0.1, 0.4, 0.2], strict=True)]
     unknown = {"alignment": 0.9, "depth": 3, "kl": nan}
     assert same(metrics.divergence_filter(make_nodes(*known, unknown)), metrics.divergence_filter(make_nodes(*known)))
 
 
-def test_an_unknown_measure_is_refused_by_name():
+def test_unknown_measure_raises():
     with pytest.raises(OpdAlignError, match=r"'surprise'.*kl, js, l2, cosine"):
         metrics.divergence_filter(make_nodes({}), "surprise")
 
 
-# Correlations, histogram, trace
+# Correlations and histogram
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_correlations_agree_with_scipy_path_by_path(seed):
+def test_correlations_match_scipy_on_every_path(seed):
     nodes = random_nodes(seed)
     paths = defaultdict(list)
     for row in counting(nodes):
@@ -535,8 +524,8 @@ def test_correlations_agree_with_scipy_path_by_path(seed):
     assert checked == 3 * len(metrics.FEATURES)
 
 
-def test_rounding_of_exact_ones_does_not_make_ranks():
-    """Two children give +-1 up to the last bit; those bits must not look like an order."""
+def test_rounding_errors_do_not_affect_ranks():
+    """Two children give +-1 up to the last bit; differences in that bit must not affect ranks."""
     noisy = [1.0, 1 - 1e-16, 1 - 2e-16, -1.0, -1 + 1e-16]
     exact = [1.0, 1.0, 1.0, -1.0, -1.0]
     kl = [0.1, 0.2, 0.3, 0.4, 0.5]
@@ -558,7 +547,7 @@ def test_small_divergences_keep_their_order():
     assert found.rho.mean == pytest.approx(1.0)
 
 
-def test_histogram_counts_every_node_once_and_the_ends_apart():
+def test_histogram_counts_every_node_once():
     nodes = make_nodes(*along([-1.0, -1 + 1e-16, -0.4, 0.6, 1 + 1e-12, nan]))
     histogram = metrics.alignment_histogram(nodes, 4)
     assert histogram.counts == (2, 1, 0, 2)
@@ -568,36 +557,21 @@ def test_histogram_counts_every_node_once_and_the_ends_apart():
     assert histogram.std == pytest.approx(np.std([-1, -1, -0.4, 0.6, 1]))
 
 
-def test_trace_is_one_path_by_depth_with_the_nodes_that_do_not_count():
-    rows = along([0.5, nan, -0.5], question="q1", path=2, teacher="A", verdict="helpful")
-    rows = [{**row, "token": 7 + row["depth"]} for row in rows]
-    others = [{**rows[0], **other} for other in ({"path": 1}, {"teacher": "B"}, {"question": "q"}, {"objective": "x"})]
-    trace = metrics.path_trace(make_nodes(rows[2], *others, rows[0], rows[1]), "q1", 2, "A", "gkd")
-    assert trace.depth_N.tolist() == [0, 1, 2]
-    assert trace.token_N.tolist() == [7, 8, 9]
-    np.testing.assert_array_equal(trace.alignment_N, [0.5, nan, -0.5])
-    assert trace.low_N.tolist() == [-0.1] * 3
-    assert trace.high_N.tolist() == [0.9] * 3
-    assert trace.sr_range_N.tolist() == [0.1] * 3
-    assert trace.verdict_N == ("helpful",) * 3
-    assert len(metrics.path_trace(make_nodes(*rows), "nowhere", 0, "A", "gkd").depth_N) == 0
-
-
 # Which rows: objectives and teachers
 
 
-def test_several_objectives_must_be_told_apart():
+def test_unknown_objective_or_teacher_raises():
     nodes = make_nodes({"objective": "gkd"}, {"objective": "jsd", "alignment": -0.5})
     with pytest.raises(OpdAlignError, match="gkd, jsd"):
         metrics.teacher_ranking(nodes)
     with pytest.raises(OpdAlignError, match="gkd, jsd"):
         metrics.teacher_ranking(nodes, "gdk")
-    with pytest.raises(OpdAlignError, match=r"'nobody'.*it has T"):
+    with pytest.raises(OpdAlignError, match=r"'nobody'.*available: T"):
         metrics.noise_ceiling(nodes, "gkd", teacher="nobody")
     assert metrics.teacher_ranking(nodes, "jsd")[0].alignment.mean == -0.5
 
 
-def test_rewards_are_looked_at_only_when_asked_for_or_alone():
+def test_reward_objectives_are_selected_by_name_or_if_alone():
     reward = {"objective": "dr_grpo", "teacher": REWARD, "alignment": -0.25, "kl": nan}
     nodes = make_nodes({}, reward)
     assert [rank.teacher for rank in metrics.teacher_ranking(nodes)] == ["T"]
@@ -608,18 +582,7 @@ def test_rewards_are_looked_at_only_when_asked_for_or_alone():
     assert row.n_nodes == 0
 
 
-def test_summary_is_json_with_none_for_the_unknown():
-    nodes = make_nodes({"alignment": 0.25}, {"objective": "dr_grpo", "teacher": REWARD, "alignment": nan})
-    summary = metrics.summary(nodes)
-    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
-    assert summary["alignment/gkd/T/mean"] == 0.25
-    assert summary["alignment/gkd/T/half_width"] is None
-    assert summary["nodes/gkd/T/n_nodes"] == 1
-    assert summary[f"alignment/dr_grpo/{REWARD}/mean"] is None
-    assert summary[f"nodes/dr_grpo/{REWARD}/n_nodes"] == 0
-
-
-# Laws
+# Invariants
 
 
 @pytest.mark.parametrize(
@@ -634,14 +597,13 @@ def test_summary_is_json_with_none_for_the_unknown():
     ],
     ids=["empty", "undefined", "no range", "one node", "one path", "reward"],
 )
-def test_nothing_raises_on_tables_that_say_little(nodes):
+def test_nothing_raises_on_nearly_empty_tables(nodes):
     found = everything(nodes)
-    assert len(found) == 14
-    assert len(metrics.path_trace(nodes, "q0", 0, "T", "gkd").verdict_N) <= nodes.num_rows
+    assert len(found) == 12
     assert sum(metrics.alignment_histogram(nodes).counts) == len(counting(nodes))
 
 
-def test_dictionary_columns_and_chunks_change_nothing():
+def test_results_do_not_depend_on_encoding_and_chunks():
     nodes = random_nodes(2)
     strings = ("question", "teacher", "objective", "verdict")
     parts = []
@@ -652,13 +614,11 @@ def test_dictionary_columns_and_chunks_change_nothing():
     encoded = pa.concat_tables(parts)
     assert encoded["question"].num_chunks == 2
     assert same(everything(encoded), everything(nodes))
-    trace = metrics.path_trace(encoded, "q4", 0, "B", "gkd")
-    assert len(trace.depth_N) == len(metrics.path_trace(nodes, "q4", 0, "B", "gkd").depth_N) > 0
 
 
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**6))
-def test_row_order_changes_nothing(seed):
+def test_results_do_not_depend_on_row_order(seed):
     nodes = random_nodes(seed % 50, questions=3)
     order = np.random.default_rng(seed).permutation(nodes.num_rows)
     assert same(everything(nodes.take(order)), everything(nodes))
@@ -670,7 +630,7 @@ def test_row_order_changes_nothing(seed):
     question=st.sampled_from(["q0", "q1", "new"]),
     dead=st.sampled_from([{"alignment": nan}, {"sr_range": 0.0}, {"sr_range": nan}, {"alignment": float("inf")}]),
 )
-def test_a_row_that_does_not_count_changes_nothing(seed, question, dead):
+def test_rows_that_do_not_count_have_no_effect(seed, question, dead):
     nodes = random_nodes(seed, questions=3)
     row = {"question": question, "teacher": "A", "children": 2, "verdict": "harmful", "kl": 99.0, "alignment_a": 0.1}
     assert same(everything(pa.concat_tables([nodes, make_nodes({**row, **dead})])), everything(nodes))
@@ -678,7 +638,7 @@ def test_a_row_that_does_not_count_changes_nothing(seed, question, dead):
 
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 50), scale=st.floats(1e-3, 1e3))
-def test_scaling_the_sr_range_scales_signals_and_nothing_else(seed, scale):
+def test_scaling_the_sr_range_scales_only_signals(seed, scale):
     nodes = random_nodes(seed, questions=3)
     place = nodes.column_names.index("sr_range")
     scaled = nodes.set_column(place, "sr_range", pa.array(nodes["sr_range"].to_numpy() * scale))
@@ -695,7 +655,7 @@ def test_scaling_the_sr_range_scales_signals_and_nothing_else(seed, scale):
         st.tuples(st.integers(0, 2), st.integers(0, 1), st.floats(-1, 1), st.floats(0.01, 1)), min_size=1, max_size=20
     )
 )
-def test_the_oracle_never_loses_to_full_distillation(rows):
+def test_oracle_signal_is_at_least_full_signal(rows):
     nodes = make_nodes(
         *({"question": f"q{q}", "path": p, "alignment": a, "sr_range": sr} for q, p, a, sr in rows),
         {"alignment": 0.5},  # keeps the oracle defined
@@ -717,7 +677,7 @@ def test_a_stricter_filter_keeps_fewer_nodes(seed, measure):
     assert limits == sorted(limits, reverse=measure == "cosine")
 
 
-def test_one_silent_teacher_does_not_poison_another():
+def test_a_teacher_without_nodes_does_not_affect_others():
     nodes = random_nodes(0, teachers=("A",))
     silent = make_nodes(*({**row, "teacher": "B", "alignment": nan, "kl": nan} for row in nodes.to_pylist()))
     both = pa.concat_tables([nodes, silent])

@@ -1,4 +1,4 @@
-"""The dashboard without a browser: what a training left is read as it stands, said in words, served to this machine."""
+"""The dashboard without a browser: reading a training, the sentences about it, the page and the server."""
 
 from __future__ import annotations
 
@@ -36,64 +36,67 @@ HOSTILE = "</script><img src=x onerror=alert(1)>"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One teacher comes to lean toward success, the other always does."""
+    """One teacher changes from harmful to helpful, the other is always helpful."""
     return made_training(tmp_path_factory.mktemp("made") / "gkd", {"Self-1C": [-8, 0, 8], "Qwen/Qwen3-8B": [8, 8, 8]})
 
 
 @pytest.fixture
 def training(made: Path, tmp_path: Path) -> Path:
-    """The same, to do with as one likes."""
+    """A copy that tests may modify."""
     return Path(shutil.copytree(made.parent, tmp_path / "gkd")) / "opd_align"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A training that has just begun."""
-    place = tmp_path / "gkd" / "opd_align"
-    place.mkdir(parents=True)
-    return place
+    """A training without any files yet."""
+    path = tmp_path / "gkd" / "opd_align"
+    path.mkdir(parents=True)
+    return path
 
 
-def numbers(mean: float, half: float | None = 0.1, **other: float) -> dict[str, float | None]:
-    told = {"alignment/mean": mean, "alignment/half_width": half, "advantage": 0.1, "questions": 8, **other}
-    return {f"opd_align/{key}": value for key, value in told.items()}
+TEACHER = "teacher/reverse_kl"
+
+
+def numbers(mean: float | None, half: float | None = 0.1, *, variant: str = TEACHER) -> dict[str, float | None]:
+    own = {"alignment/mean": mean, "alignment/half_width": half}
+    return {**{f"opd_align/{variant}/{stem}": value for stem, value in own.items()}, "opd_align/student/questions": 8}
 
 
 def steps(folder: Path) -> list[int]:
     return [evaluation.step for evaluation in read_training(folder).evaluations]
 
 
-# -- what is on the disk --------------------------------------------------------------------------------------
+# -- reading the files ----------------------------------------------------------------------------------------
 
 
-def test_a_training_that_went_back_supersedes_what_it_had_done(folder: Path) -> None:
+def test_a_resumed_training_replaces_later_lines(folder: Path) -> None:
     lines = [line(step, numbers(0.1)) for step in (0, 100, 200, 300)]
     (folder / "history.jsonl").write_text("".join([*lines, line(200, numbers(0.7))]))
     found = read_training(folder)
     assert [evaluation.step for evaluation in found.evaluations] == [0, 100, 200]
-    assert found.evaluations[-1].variants[""]["alignment/mean"] == 0.7
+    assert found.evaluations[-1].variants[TEACHER]["alignment/mean"] == 0.7
     rows = [(10, 5.0), (20, 4.0), (30, 3.0), (20, 3.9)]
     (folder / "training.jsonl").write_text("".join(json.dumps({"step": at, "loss": loss}) + "\n" for at, loss in rows))
     assert [(at, row["loss"]) for at, row in read_training(folder).log] == [(10, 5.0), (20, 3.9)]
 
 
-def test_two_rows_of_a_step_complete_each_other(folder: Path) -> None:
+def test_two_log_rows_of_a_step_are_merged(folder: Path) -> None:
     rows = [{"step": 10, "loss": 2.0}, {"step": 10, "train_loss": 2.5}]
     (folder / "training.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert read_training(folder).log == ((10, {"loss": 2.0, "train_loss": 2.5}),)
 
 
-def test_half_a_line_is_not_there_until_it_is_whole(folder: Path) -> None:
+def test_an_incomplete_last_line_is_ignored(folder: Path) -> None:
     whole, file = line(100, numbers(0.3)), folder / "history.jsonl"
     for cut in range(len(whole) - 1):
         file.write_text(line(0, numbers(0.2)) + whole[:cut])
         found = read_training(folder)
-        assert ([evaluation.step for evaluation in found.evaluations], found.spoilt) == ([0], 0)
+        assert ([evaluation.step for evaluation in found.evaluations], found.unreadable) == ([0], 0)
     file.write_text(line(0, numbers(0.2)) + whole)
     assert steps(folder) == [0, 100]
 
 
-def test_a_line_that_a_crash_has_spoilt_is_left_out_and_counted(folder: Path) -> None:
+def test_unreadable_lines_are_skipped_and_counted(folder: Path) -> None:
     glued = line(100, numbers(0.3))[:40] + line(100, numbers(0.3))
     others = ["[1, 2]\n", '{"no": "step"}\n', '{"step": "7"}\n', '{"step": -1}\n', "\n"]
     (folder / "history.jsonl").write_bytes(
@@ -101,31 +104,54 @@ def test_a_line_that_a_crash_has_spoilt_is_left_out_and_counted(folder: Path) ->
     )
     found = read_training(folder)
     assert [evaluation.step for evaluation in found.evaluations] == [0, 200]
-    assert found.spoilt == 7
-    assert state(found)["notes"] == ["7 lines of the log could not be read and are left out"]
+    assert found.unreadable == 7
+    assert state(found)["notes"] == ["Skipped 7 lines that could not be parsed."]
 
 
-def test_unknown_is_none_whatever_it_is_written_as(folder: Path) -> None:
-    odd = {"opd_align/alignment/mean": float("nan"), "opd_align/advantage": None, "opd_align/pass_rate": float("inf")}
-    (folder / "history.jsonl").write_text(line(0, {**odd, "opd_align/nodes": "many", "opd_align/seconds": True}))
+def test_unknown_values_are_none(folder: Path) -> None:
+    odd = {
+        f"opd_align/{TEACHER}/alignment/mean": float("nan"), f"opd_align/{TEACHER}/advantage/mean": None,
+        "opd_align/student/pass_rate": float("inf"), "opd_align/student/nodes": "many",
+        "opd_align/evaluation/seconds": True,
+    }  # fmt: skip
+    (folder / "history.jsonl").write_text(line(0, odd))
     (evaluation,) = read_training(folder).evaluations
-    assert evaluation.variants == {"": {"alignment/mean": None, "advantage": None}}
-    assert evaluation.common == {"pass_rate": None, "nodes": None, "seconds": None}
+    assert evaluation.variants == {TEACHER: {"alignment/mean": None, "advantage/mean": None}}
+    assert evaluation.common == {"student/pass_rate": None, "student/nodes": None, "evaluation/seconds": None}
 
 
-def test_keys_are_told_apart_by_variant_slashes_and_all(folder: Path) -> None:
-    keys = ("alignment/mean/Qwen/Qwen3-8B/reverse_kl", "spearman/kl/kl", "filter/kept/dr_grpo", "pass_rate")
+def test_keys_are_split_into_variant_and_stem(folder: Path) -> None:
+    keys = (
+        "Qwen/Qwen3-8B/reverse_kl/alignment/mean", "kl/jsd_0.5/spearman/kl", "reward/dr_grpo/oracle/kept",
+        "student/pass_rate", "alignment/mean", "student/not_registered",
+    )  # fmt: skip
     (folder / "history.jsonl").write_text(line(0, {f"opd_align/{key}": 1.0 for key in keys}))
-    (evaluation,) = read_training(folder).evaluations
+    found = read_training(folder)
+    (evaluation,) = found.evaluations
     assert evaluation.variants == {
         "Qwen/Qwen3-8B/reverse_kl": {"alignment/mean": 1.0},
-        "kl": {"spearman/kl": 1.0},
-        "dr_grpo": {"filter/kept": 1.0},
+        "kl/jsd_0.5": {"spearman/kl": 1.0},
+        "reward/dr_grpo": {"oracle/kept": 1.0},
     }
-    assert evaluation.common == {"pass_rate": 1.0}
+    assert evaluation.common == {"student/pass_rate": 1.0}
+    assert [*found.labels.values()] == ["Qwen/Qwen3-8B · reverse_kl", "kl · jsd_0.5", "reward · dr_grpo"]
 
 
-def test_only_finished_runs_of_the_training_are_named(training: Path) -> None:
+@pytest.mark.parametrize(
+    ("variants", "labels"),
+    [
+        (["Self-1C/reverse_kl"], ["Self-1C"]),
+        (["Self-1C/reverse_kl", "org/model/reverse_kl"], ["Self-1C", "org/model"]),
+        (["reward/dr_grpo"], ["dr_grpo"]),
+    ],
+)
+def test_labels_name_the_objective_only_if_needed(folder: Path, variants: list[str], labels: list[str]) -> None:
+    logged = {f"opd_align/{variant}/alignment/mean": 1.0 for variant in variants}
+    (folder / "history.jsonl").write_text(line(0, logged))
+    assert [*read_training(folder).labels.values()] == labels
+
+
+def test_only_complete_run_directories_are_listed(training: Path) -> None:
     assert read_training(training).runs == ["step-000000", "step-000100", "step-000200"]
     (training / "step-000100" / "summary.json").unlink()
     (training.parent / "summary.json").write_text("{}")
@@ -141,18 +167,18 @@ def test_only_finished_runs_of_the_training_are_named(training: Path) -> None:
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("nowhere", "is no folder"),
-        ("empty", "has no folder 'opd_align', so no training with the callback wrote there"),
-        ("gkd/opd_align", "give '.*gkd'"),
+        ("nowhere", "is not a directory"),
+        ("empty", "has no folder 'opd_align': no training with AlignmentCallback wrote there"),
+        ("gkd/opd_align", "pass '.*gkd'"),
     ],
 )
-def test_a_place_without_a_training_is_refused(training: Path, tmp_path: Path, place: str, message: str) -> None:
+def test_a_folder_without_a_training_raises(training: Path, tmp_path: Path, place: str, message: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(OpdAlignError, match=message):
         training_folder(tmp_path / place)
 
 
-# -- words ----------------------------------------------------------------------------------------------------
+# -- sentences ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -172,91 +198,100 @@ def test_a_place_without_a_training_is_refused(training: Path, tmp_path: Path, p
         ((0.3, None), (0.6, None), "At step 100, following the teacher shows no significant alignment with success."),
     ],
 )
-def test_the_headline_claims_a_side_and_a_change_only_by_whole_intervals(
+def test_the_headline_only_claims_what_the_intervals_support(
     folder: Path, first: Any, last: Any, headline: str
 ) -> None:
     (folder / "history.jsonl").write_text(line(0, numbers(*first)) + line(100, numbers(*last)))
-    assert trend(read_training(folder), "").headline == headline
+    assert trend(read_training(folder), TEACHER).headline == headline
 
 
-def test_the_words_say_the_numbers(made: Path) -> None:
+def test_the_sentences_contain_the_numbers(made: Path) -> None:
     found = read_training(made)
     analysis = RunDirectory.load(made / "step-000200")
     ranks = {rank.teacher: rank for rank in metrics.teacher_ranking(analysis.nodes, "reverse_kl")}
     before = metrics.teacher_ranking(RunDirectory.load(made / "step-000000").nodes, "reverse_kl")
-    told = trend(found, "Self-1C")
-    said = " ".join(told.points)
-    assert "following Self-1C points toward success, unlike at step 0." in told.headline
-    assert f"Its alignment is {format_cell(estimate_cell(ranks['Self-1C'].alignment), 'signed')}" in said
+    verdict = trend(found, "Self-1C/reverse_kl")
+    text = " ".join(verdict.points)
+    assert "following Self-1C points toward success, unlike at step 0." in verdict.headline
+    assert f"Its alignment is {format_cell(estimate_cell(ranks['Self-1C'].alignment), 'signed')}" in text
     (first,) = (rank for rank in before if rank.teacher == "Self-1C")
     was = format_cell(estimate_cell(first.alignment), "signed")
-    assert f"At step 0 it was {was}: the intervals do not overlap, it has risen." in said
-    assert f"with {format_cell(estimate_cell(ranks['Qwen/Qwen3-8B'].alignment), 'signed')}" in said
-    steady = " ".join(trend(found, "Qwen/Qwen3-8B").points)
-    assert "the intervals overlap, whether it has changed is open" in steady
+    assert f"At step 0 it was {was}: the intervals do not overlap, it has risen." in text
+    assert f"with {format_cell(estimate_cell(ranks['Qwen/Qwen3-8B'].alignment), 'signed')}" in text
+    steady = " ".join(trend(found, "Qwen/Qwen3-8B/reverse_kl").points)
+    assert "the intervals overlap, the change is inconclusive" in steady
     best = best_variant(found)
     assert best is not None
-    assert ranks[best].alignment.mean == max(rank.alignment.mean for rank in ranks.values())
+    assert ranks[best.removesuffix("/reverse_kl")].alignment.mean == max(rank.alignment.mean for rank in ranks.values())
 
 
-def test_an_update_without_a_teacher_is_the_rewards(folder: Path) -> None:
-    told = {"opd_align/alignment/mean/dr_grpo": 0.5, "opd_align/alignment/half_width/dr_grpo": 0.1}
-    (folder / "history.jsonl").write_text(line(0, told))
-    headline = trend(read_training(folder), "dr_grpo").headline
+def test_a_reward_objective_is_named_in_the_headline(folder: Path) -> None:
+    (folder / "history.jsonl").write_text(line(0, numbers(0.5, variant="reward/dr_grpo")))
+    headline = trend(read_training(folder), "reward/dr_grpo").headline
     assert headline == "At step 0, the reward's own update (dr_grpo) points toward success."
 
 
-def test_that_nothing_is_known_is_said(folder: Path) -> None:
+def test_the_headline_without_any_result(folder: Path) -> None:
     def headline() -> str:
-        return str(state(read_training(folder))["told"][0]["headline"])
+        return str(state(read_training(folder))["findings"][0]["headline"])
 
-    assert headline() == "No evaluation has been made yet."
+    assert headline() == "No evaluation yet."
     (folder / "history.jsonl").write_text(line(0))
     assert headline() == "No evaluation has succeeded yet."
-    (folder / "history.jsonl").write_text(line(0) + line(100, {"opd_align/alignment/mean": None}))
-    assert headline() == "Nothing could be decided yet."
+    (folder / "history.jsonl").write_text(line(0) + line(100, numbers(None, None)))
+    assert headline() == "No evaluation has found a decision to compare yet."
 
 
-def test_a_failed_evaluation_is_named_and_the_last_good_one_speaks(folder: Path) -> None:
-    failed = line(200, {"opd_align/failures": 1}, error="OutOfMemoryError: 2 GiB\nmore of it")
+def test_a_failed_evaluation_is_reported_and_the_last_good_one_is_described(folder: Path) -> None:
+    failed = line(200, {"opd_align/evaluation/failures": 1}, error="OutOfMemoryError: 2 GiB\nmore of it")
     (folder / "history.jsonl").write_text(line(0, numbers(0.3)) + line(100, numbers(0.4)) + failed)
-    told = trend(read_training(folder), "")
-    assert told.headline.startswith("At step 100, ")
-    assert told.points[-1] == "1 of 3 evaluations failed, the last at step 200: OutOfMemoryError: 2 GiB"
+    verdict = trend(read_training(folder), TEACHER)
+    assert verdict.headline.startswith("At step 100, ")
+    assert verdict.points[-1] == "1 of 3 evaluations failed, most recently at step 200: OutOfMemoryError: 2 GiB"
 
 
 # -- the page -------------------------------------------------------------------------------------------------
 
 
-def test_the_curves_are_the_numbers_that_were_logged(made: Path) -> None:
-    told = state(read_training(made))
+def test_the_curves_are_the_logged_numbers(made: Path) -> None:
+    current = state(read_training(made))
     logged = [json.loads(text)["metrics"] for text in (made / "history.jsonl").read_text().splitlines()]
-    assert [one["step"] for one in told["evaluations"]] == [0, 100, 200]
-    assert {variant["name"] for variant in told["variants"]} == {"Self-1C", "Qwen/Qwen3-8B"}
+    assert [one["step"] for one in current["evaluations"]] == [0, 100, 200]
+    assert {variant["label"] for variant in current["variants"]} == {"Self-1C", "Qwen/Qwen3-8B"}
     checked = 0
-    for variant in told["variants"]:
+    for variant in current["variants"]:
         for stem, curve in variant["curves"].items():
-            assert curve == [row[f"opd_align/{stem}/{variant['name']}"] for row in logged]
+            assert curve == [row[f"opd_align/{variant['name']}/{stem}"] for row in logged]
             checked += 1
     assert checked == 2 * 24
-    assert told["common"]["pass_rate"] == [row["opd_align/pass_rate"] for row in logged]
-    assert told["log"]["loss"][0] == (10, 2 / 1.1)
-    assert told["step"] == 200
-    assert told["max_steps"] == 400
+    assert current["common"]["student/pass_rate"] == [row["opd_align/student/pass_rate"] for row in logged]
+    assert current["log"]["loss"][0] == (10, 2 / 1.1)
+    assert current["step"] == 200
+    assert current["max_steps"] == 400
 
 
-def test_a_long_log_is_thinned_to_what_a_screen_shows_but_keeps_its_spikes(folder: Path) -> None:
+def test_every_chart_has_data(made: Path) -> None:
+    """The charts come from the registry, so each of their keys must be among what is logged."""
+    current = state(read_training(made))
+    drawn = [line["key"] for chart in dashboard.charts() for line in chart["lines"]]
+    drawn += [line["half_width"] for chart in dashboard.charts() for line in chart["lines"] if line["half_width"]]
+    drawn += [column["key"] for column in dashboard.columns()]
+    assert len(drawn) > 30
+    assert set(drawn) <= current["variants"][0]["curves"].keys() | current["common"].keys()
+
+
+def test_a_long_log_is_downsampled_but_keeps_its_spikes(folder: Path) -> None:
     rows = [{"step": at, "loss": 1.0 + (at % 7) / 100 + 9 * (at == 7_777)} for at in range(1, 20_001)]
     (folder / "training.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     curve = state(read_training(folder))["log"]["loss"]
-    assert len(curve) <= 2 * dashboard.COLUMNS + 2
+    assert len(curve) <= 2 * dashboard.MAX_BINS + 2
     assert (7_777, rows[7_776]["loss"]) in curve
     assert [at for at, _ in (curve[0], curve[-1])] == [1, 20_000]
     assert set(curve) <= {(row["step"], row["loss"]) for row in rows}
     assert curve == sorted(curve)
 
 
-def test_the_page_is_complete_in_itself_unless_it_is_served(made: Path) -> None:
+def test_the_page_is_self_contained(made: Path) -> None:
     for live in (False, True):
         page = dashboard_html(made, title="gkd", live=live)
         tags = Elements(page).tags
@@ -270,7 +305,7 @@ def test_the_page_is_complete_in_itself_unless_it_is_served(made: Path) -> None:
         assert json.loads(Elements(page).inside["page"])["live"] == live
 
 
-def test_foreign_text_stays_text(tmp_path: Path) -> None:
+def test_untrusted_text_is_escaped(tmp_path: Path) -> None:
     folder = tmp_path / "gkd" / "opd_align"
     folder.mkdir(parents=True)
     _, logged = evaluated(folder, 0, {HOSTILE: 8.0, "{{script}}": 4.0})
@@ -284,14 +319,14 @@ def test_foreign_text_stays_text(tmp_path: Path) -> None:
     assert "img" not in {tag for tag, _ in elements.tags}
     assert "onerror=alert(1)>" not in page
     assert page.count("<script>") == 1
-    told = json.loads(elements.inside["state"])
-    assert {variant["name"] for variant in told["variants"]} == {HOSTILE, "{{script}}"}
-    assert HOSTILE in told["log"]
-    (folder / "history.jsonl").write_text(line(0, {f"opd_align/alignment/mean/{HOSTILE}": 0.5, "opd_align/nodes": 3}))
+    current = json.loads(elements.inside["state"])
+    assert {variant["label"] for variant in current["variants"]} == {HOSTILE, "{{script}}"}
+    assert HOSTILE in current["log"]
+    (folder / "history.jsonl").write_text(line(0, numbers(0.5, variant=f"{HOSTILE}/reverse_kl")))
     assert HOSTILE in Elements(dashboard_html(folder, title=HOSTILE)).inside["headline"]
 
 
-def test_a_run_that_cannot_be_read_is_named_and_an_older_one_is_shown(training: Path) -> None:
+def test_an_unreadable_run_is_noted_and_an_older_one_is_shown(training: Path) -> None:
     (training / "step-000200" / "nodes.parquet").write_bytes(b"not a table")
     elements = Elements(dashboard_html(training, title="gkd"))
     assert json.loads(elements.inside["view"])["run"] == "step-000100"
@@ -299,37 +334,37 @@ def test_a_run_that_cannot_be_read_is_named_and_an_older_one_is_shown(training: 
     assert "nodes.parquet' cannot be read" in note
 
 
-def test_a_training_without_anything_still_has_a_page(folder: Path) -> None:
+def test_an_empty_training_has_a_page(folder: Path) -> None:
     elements = Elements(dashboard_html(folder, title="gkd"))
-    assert elements.inside["headline"].strip() == "No evaluation has been made yet."
+    assert elements.inside["headline"].strip() == "No evaluation yet."
     assert json.loads(elements.inside["view"]) is None
 
 
 # -- the server -----------------------------------------------------------------------------------------------
 
 
-class Asked:
-    """What a server answers."""
+class Client:
+    """Sends requests to a dashboard server; returns status, headers and body."""
 
     def __init__(self, url: str) -> None:
         self.port = int(url.rstrip("/").rpartition(":")[2])
 
     def __call__(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
-        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        line.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
-        answer = line.getresponse()
-        body = answer.read()
-        line.close()
-        return answer.status, dict(answer.getheaders()), body
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        response = connection.getresponse()
+        body = response.read()
+        connection.close()
+        return response.status, dict(response.getheaders()), body
 
 
 @pytest.fixture
-def served(training: Path) -> Iterator[Asked]:
+def served(training: Path) -> Iterator[Client]:
     with DashboardServer(DashboardState(training, title="gkd")) as server:
-        yield Asked(server.url)
+        yield Client(server.url)
 
 
-def test_page_news_tokens_and_reports_are_served(served: Asked) -> None:
+def test_page_state_tokens_and_reports_are_served(served: Client) -> None:
     status, headers, body = served("/")
     assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
     assert {"X-Frame-Options", "X-Content-Type-Options", "Cross-Origin-Resource-Policy"} <= headers.keys()
@@ -346,7 +381,7 @@ def test_page_news_tokens_and_reports_are_served(served: Asked) -> None:
     assert b"<title>step-000100</title>" in body
 
 
-def test_a_line_that_is_appended_is_news(served: Asked, training: Path) -> None:
+def test_an_appended_line_changes_the_state(served: Client, training: Path) -> None:
     before = served("/state.json")[1]["ETag"]
     with (training / "history.jsonl").open("a") as file:
         file.write(line(300, numbers(0.1))[:50])
@@ -366,14 +401,14 @@ def test_a_line_that_is_appended_is_news(served: Asked, training: Path) -> None:
         "/step/step-000900", "/state.json?x", "http://127.0.0.1/etc/passwd",
     ],
 )  # fmt: skip
-def test_nothing_else_is_there(served: Asked, path: str) -> None:
+def test_other_paths_are_not_found(served: Client, path: str) -> None:
     status, _, body = served(path)
     assert status == 404
     assert b"alignment" not in body
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS"])
-def test_only_reading_is_answered(served: Asked, method: str) -> None:
+def test_only_get_requests_are_answered(served: Client, method: str) -> None:
     assert served("/", method)[0] == 501
 
 
@@ -385,11 +420,11 @@ def test_only_reading_is_answered(served: Asked, method: str) -> None:
         ("[", 403), ("localhost@evil.example", 403), ("192.168.0.7", 403),
     ],
 )  # fmt: skip
-def test_it_answers_to_the_names_of_this_machine_only(served: Asked, host: str, status: int) -> None:
+def test_only_local_host_names_are_accepted(served: Client, host: str, status: int) -> None:
     assert served("/state.json", Host=host)[0] == status
 
 
-def test_it_listens_on_the_loopback_address_only(served: Asked) -> None:
+def test_it_listens_on_the_loopback_address_only(served: Client) -> None:
     rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     listening = [row[1] for row in rows if row[3] == "0A" and int(row[1].split(":")[1], 16) == served.port]
     assert listening == [f"0100007F:{served.port:04X}"]
@@ -397,22 +432,22 @@ def test_it_listens_on_the_loopback_address_only(served: Asked) -> None:
     assert not six.exists() or f":{served.port:04X} " not in six.read_text()
 
 
-def test_a_port_that_is_taken_or_none_is_refused(training: Path) -> None:
-    board = DashboardState(training, title="gkd")
+def test_a_taken_or_invalid_port_raises(training: Path) -> None:
+    page = DashboardState(training, title="gkd")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(OpdAlignError, match=f"cannot serve on port {port}: .*leave --port away"):
-            DashboardServer(board, port)
-    with pytest.raises(OpdAlignError, match="there is no port 70000"):
-        DashboardServer(board, 70_000)
+        with pytest.raises(OpdAlignError, match=f"cannot serve on port {port}: .*omit --port"):
+            DashboardServer(page, port)
+    with pytest.raises(OpdAlignError, match="invalid port 70000"):
+        DashboardServer(page, 70_000)
 
 
 # -- the command ----------------------------------------------------------------------------------------------
 
 
-def test_once_writes_the_page_and_stops(training: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_once_writes_the_page_and_exits(training: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dashboard", str(training.parent), "--once"]) == 0
     assert capsys.readouterr().out == f"page       {(training / 'dashboard.html').as_uri()}\n"
     assert main(["dashboard", str(training.parent), "--once", "--out", str(tmp_path / "page.html")]) == 0
@@ -423,13 +458,13 @@ def test_once_writes_the_page_and_stops(training: Path, tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "is no folder"),
-        (["gkd", "--port", "99999"], "there is no port 99999"),
-        (["gkd", "--once", "--out", "no/such/folder/page.html"], "choose another place with --out"),
-        (["gkd", "--once", "--out", "."], "choose another place with --out"),
+        (["nowhere"], "is not a directory"),
+        (["gkd", "--port", "99999"], "invalid port 99999"),
+        (["gkd", "--once", "--out", "no/such/folder/page.html"], "choose another path with --out"),
+        (["gkd", "--once", "--out", "."], "choose another path with --out"),
     ],
 )
-def test_bad_places_are_refused(
+def test_bad_arguments_are_rejected(
     training: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(training.parents[1])
@@ -437,22 +472,22 @@ def test_bad_places_are_refused(
     assert message in capsys.readouterr().err
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 30) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
     end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "it did not happen"
+    while not condition():
+        assert time.monotonic() < end, "timed out"
         time.sleep(0.05)
 
 
-def hears_interrupts() -> None:
-    """A suite that runs in the background ignores Ctrl-C, and so would its children."""
+def restore_interrupts() -> None:
+    """A test suite that runs in the background ignores SIGINT, and its children would inherit that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def test_it_follows_the_training_until_it_is_interrupted(training: Path) -> None:
+def test_it_updates_the_page_until_interrupted(training: Path) -> None:
     command = [sys.executable, "-m", "opd_align.cli", "dashboard", str(training.parent)]
     run = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hears_interrupts
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=restore_interrupts
     )
     try:
         assert run.stdout is not None
@@ -460,7 +495,7 @@ def test_it_follows_the_training_until_it_is_interrupted(training: Path) -> None
         found = re.search(r"http://127\.0\.0\.1:[0-9]+/", run.stdout.readline())
         assert page == (training / "dashboard.html").as_uri()
         assert found is not None
-        assert Asked(found[0])("/state.json")[0] == 200
+        assert Client(found[0])("/state.json")[0] == 200
         before = (training / "dashboard.html").read_bytes()
         with (training / "history.jsonl").open("a") as file:
             file.write(line(300, numbers(0.1)))

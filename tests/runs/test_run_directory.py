@@ -175,7 +175,8 @@ def test_anyone_can_open_it(finished: Path, plain: Analysis, family: ExactFamily
     batch = Rollouts.of([row["tokens"] for row in own], truncated=[row["finish"] == 1 for row in own])
     assert world.grade(Question("world-1"), batch).tolist() == [row["outcome"] for row in own]
     summary = json.loads((finished / "summary.json").read_text())
-    assert summary["alignment/reverse_kl/tilted/mean"] > summary["alignment/reverse_kl/style/mean"]
+    tilted, style = (summary[f"opd_align/{teacher}/reverse_kl/alignment/mean"] for teacher in ("tilted", "style"))
+    assert tilted > style
     nodes = pq.read_table(finished / "nodes.parquet")
     assert {str(column.type) for column in nodes.schema} <= {
         "string", "bool", "double", "int16", "int32", "int64", "uint32",

@@ -1,7 +1,7 @@
-"""Trainings as the callback leaves them, without a trainer: the real engine on exact worlds, step by step.
+"""Writes the files that `AlignmentCallback` leaves, without a trainer: the real engine on exact worlds, step by step.
 
-The student is that of the worlds at every step; what changes is how far the teachers lean toward success, so that the
-course of the alignment is known beforehand.
+The student is the same at every step; only the strength of the teachers' tilt toward success changes, so the expected
+change of the alignment is known.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 from opd_align.backends.exact import ExactFamily
 from opd_align.core.engine import Analysis
+from opd_align.core.metric_registry import EVALUATION_METRICS, logged_metrics
 from opd_align.core.objectives import Objective, ReverseKL
-from opd_align.report.trackers import scalars
 from opd_align.runs.run_directory import analyze_into
 from opd_align.settings import Budget, Settings
 
@@ -25,7 +25,7 @@ SETTINGS = Settings(budget=Budget(initial=40, targeted=400, allocation="adaptive
 def evaluated(
     folder: Path, step: int, strengths: Mapping[str, float], *, seed: int = 0, settings: Settings = SETTINGS
 ) -> tuple[Analysis, dict[str, float | None]]:
-    """The run directory of one step, and what the callback would log of it; a teacher leans by its strength."""
+    """Writes the run directory of one step; returns the analysis and what the callback would log."""
     worlds = ExactFamily.random(7, 6, length=30, stakes=3.0)
     teachers = [
         worlds.teacher(
@@ -35,31 +35,34 @@ def evaluated(
     ]
     run = folder / f"step-{step:06d}"
     analysis = analyze_into(run, worlds, teachers, worlds.questions, worlds, settings=settings)
-    return analysis, {key: value if isfinite(value) else None for key, value in scalars(analysis).items()}
+    return analysis, {key: value if isfinite(value) else None for key, value in logged_metrics(analysis).items()}
 
 
 def line(step: int, numbers: Mapping[str, Any] | None = None, **other: Any) -> str:
-    """A line of history.jsonl; without numbers, that of an evaluation that failed."""
-    told: dict[str, Any] = {
+    """A line of history.jsonl; without numbers, the line of a failed evaluation."""
+    entry: dict[str, Any] = {
         "step": step, "max_steps": 400, "epoch": step / 200, "at": 1_790_000_000.0 + 60 * step, "trainer": "GKDTrainer",
         "run": None if numbers is None else f"step-{step:06d}",
-        "error": "the judge was away" if numbers is None else None, "metrics": dict(numbers or {}),
+        "error": "the verifier failed" if numbers is None else None, "metrics": dict(numbers or {}),
     }  # fmt: skip
-    return json.dumps({**told, **other}) + "\n"
+    return json.dumps({**entry, **other}) + "\n"
 
 
 def made_training(
-    output_dir: Path, courses: Mapping[str, Sequence[float]], *, objectives: Sequence[Objective] = (ReverseKL(),)
+    output_dir: Path,
+    strengths_by_teacher: Mapping[str, Sequence[float]],
+    *,
+    objectives: Sequence[Objective] = (ReverseKL(),),
 ) -> Path:
-    """A training whose teachers lean by `courses`, an evaluation every 100 steps; returns its folder `opd_align`."""
+    """A training with one evaluation every 100 steps, given the teachers' strengths; returns its folder `opd_align`."""
     folder = output_dir / "opd_align"
     folder.mkdir(parents=True)
     lines = []
-    for at, strengths in enumerate(zip(*courses.values(), strict=True)):
+    for at, strengths in enumerate(zip(*strengths_by_teacher.values(), strict=True)):
         step, settings = 100 * at, Settings(objectives, SETTINGS.budget)
-        numbers = evaluated(folder, step, dict(zip(courses, strengths, strict=True)), settings=settings)[1]
-        cost = {"seconds": 4.0, "overhead_share": 0.08, "failures": 0, "governor/scale": 0.5, "governor/interval": 100}
-        lines.append(line(step, numbers | {f"opd_align/{key}": value for key, value in cost.items()}))
+        numbers = evaluated(folder, step, dict(zip(strengths_by_teacher, strengths, strict=True)), settings=settings)[1]
+        cost = {"seconds": 4.0, "overhead_share": 0.08, "failures": 0, "scale": 0.5, "interval": 100}
+        lines.append(line(step, numbers | {metric.key(): cost[metric.stem] for metric in EVALUATION_METRICS}))
     rows = [{"step": step, "loss": 2 / (1 + step / 100), "learning_rate": 1e-5} for step in range(10, step + 1, 10)]
     (folder / "history.jsonl").write_text("".join(lines), encoding="utf-8")
     (folder / "training.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -19,7 +19,8 @@ from support.trainings import ARITHMETIC, KINDS, TINY, TOKENS, fresh, held_out, 
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from opd_align import AlignmentCallback, OpdAlignError, Question
-from opd_align.report.trackers import scalars, variants
+from opd_align.core.alignment import pairs_of
+from opd_align.core.metric_registry import logged_metrics
 from opd_align.runs.run_directory import RunDirectory
 from opd_align.training.overhead import OverheadLimit
 
@@ -107,17 +108,18 @@ def test_every_logged_number_can_be_made_again_from_its_run_directory(pair):
     _, (watched, _, callback) = pair
     lines = [json.loads(line) for line in (callback.folder / "history.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
-    logged = [row for row in watched.state.log_history if "opd_align/pass_rate" in row]
+    logged = [row for row in watched.state.log_history if "opd_align/student/pass_rate" in row]
     assert [row["step"] for row in logged] == [0, 1, 2, 3]
-    assert sum(row["opd_align/nodes"] for row in logged) > 0
+    assert sum(row["opd_align/student/nodes"] for row in logged) > 0
     assert any("alignment/mean" in key for row in logged for key in row)
     for line, row in zip(lines, logged, strict=True):
-        again = scalars(RunDirectory.load(callback.folder / line["run"]))
+        again = logged_metrics(RunDirectory.load(callback.folder / line["run"]))
         assert {key: value for key, value in again.items() if isfinite(value)}.items() <= row.items()
         assert {key: value if isfinite(value) else None for key, value in again.items()}.items() <= line[
             "metrics"
         ].items()
-    assert {"opd_align/seconds", "opd_align/overhead_share", "opd_align/governor/scale"} <= logged[0].keys()
+    cost = {f"opd_align/evaluation/{name}" for name in ("seconds", "overhead_share", "scale")}
+    assert cost <= logged[0].keys()
 
 
 def test_teachers_and_objectives_are_the_trainers_own(pair):
@@ -127,7 +129,7 @@ def test_teachers_and_objectives_are_the_trainers_own(pair):
         "DistillationTrainer": [("teacher", "jsd_1")],
         "GRPOTrainer": [("reward", "dr_grpo"), ("Self-1C", "reverse_kl")],
     }
-    assert [*variants(callback.latest)] == names[type(watched).__name__]
+    assert pairs_of(callback.latest.children) == names[type(watched).__name__]
     assert callback.host.sampling.temperature == 0.9
     assert callback.host.sampling.max_tokens == TOKENS
 
@@ -267,7 +269,11 @@ def test_trouble_is_logged_and_counted_and_training_ends_as_it_would_have(
     assert trainer_rows(watched) == trainer_rows(alone)
     assert other_dice == dice
     assert callback.failures == 4
-    counted = [row["opd_align/failures"] for row in watched.state.log_history if "opd_align/failures" in row]
+    counted = [
+        row["opd_align/evaluation/failures"]
+        for row in watched.state.log_history
+        if "opd_align/evaluation/failures" in row
+    ]
     assert counted == [1, 2, 3, 4]
     if trouble != "a full disk":
         lines = [json.loads(line) for line in (callback.folder / "history.jsonl").read_text().splitlines()]
@@ -389,7 +395,7 @@ def test_a_small_evaluation_of_many_questions_writes_demonstrations_of_few(tmp_p
     trainer = make("distillation", tmp_path)
     callback = watch(trainer, questions=held_out(12), teachers=["Self-1C"], max_overhead=0.05)
     callback.on_train_begin(trainer.args, TrainerState(), TrainerControl())
-    assert _history(callback)[0]["metrics"]["opd_align/governor/scale"] == 0.125
+    assert _history(callback)[0]["metrics"]["opd_align/evaluation/scale"] == 0.125
     assert [question.id for question in held_out(2)] == list(callback.evaluator.showing.found)
     assert callback.latest.questions["question"].to_pylist() == [question.id for question in held_out(2)]
 
@@ -399,7 +405,7 @@ def test_what_is_put_off_or_empty_is_said_once(tmp_path, caplog):
     callback = watch(trainer, verifier=lambda completions, **_: [-1.0] * len(completions), max_overhead=0.01)
     trainer.train()
     assert [line["step"] for line in _history(callback)] == [0]
-    assert "opd_align/governor/interval" not in _history(callback)[0]["metrics"]
+    assert "opd_align/evaluation/interval" not in _history(callback)[0]["metrics"]
     assert caplog.text.count("the evaluation due at step 1 would take more than max_overhead=0.01") == 1
     assert caplog.text.count("put off") == 1
     assert caplog.text.count("no rollout is correct (of a reward function's values, 0.5 and more mean correct)") == 1

@@ -7,7 +7,7 @@ import torch
 from support.trainings import ARITHMETIC, OTHERS, TINY, held_out, make, same_weights, trainer_rows
 
 from opd_align import AlignmentCallback, OpdAlignError
-from opd_align.report.trackers import variants
+from opd_align.core.alignment import pairs_of
 
 pytestmark = [pytest.mark.training, pytest.mark.filterwarnings("ignore")]
 
@@ -30,7 +30,7 @@ def test_it_is_served_and_not_disturbed(kind, tmp_path):
     )
     trainer.add_callback(callback)
     trainer.train()
-    assert [*variants(callback.latest)] == [OWN[kind]]
+    assert pairs_of(callback.latest.children) == [OWN[kind]]
     assert callback.governor.made == 3
     assert trainer_rows(trainer) == trainer_rows(alone)
     assert same_weights(trainer.model, alone.model)

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from support.wandb_offline import history
 
+from opd_align.core.metric_registry import parse_key
+
 pytestmark = pytest.mark.training
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*_with_alignment.py"))
@@ -35,9 +37,9 @@ def run(request: Any, tmp_path_factory: Any) -> Path:
 
 def test_the_numbers_in_wandb_are_those_of_the_history(run):
     lines = [json.loads(line) for line in (run / "out" / "opd_align" / "history.jsonl").read_text().splitlines()]
-    logged = [row for row in history(run) if "train/opd_align/pass_rate" in row]
+    logged = [row for row in history(run) if "train/opd_align/student/pass_rate" in row]
     assert len(lines) == len(logged) >= 1
-    assert lines[0]["metrics"]["opd_align/nodes"] > 0
+    assert lines[0]["metrics"]["opd_align/student/nodes"] > 0
     for line, row in zip(lines, logged, strict=True):
         assert row["train/global_step"] == line["step"]
         known = {f"train/{key}": value for key, value in line["metrics"].items() if value is not None}
@@ -48,6 +50,11 @@ def test_the_numbers_in_wandb_are_those_of_the_history(run):
 def test_wandb_shows_a_histogram_a_table_and_a_token_view(run):
     keys = {key: value for row in history(run) for key, value in row.items() if key.startswith("train/opd_align/")}
     kinds = {value for key, value in keys.items() if key.endswith("/_type")}
+    logged = {key.removeprefix("train/") for key, value in keys.items() if isinstance(value, int | float)}
+    media = {key.removeprefix("train/").removesuffix("/_type") for key in keys if key.endswith("/_type")}
+    scalars = {key for key in logged if not any(key.startswith(f"{medium}/") for medium in media)}
+    assert scalars
+    assert not [key for key in scalars | media if parse_key(key) is None]
     assert kinds == {"histogram", "table-file", "html-file"}
     (page, *_) = sorted(run.rglob("*.html"))
     assert "blue helps, orange harms" in page.read_text()

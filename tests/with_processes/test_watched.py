@@ -77,9 +77,9 @@ def test_two_processes_find_what_one_finds(way, alone, tmp_path):
     # The student of step 0 is the same.
     for name in ("nodes.parquet", "children.parquet", "questions.parquet"):
         assert (ours / "step-000000" / name).read_bytes() == (theirs / "step-000000" / name).read_bytes()
-    rows = [numbers(row) for row in seen["log"] if "opd_align/pass_rate" in row]
+    rows = [numbers(row) for row in seen["log"] if "opd_align/student/pass_rate" in row]
     single = json.loads((alone / "seen.json").read_text())["log"]
-    assert rows[0] == numbers(next(row for row in single if "opd_align/pass_rate" in row))
+    assert rows[0] == numbers(next(row for row in single if "opd_align/student/pass_rate" in row))
     assert [row["step"] for row in rows] == [0, 2]
     # The student of the last step was trained in two processes; one process finds the same in what was saved.
     (tmp_path / "again" / "opd_align").mkdir(parents=True)
@@ -95,7 +95,7 @@ def test_two_processes_train_as_without_the_callback(way, tmp_path):
     kind = "gkd" if way == "zero3" else "distillation"
     watched = run(kind, tmp_path / "watched", way)
     unwatched = run(kind, tmp_path / "unwatched", way, "--unwatched")
-    own = [numbers(row) for row in watched["log"] if "opd_align/failures" not in row]
+    own = [numbers(row) for row in watched["log"] if "opd_align/evaluation/failures" not in row]
     assert own == [numbers(row) for row in unwatched["log"]]
     assert any("loss" in row for row in own)
     for file in (tmp_path / "watched" / "model").glob("*.safetensors"):

@@ -1,0 +1,488 @@
+"""The metrics that opd-align reports: key, meaning, unit, range, direction, where it is shown, how it is computed.
+
+`summary.json`, the trainer's log, W&B, `history.jsonl`, the dashboard and `docs/metrics.md` are generated from
+`METRICS`: to add a metric everywhere, add one record. Keys have the same shape for any number of teachers and
+objectives:
+
+    opd_align/<teacher>/<objective>/<stem>   per teacher and objective; `reward` is the teacher of reward objectives
+    opd_align/student/<stem>                 the student's rollouts, independent of the teachers
+    opd_align/evaluation/<stem>              cost of an evaluation, logged by the callback
+    gate/<stem>                              logged by a gated trainer at each of its steps
+
+Teacher names may contain slashes, so keys are parsed from the right, by stem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf, isfinite, nan
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from opd_align.core import metrics
+from opd_align.core.alignment import pairs_of
+from opd_align.core.engine import Analysis
+from opd_align.types import REWARD
+
+ROOT = "opd_align"
+FILTER_MEASURE, FILTER_QUANTILE = "kl", 0.5
+"""The divergence filter that is reported: keep the half of the nodes with the largest KL divergence."""
+
+Level = Literal["teacher", "student", "evaluation", "gate"]
+Direction = Literal["higher", "lower", "neither"]
+Section = Literal["alignment", "selection", "cost"]
+Unit = Literal[
+    "cosine", "SR range × cosine", "probability", "correlation", "share", "ratio", "nats", "0 or 1",
+    "nodes", "questions", "rollouts", "tokens", "steps", "evaluations", "calls", "seconds",
+    "histogram", "table", "HTML",
+]  # fmt: skip
+
+RANGES: Mapping[str, tuple[float, float]] = {
+    "cosine": (-1, 1), "SR range × cosine": (-1, 1), "correlation": (-1, 1), "ratio": (-inf, inf),
+    "probability": (0, 1), "share": (0, 1), "0 or 1": (0, 1),
+}  # fmt: skip
+"""Range of each unit, unless a metric has its own; other units start at zero."""
+
+
+class Chart(NamedTuple):
+    """A chart of the dashboard.
+
+    A chart of one metric per teacher has one line per teacher; a chart of several metrics has one line per metric, for
+    the selected teacher.
+
+    Args:
+        title: Heading; metrics refer to the chart by it.
+        section: Section of the dashboard.
+        include: Values that the y axis always includes.
+        clip: Range to which intervals are clipped; None does not clip.
+        tall: Whether the chart has the height of a main chart.
+    """
+
+    title: str
+    section: Section
+    include: tuple[float, ...] = (0.0,)
+    clip: tuple[float, float] | None = None
+    tall: bool = False
+
+
+CHARTS = (
+    Chart("Alignment", "alignment", clip=(-1, 1), tall=True),
+    Chart("Alignment by rollout outcome", "alignment", tall=True),
+    Chart("SR-weighted alignment", "alignment"),
+    Chart("Decisions with positive alignment", "alignment", include=(0.5,)),
+    Chart("Teacher advantage", "alignment"),
+    Chart("Student pass rate", "alignment"),
+    Chart("Reliability of the measurement", "alignment", include=(0, 1)),
+    Chart("Spearman ρ of alignment with", "alignment"),
+    Chart("Signal of the selective oracle", "selection"),
+    Chart("Signal of the divergence filter", "selection"),
+    Chart("Oracle gain over all decisions", "selection"),
+    Chart("Decisions kept", "selection", include=(0, 1)),
+    Chart("Oracle gain recovered by the filter", "selection"),
+    Chart("Filter threshold (KL)", "selection"),
+    Chart("Seconds per evaluation", "cost"),
+    Chart("Share of wall time", "cost"),
+    Chart("Evaluation size", "cost"),
+    Chart("Steps since last evaluation", "cost"),
+    Chart("Failed evaluations", "cost", include=(0, 1)),
+    Chart("Rollouts", "cost"),
+    Chart("Decisions", "cost"),
+    Chart("Questions", "cost"),
+)
+"""The charts of the dashboard, in their order within each section."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One reported metric.
+
+    Args:
+        level: What it belongs to, which determines its key.
+        stem: Last part of its key.
+        meaning: One sentence for the documentation.
+        unit: Unit of its values.
+        direction: Whether higher or lower values are better.
+        compute: Function from `TeacherRecords` (level `teacher`) or an `Analysis` (level `student`) to its value; None
+            if it is computed by the code that logs it.
+        bounds: Smallest and largest possible value; None uses the range of the unit.
+        needs_teacher: Whether it is undefined, and so not reported, for objectives without a teacher.
+        logged: Whether it is logged during training; computed metrics are always in `summary.json`.
+        half_width: Stem of the metric with the half-width of its 95 % interval, drawn as a band.
+        charts: Charts of the dashboard that show it, with its label in the legend (empty if it is alone).
+        column: Heading of its column in the dashboard's list of evaluations; empty for no column.
+    """
+
+    level: Level
+    stem: str
+    meaning: str
+    unit: Unit
+    direction: Direction = "neither"
+    compute: Callable[[Any], float] | None = None
+    bounds: tuple[float, float] | None = None
+    needs_teacher: bool = False
+    logged: bool = True
+    half_width: str | None = None
+    charts: Mapping[str, str] = field(default_factory=dict)
+    column: str = ""
+
+    def key(self, teacher: str = "<teacher>", objective: str = "<objective>") -> str:
+        """Its full key; `teacher` and `objective` only matter at level `teacher`."""
+        if self.level == "gate":
+            return f"gate/{self.stem}"
+        if self.level == "teacher":
+            return f"{ROOT}/{teacher}/{objective}/{self.stem}"
+        return f"{ROOT}/{self.level}/{self.stem}"
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Smallest and largest possible value."""
+        return self.bounds or RANGES.get(self.unit, (0, inf))
+
+    @property
+    def shown_in(self) -> tuple[str, ...]:
+        """Where users find it."""
+        if self.unit in ("histogram", "table", "HTML"):
+            return ("W&B",)
+        places = {"summary.json": self.compute is not None, "log": self.logged}
+        return (*(name for name, shown in places.items() if shown), *(f"dashboard: {title}" for title in self.charts))
+
+
+class TeacherRecords:
+    """The records of `core.metrics` for one teacher and objective, each computed when it is first used.
+
+    Args:
+        rows: Rows of the node table of this teacher and objective.
+        teacher: Name of the teacher.
+        objective: Name of the objective.
+    """
+
+    def __init__(self, rows: pa.Table, teacher: str, objective: str) -> None:
+        self.rows, self.teacher, self.objective = rows, teacher, objective
+
+    @cached_property
+    def rank(self) -> metrics.TeacherRank:
+        return metrics.teacher_ranking(self.rows, self.objective)[0]
+
+    @cached_property
+    def contrast(self) -> metrics.Contrast:
+        """Mean alignment on correct and incorrect paths."""
+        return metrics.correct_vs_incorrect(self.rows, self.objective, teacher=self.teacher)[0]
+
+    @cached_property
+    def oracle_rows(self) -> list[metrics.OracleRow]:
+        return metrics.selective_oracle(self.rows, (0.0,), objective=self.objective, teacher=self.teacher)
+
+    @property
+    def all_nodes(self) -> metrics.OracleRow:
+        return self.oracle_rows[0]
+
+    @property
+    def oracle(self) -> metrics.OracleRow:
+        """Distillation only at nodes with positive alignment."""
+        return self.oracle_rows[1]
+
+    @cached_property
+    def filter(self) -> metrics.FilterRow:
+        names = {"objective": self.objective, "teacher": self.teacher}
+        return metrics.divergence_filter(self.rows, FILTER_MEASURE, (FILTER_QUANTILE,), **names)[0]
+
+    @cached_property
+    def correlations(self) -> dict[str, metrics.Correlation]:
+        """Within-path correlations by feature."""
+        rows = metrics.within_path_correlations(self.rows, self.objective)
+        return {row.feature: row for row in rows if row.teacher == self.teacher}
+
+
+def _pass_rate(analysis: Analysis) -> float:
+    rate_Q = analysis.questions["pass_rate"].to_numpy()
+    return float(np.nanmean(rate_Q)) if np.isfinite(rate_Q).any() else nan
+
+
+def _total(*columns: str) -> Callable[[Analysis], int]:
+    return lambda analysis: sum(int(analysis.questions[name].to_numpy().sum()) for name in columns)
+
+
+def _nodes(analysis: Analysis) -> int:
+    return len(analysis.nodes.group_by(["question", "path", "depth"]).aggregate([]))
+
+
+def _half_width(stem: str, of: str, unit: Unit, compute: Callable[[Any], float], **options: Any) -> Metric:
+    meaning = f"Half-width of the 95 % confidence interval of `{of}` over questions; unknown below two questions."
+    return Metric("teacher", stem, meaning, unit, "lower", compute, (0, inf), **options)
+
+
+def _spearman(stem: str, column: str, label: str, feature: str) -> Metric:
+    meaning = f"Mean Spearman correlation along a path between alignment and {feature}."
+    charts = {"Spearman ρ of alignment with": label}
+
+    def compute(records: TeacherRecords) -> float:
+        return records.correlations[column].rho.mean
+
+    return Metric("teacher", stem, meaning, "correlation", compute=compute, needs_teacher=True, charts=charts)
+
+
+TEACHER_METRICS = (
+    Metric("teacher", "alignment/mean", "Mean cosine between the ideal update and the objective's update.", "cosine",
+        "higher", lambda r: r.rank.alignment.mean, half_width="alignment/half_width", charts={"Alignment": ""},
+        column="alignment"),
+    _half_width("alignment/half_width", "alignment/mean", "cosine", lambda r: r.rank.alignment.half_width),
+    Metric("teacher", "alignment/weighted",
+        "Alignment weighted by the SR range of each node: predicts what training with the teacher gains.", "cosine",
+        "higher", lambda r: r.rank.weighted_cosine.mean, charts={"SR-weighted alignment": ""}),
+    _half_width("alignment/weighted_half_width", "alignment/weighted", "cosine",
+        lambda r: r.rank.weighted_cosine.half_width, logged=False),
+    Metric("teacher", "alignment/fraction_positive", "Share of nodes with positive alignment.", "share", "higher",
+        lambda r: r.rank.fraction_positive.mean, charts={"Decisions with positive alignment": ""}),
+    _half_width("alignment/fraction_positive_half_width", "alignment/fraction_positive", "share",
+        lambda r: r.rank.fraction_positive.half_width, logged=False),
+    Metric("teacher", "alignment/correct", "Mean alignment on correct rollouts.", "cosine", "higher",
+        lambda r: r.contrast.correct, charts={"Alignment by rollout outcome": "correct"}),
+    Metric("teacher", "alignment/incorrect", "Mean alignment on incorrect rollouts.", "cosine", "higher",
+        lambda r: r.contrast.incorrect, charts={"Alignment by rollout outcome": "incorrect"}),
+    Metric("teacher", "alignment/delta", "`alignment/correct` minus `alignment/incorrect`.", "cosine", "neither",
+        lambda r: r.contrast.delta, bounds=(-2, 2)),
+    Metric("teacher", "alignment/delta_p_value",
+        "p-value of `alignment/delta`: paired t-test over questions, or Welch's over paths.", "probability", "neither",
+        lambda r: r.contrast.p_value, logged=False),
+    Metric("teacher", "alignment/decided", "Share of nodes whose verdict is helpful or harmful rather than undecided.",
+        "share", "higher", lambda r: r.rank.helpful + r.rank.harmful,
+        charts={"Reliability of the measurement": "decided"}),
+    Metric("teacher", "alignment/noise_ceiling",
+        "Largest correlation with the true alignment that the estimates can have, from split halves.", "correlation",
+        "higher", lambda r: r.rank.noise_ceiling.ceiling, bounds=(0, 1),
+        charts={"Reliability of the measurement": "noise ceiling"}),
+    Metric("teacher", "alignment/noise_ceiling_low",
+        "Lower end of the 95 % bootstrap interval of `alignment/noise_ceiling`.", "correlation", "higher",
+        lambda r: r.rank.noise_ceiling.low, bounds=(0, 1), logged=False),
+    Metric("teacher", "alignment/noise_ceiling_high",
+        "Upper end of the 95 % bootstrap interval of `alignment/noise_ceiling`.", "correlation", "higher",
+        lambda r: r.rank.noise_ceiling.high, bounds=(0, 1), logged=False),
+    Metric("teacher", "advantage/mean",
+        "Success rate if the teacher chose the next token minus success rate if the student does.", "probability",
+        "higher", lambda r: r.rank.advantage.mean, bounds=(-1, 1), needs_teacher=True,
+        charts={"Teacher advantage": ""}),
+    _half_width("advantage/half_width", "advantage/mean", "probability", lambda r: r.rank.advantage.half_width,
+        needs_teacher=True, logged=False),
+    Metric("teacher", "oracle/full_signal", "Mean signal (SR range × alignment) of all nodes.", "SR range × cosine",
+        "higher", lambda r: r.all_nodes.signal.mean,
+        charts={"Signal of the selective oracle": "all decisions", "Signal of the divergence filter": "all decisions"}),
+    _half_width("oracle/full_signal_half_width", "oracle/full_signal", "SR range × cosine",
+        lambda r: r.all_nodes.signal.half_width, logged=False),
+    Metric("teacher", "oracle/selective_signal",
+        "Mean signal of the nodes with positive alignment; biased upwards: same rollouts select and value nodes.",
+        "SR range × cosine", "higher", lambda r: r.oracle.signal.mean,
+        charts={"Signal of the selective oracle": "positive alignment"}),
+    _half_width("oracle/selective_signal_half_width", "oracle/selective_signal", "SR range × cosine",
+        lambda r: r.oracle.signal.half_width, logged=False),
+    Metric("teacher", "oracle/cross_fitted_signal",
+        "`oracle/selective_signal` with nodes selected on one half of the rollouts and valued on the other.",
+        "SR range × cosine", "higher", lambda r: r.oracle.cross_fitted_signal.mean,
+        charts={"Signal of the selective oracle": "cross-fitted"}),
+    _half_width("oracle/cross_fitted_signal_half_width", "oracle/cross_fitted_signal", "SR range × cosine",
+        lambda r: r.oracle.cross_fitted_signal.half_width, logged=False),
+    Metric("teacher", "oracle/kept", "Share of nodes with positive alignment, over all nodes.", "share", "neither",
+        lambda r: r.oracle.share_kept, charts={"Decisions kept": "positive alignment"}),
+    Metric("teacher", "oracle/gain",
+        "`oracle/selective_signal` minus `oracle/full_signal`, over questions that keep a node.", "SR range × cosine",
+        "higher", lambda r: r.oracle.gain.mean, bounds=(-2, 2), charts={"Oracle gain over all decisions": ""}),
+    Metric("teacher", "filter/threshold",
+        "KL divergence from which on the divergence filter keeps a node: the median over nodes.", "nats", "neither",
+        lambda r: r.filter.threshold, needs_teacher=True, charts={"Filter threshold (KL)": ""}),
+    Metric("teacher", "filter/kept", "Share of nodes that the divergence filter keeps.", "share", "neither",
+        lambda r: r.filter.share_kept, needs_teacher=True, charts={"Decisions kept": "divergence filter"}),
+    Metric("teacher", "filter/signal", "Mean signal of the nodes that the divergence filter keeps.",
+        "SR range × cosine", "higher", lambda r: r.filter.signal.mean, needs_teacher=True,
+        charts={"Signal of the divergence filter": "divergence filter"}),
+    Metric("teacher", "filter/oracle_share", "Gain of the divergence filter divided by `oracle/gain`.", "ratio",
+        "higher", lambda r: r.filter.share_of_oracle_gain, needs_teacher=True,
+        charts={"Oracle gain recovered by the filter": ""}),
+    _spearman("spearman/depth", "depth_normalised", "depth", "the position in the completion"),
+    _spearman("spearman/kl", "kl", "KL", "KL(student ‖ teacher)"),
+    _spearman("spearman/js", "js", "JS", "the Jensen-Shannon divergence"),
+    _spearman("spearman/l2", "l2", "L2", "the L2 distance of the next-token distributions"),
+    _spearman("spearman/cosine", "cosine", "cosine", "the cosine similarity of the next-token distributions"),
+    Metric("teacher", "nodes/helpful", "Share of nodes with the verdict helpful.", "share", "higher",
+        lambda r: r.rank.helpful, logged=False),
+    Metric("teacher", "nodes/harmful", "Share of nodes with the verdict harmful.", "share", "lower",
+        lambda r: r.rank.harmful, logged=False),
+    Metric("teacher", "nodes/undecided", "Share of nodes with the verdict undecided.", "share", "lower",
+        lambda r: r.rank.undecided, logged=False),
+    Metric("teacher", "nodes/two_children", "Share of nodes with exactly two children, where the cosine is always ±1.",
+        "share", "lower", lambda r: r.rank.two_children, logged=False),
+    Metric("teacher", "nodes/questions", "Number of questions with at least one node.", "questions", "higher",
+        lambda r: r.rank.n_questions, logged=False),
+    Metric("teacher", "nodes/count", "Number of nodes with a known alignment and a positive SR range.", "nodes",
+        "higher", lambda r: r.rank.n_nodes, logged=False),
+    Metric("teacher", "alignment/histogram", "Distribution of the alignment over nodes.", "histogram"),
+)  # fmt: skip
+
+STUDENT_METRICS = (
+    Metric("student", "pass_rate", "Share of the student's rollouts that are correct, averaged over questions.",
+        "share", "higher", _pass_rate, charts={"Student pass rate": ""}, column="pass rate"),
+    Metric("student", "questions", "Number of questions evaluated.", "questions", "neither",
+        lambda analysis: analysis.questions.num_rows, charts={"Questions": ""}),
+    Metric("student", "nodes",
+        "Number of nodes (decisions): token positions with two or more continuations of known success rate.", "nodes",
+        "higher", _nodes, charts={"Decisions": ""}),
+    Metric("student", "rollouts", "Number of rollouts, initial and targeted.", "rollouts", "neither",
+        _total("initial", "targeted"), charts={"Rollouts": "all"}),
+    Metric("student", "truncated", "Number of rollouts that reached the token limit; they count as incorrect.",
+        "rollouts", "lower", _total("truncated"), charts={"Rollouts": "truncated"}),
+    Metric("student", "unknown", "Number of rollouts that the verifier could not grade.", "rollouts", "lower",
+        _total("unknown"), charts={"Rollouts": "not graded"}),
+    Metric("student", "top_nodes", "The nodes with the largest SR range, for all teachers.", "table"),
+    Metric("student", "paths", "A few rollouts token by token, coloured by alignment.", "HTML"),
+)  # fmt: skip
+
+EVALUATION_METRICS = (
+    Metric("evaluation", "seconds", "Wall time of the evaluation.", "seconds", "lower",
+        charts={"Seconds per evaluation": ""}, column="seconds"),
+    Metric("evaluation", "overhead_share", "Share of the training's wall time spent on evaluations so far.", "share",
+        "lower", charts={"Share of wall time": ""}),
+    Metric("evaluation", "scale",
+        "Share of the held-out questions that were evaluated, reduced to respect `max_overhead`.", "share", "higher",
+        charts={"Evaluation size": ""}),
+    Metric("evaluation", "interval", "Training steps since the previous evaluation; absent at the first one.", "steps",
+        "lower", charts={"Steps since last evaluation": ""}),
+    Metric("evaluation", "failures", "Number of evaluations that have failed so far.", "evaluations", "lower",
+        charts={"Failed evaluations": ""}),
+)  # fmt: skip
+
+GATE_METRICS = (
+    Metric("gate", "sequences_kept", "Share of completions with at least one token that is distilled.", "share"),
+    Metric("gate", "tokens_kept", "Share of completion tokens that are distilled.", "share"),
+    Metric("gate", "tokens_distilled", "Sum of the token weights.", "tokens"),
+    Metric("gate", "denominator", "Number that the summed distillation loss is divided by.", "tokens"),
+    Metric("gate", "renormalised",
+        "1 if the denominator is the sum of the token weights, 0 if it is the number of tokens.", "0 or 1"),
+    Metric("gate", "loss", "Distillation loss with the gate.", "nats", "lower"),
+    Metric("gate", "loss_open", "Distillation loss without the gate: mean divergence over all completion tokens.",
+        "nats", "lower"),
+    Metric("gate", "kept_divergence",
+        "Weighted mean divergence of the distilled tokens; absent if no token is distilled.", "nats"),
+    Metric("gate", "correct", "Share of completions that are correct.", "share", "higher"),
+    Metric("gate", "unknown", "Share of completions that the verifier could not grade.", "share", "lower"),
+    Metric("gate", "verifier_failures", "Verifier calls that raised or timed out.", "calls", "lower"),
+    Metric("gate", "threshold",
+        "Divergence from which on a calibrated gate distils a token; absent while the gate is open.", "nats"),
+    Metric("gate", "calibrated_open",
+        "1 while a calibrated gate distils all tokens, because no filter has a significant gain.", "0 or 1"),
+)  # fmt: skip
+
+METRICS = (*TEACHER_METRICS, *STUDENT_METRICS, *EVALUATION_METRICS, *GATE_METRICS)
+
+PAGE_SECTIONS: Mapping[Level, tuple[str, str]] = {
+    "teacher": ("Per teacher and objective", "Objectives without a teacher, such as GRPO, have the teacher `reward`."),
+    "student": ("Student", "Independent of teachers and objectives."),
+    "evaluation": ("Cost of evaluations", "Logged by `AlignmentCallback`."),
+    "gate": ("Gates", "Logged by the gated trainers at each logging step."),
+}
+"""Headings and introductions of `metrics_markdown`."""
+
+_TEACHER_STEMS = {metric.stem: metric for metric in TEACHER_METRICS}
+_FIXED_KEYS = {metric.key(): metric for metric in METRICS if metric.level != "teacher"}
+
+
+class ParsedKey(NamedTuple):
+    """A key of the registry.
+
+    Args:
+        metric: The metric.
+        variant: `<teacher>/<objective>`; None if the metric does not belong to a teacher.
+    """
+
+    metric: Metric
+    variant: str | None
+
+
+def parse_key(key: str) -> ParsedKey | None:
+    """The metric of a key, and its teacher and objective; None if the registry does not know it."""
+    if key in _FIXED_KEYS:
+        return ParsedKey(_FIXED_KEYS[key], None)
+    root, *parts = key.split("/")
+    for size in (2, 1):
+        variant, metric = parts[:-size], _TEACHER_STEMS.get("/".join(parts[-size:]))
+        if root == ROOT and metric is not None and len(variant) >= 2:
+            return ParsedKey(metric, "/".join(variant))
+    return None
+
+
+def evaluation_metric(stem: str) -> Metric:
+    """The metric that the callback logs about an evaluation; raises KeyError if it is not registered."""
+    return _FIXED_KEYS[f"{ROOT}/evaluation/{stem}"]
+
+
+def teacher_metric(stem: str) -> Metric:
+    """The metric of a teacher with this stem; raises KeyError if it is not registered."""
+    return _TEACHER_STEMS[stem]
+
+
+def student_metric(stem: str) -> Metric:
+    """The metric of the student with this stem; raises KeyError if it is not registered."""
+    return _FIXED_KEYS[f"{ROOT}/student/{stem}"]
+
+
+def analysis_metrics(analysis: Analysis, registered: Iterable[Metric]) -> dict[str, float]:
+    """The given metrics of an analysis by key; NaN is unknown. Teachers without rows in the node table are absent."""
+    computed = [metric for metric in registered if metric.compute is not None]
+    values = {metric.key(): _value(metric, analysis) for metric in computed if metric.level == "student"}
+    nodes = analysis.nodes
+    for teacher, objective in pairs_of(analysis.children):
+        rows = nodes.filter(pc.and_(pc.equal(nodes["teacher"], teacher), pc.equal(nodes["objective"], objective)))
+        if not rows.num_rows:
+            continue
+        records = TeacherRecords(rows, teacher, objective)
+        for metric in computed:
+            if metric.level == "teacher" and not (metric.needs_teacher and teacher == REWARD):
+                values[metric.key(teacher, objective)] = _value(metric, records)
+    return values
+
+
+def logged_metrics(analysis: Analysis) -> dict[str, float]:
+    """What is logged during training of one evaluation; NaN is unknown."""
+    logged = analysis_metrics(analysis, [metric for metric in METRICS if metric.logged])
+    return {key: float(value) for key, value in logged.items()}
+
+
+def summary(analysis: Analysis) -> dict[str, float | None]:
+    """The content of `summary.json`: all metrics of an analysis. Unknown is None, since JSON has no NaN."""
+    return {key: value if isfinite(value) else None for key, value in analysis_metrics(analysis, METRICS).items()}
+
+
+def metrics_markdown() -> str:
+    """The registry as a Markdown page, for the documentation."""
+    parts = [
+        "# Metrics",
+        "Generated from `opd_align/core/metric_registry.py`. The same keys are used in `summary.json`, in the trainer's "
+        "log, in W&B (with the prefix `train/`) and in `history.jsonl`. Unknown values are `null` in JSON and are not "
+        "logged otherwise. A node, also called a decision, is a token position with at least two continuations whose success "
+        "rate (SR) is known; its SR range is the largest minus the smallest of these success rates.",
+    ]
+    for level, (title, text) in PAGE_SECTIONS.items():
+        lines = ["| key | meaning | unit | range | better | shown in |", "|---|---|---|---|---|---|"]
+        for metric in METRICS:
+            if metric.level == level:
+                better = "–" if metric.direction == "neither" else metric.direction
+                cells = metric.meaning, metric.unit, _range_text(metric), better, ", ".join(metric.shown_in)
+                lines.append(f"| `{metric.key()}` | {' | '.join(cells)} |")
+        parts += [f"## {title}", text, "\n".join(lines)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _range_text(metric: Metric) -> str:
+    if metric.unit in ("histogram", "table", "HTML"):
+        return "–"
+    low, high = metric.range
+    if low == -inf and high == inf:
+        return "any"
+    left = f"{low:g}".replace("-", "−")
+    return f"≥ {left}" if high == inf else f"{left} to {high:g}"
+
+
+def _value(metric: Metric, source: Any) -> float:
+    return metric.compute(source) if metric.compute is not None else nan

@@ -1,0 +1,219 @@
+"""The metric registry: one key per metric, the values of `core.metrics`, and every consumer reads it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from math import inf, isnan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from opd_align import Budget, DrGRPO, ExactFamily, ForwardKL, ReverseKL, Settings, analyze, metrics
+from opd_align.core import metric_registry
+from opd_align.core.engine import Analysis
+from opd_align.core.metric_registry import (
+    CHARTS,
+    METRICS,
+    TEACHER_METRICS,
+    Chart,
+    Metric,
+    logged_metrics,
+    metrics_markdown,
+    parse_key,
+    summary,
+)
+from opd_align.report import dashboard
+
+
+@pytest.fixture(scope="module")
+def family() -> ExactFamily:
+    return ExactFamily.random(seed=3, n=3, length=40)
+
+
+def analysis_of(family: ExactFamily, teachers: list[str], *objectives: Any) -> Analysis:
+    teacher_of = {"good": lambda world: world.tilted_teacher(), "org/bad": lambda world: world.adversarial_teacher()}
+    budget = Budget(initial=64, targeted=600, allocation="adaptive")
+    given = [family.teacher(name, teacher_of[name]) for name in teachers]
+    return analyze(family, given, family.questions, family, settings=Settings(objectives, budget))
+
+
+@pytest.fixture(scope="module")
+def analysis(family: ExactFamily) -> Analysis:
+    return analysis_of(family, ["good", "org/bad"], ReverseKL(), ForwardKL(), DrGRPO())
+
+
+# -- the registry itself ----------------------------------------------------------------------------------------------
+
+
+def test_every_metric_is_documented_and_has_its_own_key() -> None:
+    keys = [metric.key() for metric in METRICS]
+    assert len(set(keys)) == len(keys) > 50
+    for metric in METRICS:
+        assert re.fullmatch(r"[`A-Z1p-].*\.", metric.meaning), metric.stem
+        low, high = metric.range
+        assert low < high
+
+
+def test_keys_are_parsed_from_the_right() -> None:
+    for teacher in ("Self-1C", "Qwen/Qwen3-8B", "student", "a/alignment/mean", "gate"):
+        for metric in TEACHER_METRICS:
+            assert parse_key(metric.key(teacher, "reverse_kl")) == (metric, f"{teacher}/reverse_kl")
+    for metric in METRICS:
+        if metric.level != "teacher":
+            assert parse_key(metric.key()) == (metric, None)
+    for unknown in (
+        "opd_align/alignment/mean",
+        "opd_align/T/alignment/mean",
+        "opd_align/T/gkd/alignment/median",
+        "loss",
+    ):
+        assert parse_key(unknown) is None
+    assert parse_key("other/T/gkd/alignment/mean") is None
+
+
+def test_no_stem_is_the_end_of_another() -> None:
+    stems = [metric.stem for metric in TEACHER_METRICS]
+    assert not [(one, other) for one in stems for other in stems if one.endswith(f"/{other}")]
+    fixed = [metric.key() for metric in METRICS if metric.level in ("student", "evaluation")]
+    assert not [(key, stem) for key in fixed for stem in stems if key.endswith(f"/{stem}") and key.count("/") > 2]
+
+
+def test_charts_and_half_widths_refer_to_what_exists() -> None:
+    titles = [chart.title for chart in CHARTS]
+    assert len(set(titles)) == len(titles)
+    assert {title for metric in METRICS for title in metric.charts} == set(titles)
+    stems = {metric.stem for metric in TEACHER_METRICS}
+    assert {metric.half_width for metric in METRICS if metric.half_width} <= stems
+    for title in titles:
+        shown = [metric for metric in METRICS if title in metric.charts]
+        assert len({metric.level == "teacher" for metric in shown}) == 1
+        assert all(metric.logged for metric in shown), "a chart can only show what is logged"
+        assert len(shown) == 1 or all(metric.charts[title] for metric in shown), "several lines need labels"
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+def test_values_are_those_of_core_metrics(family: ExactFamily) -> None:
+    analysis = analysis_of(family, ["good"], ReverseKL())
+    values = logged_metrics(analysis)
+    (rank,) = metrics.teacher_ranking(analysis.nodes)
+    (row,) = metrics.divergence_filter(analysis.nodes, "kl", (0.5,))
+    full, oracle = metrics.selective_oracle(analysis.nodes, (0.0,))
+    contrast = metrics.correct_vs_incorrect(analysis.nodes)[0]
+    correlations = {row.feature: row.rho.mean for row in metrics.within_path_correlations(analysis.nodes)}
+    expected = {
+        "alignment/mean": rank.alignment.mean,
+        "alignment/half_width": rank.alignment.half_width,
+        "alignment/weighted": rank.weighted_cosine.mean,
+        "alignment/correct": contrast.correct,
+        "alignment/decided": rank.helpful + rank.harmful,
+        "advantage/mean": rank.advantage.mean,
+        "oracle/full_signal": full.signal.mean,
+        "oracle/gain": oracle.gain.mean,
+        "oracle/cross_fitted_signal": oracle.cross_fitted_signal.mean,
+        "filter/threshold": row.threshold,
+        "spearman/kl": correlations["kl"],
+    }
+    assert {stem: values[f"opd_align/good/reverse_kl/{stem}"] for stem in expected} == expected
+    assert values["opd_align/student/nodes"] == analysis.nodes.num_rows
+    assert values["opd_align/student/rollouts"] == sum(
+        analysis.questions[name].to_numpy().sum() for name in ("initial", "targeted")
+    )
+
+
+def test_values_are_within_their_range(analysis: Analysis) -> None:
+    checked = 0
+    for key, value in summary(analysis).items():
+        parsed = parse_key(key)
+        assert parsed is not None
+        low, high = parsed.metric.range
+        assert value is None or low - 1e-9 <= value <= high + 1e-9, key
+        checked += value is not None
+    assert checked > 100
+
+
+def test_keys_have_one_shape_for_any_number_of_teachers_and_objectives(family: ExactFamily, analysis: Analysis) -> None:
+    one, several = logged_metrics(analysis_of(family, ["good"], ReverseKL())), logged_metrics(analysis)
+    assert one.keys() < several.keys()
+    found = {key.removesuffix("/alignment/mean") for key in several if key.endswith("/alignment/mean")}
+    assert found == {
+        "opd_align/good/reverse_kl", "opd_align/good/forward_kl", "opd_align/org/bad/reverse_kl",
+        "opd_align/org/bad/forward_kl", "opd_align/reward/dr_grpo",
+    }  # fmt: skip
+    assert several["opd_align/good/reverse_kl/alignment/mean"] > several["opd_align/org/bad/reverse_kl/alignment/mean"]
+
+
+def test_metrics_of_a_teacher_are_absent_for_rewards(analysis: Analysis) -> None:
+    keys = [key for key in summary(analysis) if key.startswith("opd_align/reward/dr_grpo/")]
+    stems = {key.removeprefix("opd_align/reward/dr_grpo/") for key in keys}
+    assert stems == {metric.stem for metric in TEACHER_METRICS if metric.compute and not metric.needs_teacher}
+
+
+def test_exactly_the_registered_metrics_are_produced(analysis: Analysis) -> None:
+    """What the callback and gates log is checked in tests/training/test_logged_keys.py."""
+    for produced, places in ((summary(analysis), "summary.json"), (logged_metrics(analysis), "log")):
+        known = {found.metric.key() for key in produced if (found := parse_key(key)) is not None}
+        assert len(known) <= len(produced)
+        assert all(parse_key(key) is not None for key in produced)
+        assert known == {metric.key() for metric in METRICS if metric.compute and places in metric.shown_in}
+
+
+def test_unknown_values_are_nan_in_the_log_and_null_in_the_summary(family: ExactFamily) -> None:
+    teachers = [family.teacher("good", lambda world: world.tilted_teacher())]
+    budget = Budget(initial=1, targeted=0, allocation="adaptive")
+    one = analyze(family, teachers, family.questions[:1], family, settings=Settings(budget=budget))
+    values = logged_metrics(one)
+    assert values["opd_align/student/nodes"] == 0
+    assert all(isnan(value) for key, value in values.items() if "/alignment/" in key)
+    written = summary(one)
+    assert json.loads(json.dumps(written, allow_nan=False)) == written
+    assert all(value is None for key, value in written.items() if "/alignment/" in key)
+
+
+# -- adding a metric --------------------------------------------------------------------------------------------------
+
+
+def test_one_record_adds_a_metric_everywhere(analysis: Analysis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adding a metric changes one file: a `Metric` (and a `Chart` for a chart of its own) in metric_registry.py."""
+    added = Metric(
+        "teacher", "alignment/median", "Median alignment.", "cosine", "higher",
+        lambda records: float(np.nanmedian(records.rows["alignment"].to_numpy())),
+        charts={"Median alignment": ""}, column="median",
+    )  # fmt: skip
+    chart = Chart("Median alignment", "alignment")
+    for module in (metric_registry, dashboard):
+        monkeypatch.setattr(module, "METRICS", (*METRICS, added))
+        monkeypatch.setattr(module, "CHARTS", (*CHARTS, chart))
+    monkeypatch.setitem(metric_registry._TEACHER_STEMS, added.stem, added)
+    key = "opd_align/good/reverse_kl/alignment/median"
+    assert -1 <= logged_metrics(analysis)[key] == summary(analysis)[key] <= 1
+    assert parse_key(key) == (added, "good/reverse_kl")
+    assert "| `opd_align/<teacher>/<objective>/alignment/median` | Median alignment. |" in metrics_markdown()
+    assert dashboard.charts()[-1]["lines"] == [{"key": "alignment/median", "label": "", "half_width": None}]
+    assert "median" in [column["title"] for column in dashboard.columns()]
+
+
+def test_the_markdown_page_lists_every_metric() -> None:
+    lines = [line for line in metrics_markdown().splitlines() if line.startswith("| `")]
+    assert len(lines) == len(METRICS)
+    assert {line.count("|") for line in lines} == {7}
+    for metric, line in zip(METRICS, lines, strict=True):
+        assert line.startswith(f"| `{metric.key()}` | {metric.meaning} |")
+    assert "| −1 to 1 | higher | summary.json, log, dashboard: Alignment |" in lines[0]
+    unbounded = replace(METRICS[0], bounds=(-inf, inf))
+    assert metric_registry._range_text(unbounded) == "any"
+
+
+def test_the_wandb_example_names_only_registered_metrics() -> None:
+    text = (Path(__file__).parents[2] / "examples" / "wandb_workspace.md").read_text(encoding="utf-8")
+    stems = set(re.findall(r"`…/([a-z0-9_/]+)`", text))
+    assert len(stems) > 15
+    assert stems <= {metric.stem for metric in TEACHER_METRICS}
+    fixed = set(re.findall(r"`train/(opd_align/(?:student|evaluation)/[a-z_]+)`", text))
+    assert len(fixed) > 4
+    assert all(parse_key(key) is not None for key in fixed)

@@ -1,0 +1,66 @@
+"""Every key that is logged in a training is in the metric registry, and every registered metric is logged."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import wandb
+from opd_align.training.trainers.gated import GatedGKDTrainer
+from support.gated_runs import gkd, verifier
+from support.trainings import ARITHMETIC, TINY, held_out, make
+
+from opd_align import AlignmentCallback, Budget, ExactFamily, ReverseKL, Settings, analyze
+from opd_align.core.metric_registry import METRICS, parse_key
+from opd_align.training.calibrated_gate import CalibratedDivergence
+from opd_align.training.gates import IncorrectOnly
+
+pytestmark = [pytest.mark.training, pytest.mark.filterwarnings("ignore")]
+
+
+def registered_keys(keys: Any) -> set[str]:
+    """The keys with teacher and objective replaced by placeholders; fails on a key that is not registered."""
+    unknown = [key for key in keys if parse_key(key) is None]
+    assert not unknown, f"add these to core/metric_registry.py: {unknown}"
+    return {parsed.metric.key() for key in keys if (parsed := parse_key(key)) is not None}
+
+
+def expected_keys(*, gate: bool, place: str) -> set[str]:
+    return {metric.key() for metric in METRICS if (metric.level == "gate") == gate and place in metric.shown_in}
+
+
+def test_the_callback_logs_exactly_the_registered_metrics(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb_rows: list[dict[str, Any]] = []
+    monkeypatch.setattr(wandb, "run", object())
+    monkeypatch.setattr(wandb, "log", lambda row, **_: wandb_rows.append(row))
+    for name in ("Histogram", "Table", "Html"):
+        monkeypatch.setattr(wandb, name, lambda *args, **kwargs: None)
+    trainer = make("distillation", tmp_path, max_steps=1)
+    trainer.args.report_to = ["wandb"]
+    callback = AlignmentCallback(
+        trainer, held_out(3), ARITHMETIC, every_n_steps=1, max_overhead=None, budget=TINY, on_error="raise"
+    )
+    trainer.add_callback(callback)
+    trainer.train()
+    log = {key for row in trainer.state.log_history for key in row if key.startswith("opd_align/")}
+    lines = [json.loads(text) for text in (callback.folder / "history.jsonl").read_text().splitlines()]
+    history = {key for line in lines for key in line["metrics"]}
+    assert registered_keys(log) <= registered_keys(history) == expected_keys(gate=False, place="log")
+    summary = json.loads((callback.folder / lines[0]["run"] / "summary.json").read_text())
+    assert registered_keys(summary) == expected_keys(gate=False, place="summary.json")
+    media = {key.removeprefix("train/") for row in wandb_rows for key in row if key.startswith("train/opd_align/")}
+    assert registered_keys(media) == expected_keys(gate=False, place="W&B")
+
+
+def test_a_gated_trainer_logs_exactly_the_registered_metrics(tmp_path: Any) -> None:
+    worlds = ExactFamily.random(seed=0, n=10, length=40)
+    teacher = worlds.teacher("teacher", lambda world: world.tilted_teacher())
+    settings = Settings([ReverseKL()], Budget(initial=60, targeted=1500, allocation="adaptive"))
+    latest = analyze(worlds, [teacher], worlds.questions, worlds, settings=settings)
+    calibrated = CalibratedDivergence(SimpleNamespace(latest=latest, teachers=("teacher",), settings=settings))
+    gate = IncorrectOnly(verifier, unknown="drop") * calibrated
+    run = gkd(GatedGKDTrainer, tmp_path, gate=gate, denominator="keep", options={"max_steps": 1})
+    keys = {key for row in run.logs for key in row if key.startswith("gate/")}
+    assert registered_keys(keys) == expected_keys(gate=True, place="log")
