@@ -58,7 +58,7 @@ def study(overrides) -> Study:
 def test_what_it_says_is_english_and_as_likely_as_scoring_says(study):
     student, (question, *_) = study.student, study.questions
     rollouts = student.sample([SampleRequest(question, NOTHING, 8)])
-    assert " the " in " ".join(study.chat.said(rollouts.completion(row)) for row in range(len(rollouts)))
+    assert " the " in " ".join(study.chat.decode(rollouts.completion(row)) for row in range(len(rollouts)))
     log_p = student.token_log_probs(question, rollouts, None)
     # Decoding's own account: the cached step by step pass of transformers, one row at a time.
     for row in range(2):

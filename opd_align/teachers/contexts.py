@@ -167,7 +167,7 @@ class ContextPrompt:
 
     def shown(self, question: Question) -> str:
         """The prompt as text."""
-        return self.chat.shown(self.messages(question))
+        return self.chat.render(self.messages(question))
 
     def messages(self, question: Question) -> list[dict[str, Any]]:
         """The conversation, with the context in its last user message."""

@@ -215,7 +215,7 @@ class Screen:
     def into(self, path: PathLike, questions: Sequence[Question]) -> Screening:
         """Screens into a run directory: new, or continued where it was left."""
         self._check(questions)
-        grader = TextGrader(self.prompting.task, self.prompting.chat.said, self.student.end_tokens)
+        grader = TextGrader(self.prompting.task, self.prompting.chat.decode, self.student.end_tokens)
         with RunDirectory(path, self._manifest(questions, grader)) as run:
             screening, demonstrations = self._screened(run, grader, questions)
             run.keep(DEMONSTRATIONS, table_bytes(_demonstration_table(demonstrations)))

@@ -83,7 +83,7 @@ class RewardGrader:
 
     def grade(self, question: Question, rollouts: Rollouts) -> NDArray[np.int8]:
         tokens = [self._spoken(rollouts.completion(row).tolist()) for row in range(len(rollouts))]
-        texts = [self.chat.said(ids) for ids in tokens]
+        texts = [self.chat.decode(ids) for ids in tokens]
         prompt = _asked(question)
         talk = not isinstance(prompt, str)
         completions = [[{"role": "assistant", "content": text}] for text in texts] if talk else texts
@@ -189,7 +189,7 @@ class HeldOut:
         if isinstance(self.verifier, Task):
             from opd_align.tasks import TextGrader
 
-            return TextGrader(self.verifier, chat.said, end_tokens)
+            return TextGrader(self.verifier, chat.decode, end_tokens)
         return RewardGrader(self.verifier, chat, end_tokens, state, self.given)
 
 

@@ -65,7 +65,7 @@ class Scripted:
 
     @property
     def end_tokens(self) -> tuple[int, ...]:
-        return CHAT.ends()
+        return CHAT.end_tokens()
 
     def keys(self, requests: Sequence[SampleRequest]) -> list[NDArray[np.uint64]]:
         return [request.keys(self.fingerprint, list(self.prompt(request.question))) for request in requests]
@@ -100,14 +100,16 @@ def question(name: str, answer: str | None = GOLD) -> Question:
 def source(name: str, script: Script, **options: Any) -> DemonstrationSource:
     """A source that reads the task's own prompt."""
     sampler = Scripted(name, script, ContextPrompt(CHAT, TASK), **options)
-    return DemonstrationSource(name, sampler, CHAT.said, TextGrader(TASK, CHAT.said, sampler.end_tokens))
+    return DemonstrationSource(name, sampler, CHAT.decode, TextGrader(TASK, CHAT.decode, sampler.end_tokens))
 
 
 def summariser(script: Script, **options: Any) -> DemonstrationSource:
     def prompt(asked: Question) -> tuple[int, ...]:
         return CHAT.prompt([{"role": "user", "content": asked.text}])
 
-    return DemonstrationSource("summariser", Scripted("summariser", script, prompt, **options), CHAT.said, NoGrading())
+    return DemonstrationSource(
+        "summariser", Scripted("summariser", script, prompt, **options), CHAT.decode, NoGrading()
+    )
 
 
 def cast(script: Script, short: Script | None = None, trials: TrialBudget | None = None) -> DemonstrationWriters:
