@@ -213,7 +213,8 @@ class EngineStudent(ABC):
         """For constructors: the scorer must score the distribution that the engine samples from."""
         if self.sampling.temperature < min_temperature:
             raise OpdAlignError(
-                f"{name!r}: this backend samples at temperature {min_temperature} or above, not {self.sampling.temperature}"
+                f"{name!r}: this backend samples at temperature {min_temperature} or above, "
+                f"not {self.sampling.temperature}"
             )
         for setting in ("sampling", "end_tokens"):
             own, expected = getattr(self, setting), getattr(self.scorer, setting, None)
