@@ -1,9 +1,9 @@
-"""Our vLLM backend beside raw vLLM: useful tokens a second, n=50 continuations of each target on a path.
+"""Our vLLM backend compared with raw vLLM: useful tokens per second, n=50 continuations per target of a path.
 
-Targets lie all along a path of 512 tokens. `raw` hands `LLM.generate` the same prompts with the same parameters and
-leaves its outputs as they are; ours adds checks, seeds, order and the assembly of rollouts. `raw, its own way` lets
-vLLM choose its seeds, which need no generator a row. Both sides share one engine, whose prefix cache is emptied
-before each measurement; the order of the sides changes from round to round, and the best round of each side counts.
+Targets are spread along a path of 512 tokens. `raw` passes the same prompts with the same parameters to `LLM.generate`
+and does nothing with its outputs; ours adds checks, seeds, order and the assembly of rollouts. `raw, unseeded` lets
+vLLM choose its seeds, which needs no generator per row. All share one engine, whose prefix cache is cleared before each
+measurement; their order changes from round to round, and the best round of each counts.
 
     python benchmarks/_vllm.py [--quick] [--json FILE]
 
@@ -36,7 +36,7 @@ PROMPT = 64
 N = 50
 VOCABULARY = 4096
 END = tuple(range(32))
-"""A hundred-and-twenty-eighth of the vocabulary, so that the mean continuation of a random model has 128 tokens."""
+"""1/128 of the vocabulary, so that a random model's continuations have 128 tokens on average."""
 
 
 class NoScorer:
@@ -68,8 +68,8 @@ def prompt(question: Question) -> list[int]:
     return list(range(100, 100 + PROMPT))
 
 
-def sides(llm: Any, student: VLLMStudent, requests: list[SampleRequest]) -> dict[str, Callable[[], int]]:
-    """Each side makes all the rollouts and says how many new tokens it made."""
+def contenders(llm: Any, student: VLLMStudent, requests: list[SampleRequest]) -> dict[str, Callable[[], int]]:
+    """Each contender samples all rollouts and returns the number of new tokens."""
 
     def raw(seed: int | None) -> int:
         outputs = llm.generate(
@@ -90,20 +90,20 @@ def sides(llm: Any, student: VLLMStudent, requests: list[SampleRequest]) -> dict
         assert len(rollouts) == N * len(requests)
         return int(len(rollouts.tokens) - rollouts.launch_R.sum())
 
-    return {"ours": ours, "raw": lambda: raw(1), "raw, its own way": lambda: raw(None)}
+    return {"ours": ours, "raw": lambda: raw(1), "raw, unseeded": lambda: raw(None)}
 
 
-def measure(llm: Any, contenders: dict[str, Callable[[], int]], rounds: int) -> dict[str, float]:
-    """Tokens a second of each side's best round."""
-    best = dict.fromkeys(contenders, 0.0)
-    for turn in range(-1, rounds):  # the first one warms up and does not count
-        names = list(contenders)
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+def measure(llm: Any, samplers: dict[str, Callable[[], int]], rounds: int) -> dict[str, float]:
+    """Tokens per second of each contender in its best round."""
+    best = dict.fromkeys(samplers, 0.0)
+    for number in range(-1, rounds):  # the first round is a warm-up and does not count
+        names = list(samplers)
+        for name in names[number % len(names) :] + names[: number % len(names)]:
             llm.reset_prefix_cache()
-            begun = time.perf_counter()
-            tokens = contenders[name]()
-            speed = tokens / (time.perf_counter() - begun)
-            if turn >= 0:
+            start = time.perf_counter()
+            tokens = samplers[name]()
+            speed = tokens / (time.perf_counter() - start)
+            if number >= 0:
                 best[name] = max(best[name], speed)
     return best
 
@@ -111,27 +111,27 @@ def measure(llm: Any, contenders: dict[str, Callable[[], int]], rounds: int) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer targets and rounds")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     count, rounds = (4, 2) if options.quick else (16, 5)
     with tempfile.TemporaryDirectory() as folder:
         save_model(folder)
         llm = vllm_engine(folder, dtype="float32", enforce_eager=True, max_model_len=1024)
         student = VLLMStudent("small", llm, prompt, END, NoScorer(), Sampling(max_tokens=PATH + 128))
-        best = measure(llm, sides(llm, student, targets(count)), rounds)
+        best = measure(llm, contenders(llm, student, targets(count)), rounds)
         llm.llm_engine.engine_core.shutdown()
-    table = Table("side", "tokens/s", title=f"{count} targets × {N} along {PATH} tokens, best of {rounds} rounds")
+    table = Table("contender", "tokens/s", title=f"{count} targets × {N} along {PATH} tokens, best of {rounds} rounds")
     for name, speed in best.items():
         table.add_row(name, f"{speed:,.0f}")
     Console().print(table)
-    figures = {
+    results = {
         "vllm_over_raw": best["ours"] / best["raw"],
-        "vllm_over_raw_unseeded": best["ours"] / best["raw, its own way"],
+        "vllm_over_raw_unseeded": best["ours"] / best["raw, unseeded"],
         "tokens_per_s": best["ours"],
     }
-    Console().print(figures)
+    Console().print(results)
     if options.json:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

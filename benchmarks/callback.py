@@ -94,7 +94,7 @@ def beside_offline(folder: Path, rounds: int, questions: int) -> dict[str, float
     model = trainer.model.eval()
     chat = callback.evaluator.chat
     prompt = callback.evaluator.held_out.prompting(chat)
-    ends = chat.ends(model.config, model.generation_config)
+    ends = chat.end_tokens(model.config, model.generation_config)
     student = HFStudent("student", model, prompt, ends, callback.host.sampling)
     teacher = HFTeacher("teacher", trainer.teacher_model, prompt)
     grader = callback.evaluator.held_out.grader(chat, ends)

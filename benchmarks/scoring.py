@@ -1,12 +1,12 @@
-"""Streamed scoring beside the plain forward pass with whole logits: memory, speed, error.
+"""Streamed scoring compared with a plain forward pass that holds all logits: memory, speed, error.
 
-Student and teacher with a vocabulary of 152K and a small body score one path. Memory is the growth of the process
-while it scores 30,000 tokens, in a process of its own. Speed and error are against whole logits and the same
-reductions, on a path short enough to afford them (in float32 and float64).
+Student and teacher with a vocabulary of 152K and a small body score one path. Memory is the growth of a separate
+process while it scores 30,000 tokens. Speed and error are relative to all logits and the same reductions, on a path
+short enough for them (in float32 and float64).
 
     python benchmarks/scoring.py [--quick] [--json FILE]
 
-`--quick` measures the memory on 1,000 tokens (`extra_gib_1k`) and leaves `extra_gib_30k` open: null.
+`--quick` measures the memory on 1,000 tokens (`extra_gib_1k`) and leaves `extra_gib_30k` null.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def models() -> list[Any]:
         num_key_value_heads=2,
         max_position_embeddings=2 * LONG,
     )
-    made = []
+    built = []
     for seed in (0, 1):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config).eval()
         with torch.no_grad():
-            model.lm_head.weight.mul_(20)  # a random head says nothing in particular; this one prefers some tokens
-        made.append(model)
-    return made
+            model.lm_head.weight.mul_(20)  # the logits of a random head are nearly equal; this one prefers some tokens
+        built.append(model)
+    return built
 
 
 def path(length: int) -> Any:
@@ -61,12 +61,12 @@ def path(length: int) -> Any:
 
 def streamed(student: Any, teacher: Any, length: int) -> PathScores:
     request = ScoreRequest(Question("q"), path(length), np.empty(0, np.int64), np.empty(0, np.uint32), FLOOR)
-    sides = [PromptedModel("student", student, PROMPTS[0]), PromptedModel("teacher", teacher, PROMPTS[1])]
-    return score_path(sides[0], sides[1:], request, Sampling())
+    prompted = [PromptedModel("student", student, PROMPTS[0]), PromptedModel("teacher", teacher, PROMPTS[1])]
+    return score_path(prompted[0], prompted[1:], request, Sampling())
 
 
 def plain(student: Any, teacher: Any, length: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Whole logits of both models, then the same quantities."""
+    """All logits of both models, then the same quantities."""
     log = []
     with torch.no_grad():
         for model, prompt in zip((student, teacher), PROMPTS, strict=True):
@@ -93,21 +93,21 @@ def plain(student: Any, teacher: Any, length: int, dtype: torch.dtype) -> dict[s
     return {name: column.numpy() for name, column in result.items()}
 
 
-def largest_error(scores: PathScores, whole: dict[str, Any]) -> float:
-    assert scores.token_C.tolist() == whole["token_C"].tolist()
+def largest_error(scores: PathScores, expected: dict[str, Any]) -> float:
+    assert scores.token_C.tolist() == expected["token_C"].tolist()
     teacher = scores.teachers["teacher"]
-    mine = {
+    actual = {
         "log_p_C": scores.log_p_C,
         "entropy_T": scores.entropy_T,
         "log_t_C": teacher.log_t_C,
         "teacher_entropy_T": teacher.entropy_T,
         **{name: getattr(teacher, name) for name in ("kl_T", "js_T", "l2_T", "cosine_T")},
     }
-    return max(float(np.abs(column - whole[name]).max()) for name, column in mine.items())
+    return max(float(np.abs(column - expected[name]).max()) for name, column in actual.items())
 
 
 def growth_gib(length: int) -> float:
-    """How much the process's peak memory grows while it scores; to be called in a fresh process."""
+    """Growth of the process's peak memory while it scores; call it in a new process."""
     student, teacher = models()
     streamed(student, teacher, 2)  # libraries allocate on first use
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -115,30 +115,30 @@ def growth_gib(length: int) -> float:
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
 
 
-def growth_elsewhere(length: int) -> float:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
-        return fresh.submit(growth_gib, length).result()
+def growth_in_new_process(length: int) -> float:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(growth_gib, length).result()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="shorter paths")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     arguments = parser.parse_args()
     short, rounds = (64, 2) if arguments.quick else (512, 3)
-    extra = growth_elsewhere(QUICK if arguments.quick else LONG)
+    extra = growth_in_new_process(QUICK if arguments.quick else LONG)
     student, teacher = models()
     error = largest_error(streamed(student, teacher, 48), plain(student, teacher, 48, torch.float64))
     seconds: dict[str, list[float]] = {"streamed": [], "plain": []}
-    for turn in range(2 * rounds):
-        name = "streamed" if turn % 2 else "plain"
+    for number in range(2 * rounds):
+        name = "streamed" if number % 2 else "plain"
         start = time.perf_counter()
-        if turn % 2:
+        if number % 2:
             streamed(student, teacher, short)
         else:
             plain(student, teacher, short, torch.float32)
         seconds[name].append(time.perf_counter() - start)
-    figures = {
+    results = {
         "extra_gib_30k": None if arguments.quick else round(extra, 3),
         "extra_gib_1k": round(extra, 3) if arguments.quick else None,
         "whole_logits_gib_30k": round(2 * LONG * VOCABULARY * 4 / 2**30, 1),
@@ -146,13 +146,13 @@ def main() -> None:
         "max_abs_error": error,
         "streamed_tokens_per_second": round(short / min(seconds["streamed"]), 1),
     }
-    table = Table("figure", "value", title=f"one path, student and teacher, vocabulary {VOCABULARY:,}")
-    for name, value in figures.items():
+    table = Table("result", "value", title=f"one path, student and teacher, vocabulary {VOCABULARY:,}")
+    for name, value in results.items():
         table.add_row(name, "–" if value is None else f"{value:g}")
     Console().print(table)
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,10 @@
-"""Lines to servers: calls that outlive a server that goes away, and go to another one where there are several.
+"""A pool of equivalent HTTP servers: retries transient errors, balances load, and fails over to the other servers.
 
-Connection errors, time-outs, 429 and 5xx are passing trouble. A call that meets it goes to the least loaded server that
-is well, at once; where none is, it is tried again with growing, jittered pauses, until no server has answered anyone
-for longer than the line's patience. A server that failed is tried by one call at a time until it answers again. All
-servers of a line must serve the same: who answers is left to chance, and a refusal (any other 4xx) is believed only
-when a second server that is well, if there is one, refuses too.
-
-This room knows HTTP; what is said over the line, it does not.
+Connection errors, timeouts, 408, 425, 429 and 5xx are transient. A call that meets one is sent to the least loaded
+healthy server at once; if none is healthy, it is retried with growing, jittered backoff until no server has responded
+to anyone for longer than `patience_s`. A server that failed gets one call at a time until it responds again. All
+servers of a pool must serve the same: any of them may respond, and a rejection (any other 4xx) is accepted only when a
+second healthy server, if there is one, rejects the call too.
 """
 
 from __future__ import annotations
@@ -25,32 +23,36 @@ from opd_align.types import OpdAlignError
 
 logger = logging.getLogger(__name__)
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
-GREETING_S = 10.0
-"""How long one of several servers may take to say that it is there."""
-LONGEST_WAIT = 4
-"""How many time-outs a call may wait at a server that answers others: one that is busy is not gone, but a call that got
-lost on the way would wait for ever."""
-PASSED_OVER = 100
-"""How often a call may fail while others are answered: then the trouble is its own, and no patience will help."""
-COMPLAIN_EVERY_S = 30.0
-TRY_AGAIN = {408, 425, 429}
+INITIAL_BACKOFF_S, MAX_BACKOFF_S = 0.25, 10.0
+PROBE_TIMEOUT_S = 10.0
+"""How long one of several servers may take to respond to `get_from_each`."""
+MAX_TIMEOUTS_WHILE_BUSY = 4
+"""How many timeouts a call may wait for a server that responds to other calls: a busy server is not down, but a call
+that got lost on the way would otherwise wait forever."""
+MAX_LONE_FAILURES = 100
+"""How often a call may fail while others succeed: then the problem is the call itself, and waiting does not help."""
+WARN_EVERY_S = 30.0
+RETRY_STATUSES = {408, 425, 429}
 
-HEARD: dict[str, float] = {}
-"""When a server last answered anyone in this process: many workers may queue at one of them."""
+LAST_RESPONSE_AT: dict[str, float] = {}
+"""When a server last responded to any caller in this process: many workers may queue at one of them."""
 
 
 class ServerUnavailable(OpdAlignError):
-    """No server answered within the line's patience."""
+    """No server responded within `patience_s`."""
 
 
 @dataclass(frozen=True)
 class HttpSettings:
     """How to talk to servers.
 
-    `concurrency` bounds the calls under way at each of them, `samples_per_call` the rollouts that one lost answer
-    costs. `timeout_s` is for one whole answer, from when the call was made or the server last answered another one.
-    `patience_s` is how long a call that failed goes on trying while nobody gets an answer.
+    Args:
+        concurrency: Maximum number of concurrent calls per server; at least 1.
+        samples_per_call: Maximum number of rollouts per call, which is what one lost response costs; at least 1.
+        timeout_s: Time limit for one complete response, in seconds. It restarts whenever the server responds to another
+            call: a busy server is not down.
+        patience_s: How long a failed call is retried while no server responds to any call, in seconds; 0 or more.
+        api_key: Sent as bearer token; None sends none.
     """
 
     concurrency: int = 32
@@ -60,73 +62,79 @@ class HttpSettings:
     api_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        times = self.timeout_s > 0 and self.patience_s >= 0  # which NaN is not
-        if self.concurrency < 1 or self.samples_per_call < 1 or not times:
-            raise OpdAlignError(f"a line needs at least one call, one sample and a positive time-out; got {self}")
+        valid_times = self.timeout_s > 0 and self.patience_s >= 0  # both False for NaN
+        if self.concurrency < 1 or self.samples_per_call < 1 or not valid_times:
+            raise OpdAlignError(
+                "concurrency and samples_per_call must be at least 1, timeout_s above 0, patience_s 0 or more; "
+                f"got {self}"
+            )
 
 
 def server_urls(url: str | Sequence[str]) -> tuple[str, ...]:
-    """The servers' addresses, each once, without `/v1`; refuses what is none."""
-    given = [url] if isinstance(url, str) else url
-    for each in given:
+    """The servers' base URLs, without duplicates and without `/v1`; rejects invalid ones."""
+    urls = [url] if isinstance(url, str) else url
+    for each in urls:
         try:
             parts = urlsplit(each)
-            port, right = parts.port, parts.scheme in ("http", "https") and parts.hostname
+            port, valid = parts.port, parts.scheme in ("http", "https") and parts.hostname
         except ValueError as error:
-            raise OpdAlignError(f"{each!r} is no address of a server: {error}") from None
-        if not right or port == 0:
-            raise OpdAlignError(f"{each!r} is no address of a server; it is written http://HOST:PORT")
-    return tuple(dict.fromkeys(each.rstrip("/").removesuffix("/v1") for each in given))
+            raise OpdAlignError(f"{each!r} is not a valid server URL: {error}") from None
+        if not valid or port == 0:
+            raise OpdAlignError(f"{each!r} is not a valid server URL; expected http://HOST:PORT")
+    return tuple(dict.fromkeys(each.rstrip("/").removesuffix("/v1") for each in urls))
 
 
 @dataclass
 class _Server:
-    """One server as this line knows it: calls under way, failures since its last answer, and when to try it again.
+    """One server: calls in flight, failures since its last response, and when to try it again.
 
-    `right` is whether it can be believed by itself when it refuses something: it has done what it was asked, or
-    (`False`) refused what another one did since. `None`: nobody knows yet.
+    `trusted` says whether its rejections are accepted without a second opinion: True once it has completed a call,
+    False after it rejected a call that another server then completed, None if neither has happened.
     """
 
     base: str
     calls: int = 0
     failures: int = 0
-    right: bool | None = None
-    rests_until: float = 0.0
-    complained_at: float = -float("inf")
+    trusted: bool | None = None
+    retry_at: float = 0.0
+    warned_at: float = -float("inf")
 
 
 @dataclass
 class _Call:
-    """What became of a call so far: tries, first and last failure, how many of them came between answers to others, and
-    who refused it with which answer.
-    """
+    """State of one call: attempts, first and last failure, failures while other calls succeeded, and rejections."""
 
     tries: int = 0
     down_since: float = float("inf")
     failed_at: float = float("inf")
-    passed_over: int = 0
-    refusers: list[_Server] = field(default_factory=list)
-    refusal: Any = None
+    lone_failures: int = 0
+    rejecters: list[_Server] = field(default_factory=list)
+    rejection: Any = None
 
 
 class HttpPool:
-    """An open line to one or several servers; use it as an asynchronous context manager."""
+    """Connections to one or several equivalent servers; an asynchronous context manager.
 
-    def __init__(self, url: str | Sequence[str], line: HttpSettings) -> None:
-        self.line = line
+    Args:
+        url: Base URL of a server, or of several.
+        settings: Concurrency, timeouts and API key.
+    """
+
+    def __init__(self, url: str | Sequence[str], settings: HttpSettings) -> None:
+        self.settings = settings
         self.servers = [_Server(base) for base in server_urls(url)]
-        # Not the global generator: a student that is asked during training must not change the run.
-        self.chance = random.Random()
+        # Not the global generator: evaluating a student during training must not change the training run.
+        self.random = random.Random()
         self.changed = asyncio.Condition()
 
     async def __aenter__(self) -> HttpPool:
-        httpx, key = import_httpx(), self.line.api_key
+        httpx, key = import_httpx(), self.settings.api_key
         self.client = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
-            # We bound calls and answers ourselves; waiting for a connection must not eat into an answer's time.
-            timeout=httpx.Timeout(None, connect=min(30.0, self.line.timeout_s)),
-            limits=httpx.Limits(max_connections=self.line.concurrency * len(self.servers)),
-            # Loading the certificates takes longer than many an answer, and plain http has no use for them.
+            # Calls and responses are limited here; waiting for a connection must not count against a response's time.
+            timeout=httpx.Timeout(None, connect=min(30.0, self.settings.timeout_s)),
+            limits=httpx.Limits(max_connections=self.settings.concurrency * len(self.servers)),
+            # Loading the certificates takes longer than many a response, and plain http does not use them.
             verify=any(not server.base.startswith("http://") for server in self.servers),
         )
         return self
@@ -134,72 +142,73 @@ class HttpPool:
     async def __aexit__(self, *_: object) -> None:
         await self.client.aclose()
 
-    async def from_each(self, path: str) -> list[Any]:
-        """The answers of all servers that are there; where none is, that of the first to come back."""
+    async def get_from_each(self, path: str) -> list[Any]:
+        """The responses of all servers that are up; if none is, that of the first to come back."""
         if len(self.servers) == 1:
             return [await self.call("GET", path)]
-        greetings = (self._tried(server, GREETING_S, "GET", path, None) for server in self.servers)
-        found = [response for response, _ in await asyncio.gather(*greetings) if response is not None]
+        probes = (self._attempt(server, PROBE_TIMEOUT_S, "GET", path, None) for server in self.servers)
+        found = [response for response, _ in await asyncio.gather(*probes) if response is not None]
         return found or [await self.call("GET", path)]
 
     async def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """The first answer that is not a passing trouble."""
+        """The first response that is not a transient error."""
         call = _Call()
         while True:
             async with self._least_loaded(call) as server:
-                if server is None:  # nobody is left who might see it otherwise
-                    refuser, told = call.refusers[0], _told(call.refusal)
-                    if len(call.refusers) > 1 or self._right(refuser):
-                        return call.refusal
-                    self._failed(refuser, path, told)
-                    await self._waited(call, path, told)
-                    call.refusers, call.refusal = [], None
+                if server is None:  # no other server left to ask about the rejection
+                    rejecter, reason = call.rejecters[0], _describe(call.rejection)
+                    if len(call.rejecters) > 1 or self._trusted(rejecter):
+                        return call.rejection
+                    self._record_failure(rejecter, path, reason)
+                    await self._give_up_or_wait(call, path, reason)
+                    call.rejecters, call.rejection = [], None
                     continue
                 call.tries += 1
-                response, trouble = await self._tried(server, self.line.timeout_s, method, path, body)
-            if response is None and call.refusal is None:
-                await self._waited(call, path, trouble)
+                response, problem = await self._attempt(server, self.settings.timeout_s, method, path, body)
+            if response is None and call.rejection is None:
+                await self._give_up_or_wait(call, path, problem)
             elif response is not None and response.status_code >= 400:
-                call.refusal, call.refusers = response, [*call.refusers, server]
+                call.rejection, call.rejecters = response, [*call.rejecters, server]
             elif response is not None:
-                for each in call.refusers:
-                    each.right = False
-                    self._failed(each, path, f"{_told(call.refusal)}, to what {server.base} answers")
+                for rejecter in call.rejecters:
+                    rejecter.trusted = False
+                    self._record_failure(
+                        rejecter, path, f"{_describe(call.rejection)}, for a call that {server.base} completed"
+                    )
                 return response
 
-    async def _waited(self, call: _Call, path: str, trouble: str) -> None:
-        """After a failure: gives up, or pauses where no server is well."""
-        now, pause = time.monotonic(), self._pause(call.tries)
-        heard_at = max(HEARD.get(each.base, 0.0) for each in self.servers)
-        call.passed_over += heard_at > call.failed_at
+    async def _give_up_or_wait(self, call: _Call, path: str, problem: str) -> None:
+        """After a failure: raises `ServerUnavailable`, or waits if no server is healthy."""
+        now, pause = time.monotonic(), self._backoff(call.tries)
+        last_response_at = max(LAST_RESPONSE_AT.get(server.base, 0.0) for server in self.servers)
+        call.lone_failures += last_response_at > call.failed_at
         call.down_since, call.failed_at = min(call.down_since, now), now
-        quiet_since = max(call.down_since, heard_at)
-        if call.passed_over >= PASSED_OVER:
+        silent_since = max(call.down_since, last_response_at)
+        urls = " and ".join(server.base + path for server in self.servers)
+        if call.lone_failures >= MAX_LONE_FAILURES:
             raise ServerUnavailable(
-                f"{' and '.join(each.base + path for each in self.servers)} answered others, but failed {call.tries} "
-                f"times at one call. Last error: {trouble}"
+                f"{urls} responded to other calls, but one call failed {call.tries} times. Last error: {problem}"
             )
-        # A slow failure may outlast the patience by itself; it still gets its second try, and one at every server.
-        enough = max(len(self.servers), 1 if self.line.patience_s == 0 else 2)
-        if now + pause - quiet_since > self.line.patience_s and call.tries >= enough:
+        # A slow failure may outlast the patience by itself; it still gets a second attempt, and one at every server.
+        min_tries = max(len(self.servers), 1 if self.settings.patience_s == 0 else 2)
+        if now + pause - silent_since > self.settings.patience_s and call.tries >= min_tries:
             raise ServerUnavailable(
-                f"{' and '.join(each.base + path for each in self.servers)} did not answer: {call.tries} tries, "
-                f"{now - quiet_since:.0f} s without an answer (patience {self.line.patience_s:g} s). "
-                f"Last error: {trouble}. Is the server up, and is the address right? "
-                "Answers that only take long need a longer timeout_s or a lower concurrency of the line"
+                f"{urls} did not respond: {call.tries} attempts, {now - silent_since:.0f} s without a response "
+                f"(patience_s {self.settings.patience_s:g}). Last error: {problem}. Is the server up, and is the url "
+                "right? If responses only take long, raise timeout_s or lower concurrency"
             )
-        if all(each.failures for each in self.servers):
+        if all(server.failures for server in self.servers):
             await asyncio.sleep(pause)
 
     @asynccontextmanager
     async def _least_loaded(self, call: _Call) -> AsyncIterator[_Server | None]:
-        """A slot for a call; `None` where it was refused, and no other server can be asked what it thinks."""
+        """A slot for a call; `None` if the call was rejected and no other server can confirm that."""
         async with self.changed:
             while not (free := self._free(call)):
-                if call.refusers and not self._others(call):
+                if call.rejecters and not self._second_opinions(call):
                     break
                 await self.changed.wait()
-            server = min(free, key=lambda each: (each.calls, self.chance.random()), default=None)
+            server = min(free, key=lambda each: (each.calls, self.random.random()), default=None)
             if server is not None:
                 server.calls += 1
         try:
@@ -210,88 +219,90 @@ class HttpPool:
                     server.calls -= 1
                     self.changed.notify_all()
 
-    def _others(self, call: _Call) -> list[_Server]:
-        """Servers whose word on a refused call is worth having: two that agree are believed."""
-        well = [each for each in self.servers if not each.failures and each not in call.refusers]
-        return well if len(call.refusers) < 2 else []
+    def _second_opinions(self, call: _Call) -> list[_Server]:
+        """Healthy servers that could confirm a rejection; none once two servers agree."""
+        healthy = [server for server in self.servers if not server.failures and server not in call.rejecters]
+        return healthy if len(call.rejecters) < 2 else []
 
-    def _right(self, server: _Server) -> bool:
-        return len(self.servers) == 1 or server.right is True
+    def _trusted(self, server: _Server) -> bool:
+        return len(self.servers) == 1 or server.trusted is True
 
     def _free(self, call: _Call) -> list[_Server]:
-        """Servers that take this call."""
-        now, some_are_well = time.monotonic(), not all(each.failures for each in self.servers)
+        """Servers that can take this call now."""
+        now, some_healthy = time.monotonic(), not all(server.failures for server in self.servers)
 
-        def room(server: _Server) -> int:
-            if not server.failures or not some_are_well:
-                return self.line.concurrency
-            # Whoever has failed already is not made to find out who is still away.
-            return int(now >= server.rests_until and not call.tries)
+        def max_calls(server: _Server) -> int:
+            if not server.failures or not some_healthy:
+                return self.settings.concurrency
+            # A call that has failed already is not used to probe a server that may still be down.
+            return int(now >= server.retry_at and not call.tries)
 
-        asked = self._others(call) if call.refusers else self.servers
-        return [server for server in asked if server.calls < room(server)]
+        candidates = self._second_opinions(call) if call.rejecters else self.servers
+        return [server for server in candidates if server.calls < max_calls(server)]
 
-    async def _tried(
+    async def _attempt(
         self, server: _Server, timeout_s: float, method: str, path: str, body: dict[str, Any] | None
     ) -> tuple[Any, str]:
-        """An answer, or `None` and what the trouble was."""
+        """A response, or `None` and the transient error."""
         try:
-            response = await self._answer(server, timeout_s, method, path, body)
+            response = await self._response(server, timeout_s, method, path, body)
             status = response.status_code
-            refused = 400 <= status < 500 and status not in TRY_AGAIN
+            rejected = 400 <= status < 500 and status not in RETRY_STATUSES
             if status < 400:
                 server.failures = 0
-                server.right = True if method == "POST" else server.right  # a greeting proves little
-            if status < 400 or (refused and self._right(server)):
-                HEARD[server.base] = time.monotonic()
-            if status < 400 or (refused and server.right is not False):
+                server.trusted = True if method == "POST" else server.trusted  # a GET of the model list proves little
+            if status < 400 or (rejected and self._trusted(server)):
+                LAST_RESPONSE_AT[server.base] = time.monotonic()
+            if status < 400 or (rejected and server.trusted is not False):
                 return response, ""
-            trouble = _told(response)
+            problem = _describe(response)
         except TimeoutError:
-            trouble = f"no answer in {timeout_s:g} s"
+            problem = f"no response in {timeout_s:g} s"
         except import_httpx().TransportError as error:
-            trouble = f"{type(error).__name__}: {error}"
+            problem = f"{type(error).__name__}: {error}"
         except import_httpx().InvalidURL as error:
-            raise OpdAlignError(f"{server.base!r} is no address of a server: {error}") from None
-        self._failed(server, path, trouble)
-        return None, trouble
+            raise OpdAlignError(f"{server.base!r} is not a valid server URL: {error}") from None
+        self._record_failure(server, path, problem)
+        return None, problem
 
-    async def _answer(
+    async def _response(
         self, server: _Server, timeout_s: float, method: str, path: str, body: dict[str, Any] | None
     ) -> Any:
-        """An answer, waited for as long as the server answers others; httpx would count from each byte."""
-        begin = time.monotonic()
-        asked = asyncio.ensure_future(self.client.request(method, server.base + path, json=body))
+        """A response, awaited as long as the server responds to other calls; httpx's timeout restarts at each byte."""
+        start = time.monotonic()
+        pending = asyncio.ensure_future(self.client.request(method, server.base + path, json=body))
+        latest_start = start + (MAX_TIMEOUTS_WHILE_BUSY - 1) * timeout_s
         try:
-            while not asked.done():
-                until = min(max(begin, HEARD.get(server.base, 0.0)), begin + (LONGEST_WAIT - 1) * timeout_s) + timeout_s
+            while not pending.done():
+                until = min(max(start, LAST_RESPONSE_AT.get(server.base, 0.0)), latest_start) + timeout_s
                 if time.monotonic() >= until:
                     raise TimeoutError
-                await asyncio.wait({asked}, timeout=until - time.monotonic())
-            return asked.result()
+                await asyncio.wait({pending}, timeout=until - time.monotonic())
+            return pending.result()
         finally:
-            asked.cancel()
-            await asyncio.gather(asked, return_exceptions=True)
+            pending.cancel()
+            await asyncio.gather(pending, return_exceptions=True)
 
-    def _failed(self, server: _Server, path: str, trouble: str) -> None:
+    def _record_failure(self, server: _Server, path: str, problem: str) -> None:
         server.failures += 1
         now = time.monotonic()
-        server.rests_until = now + self._pause(server.failures)
-        if now - server.complained_at > COMPLAIN_EVERY_S:
-            server.complained_at = now
-            others = "the others go on" if len(self.servers) > 1 else f"trying again for {self.line.patience_s:g} s"
-            logger.warning("%s%s: %s; %s", server.base, path, trouble, others)
+        server.retry_at = now + self._backoff(server.failures)
+        if now - server.warned_at > WARN_EVERY_S:
+            server.warned_at = now
+            several = len(self.servers) > 1
+            action = "using the other servers" if several else f"retrying for {self.settings.patience_s:g} s"
+            logger.warning("%s%s: %s; %s", server.base, path, problem, action)
 
-    def _pause(self, tries: int) -> float:
-        return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(tries - 1, 16)) * self.chance.uniform(0.5, 1.5)
+    def _backoff(self, tries: int) -> float:
+        return min(MAX_BACKOFF_S, INITIAL_BACKOFF_S * 2 ** min(tries - 1, 16)) * self.random.uniform(0.5, 1.5)
 
 
-def _told(response: Any) -> str:
+def _describe(response: Any) -> str:
     return f"HTTP {response.status_code}: {error_message(response)}"
 
 
 def error_message(response: Any) -> str:
-    """What the server says is wrong, short."""
+    """The server's error message, shortened to 300 characters."""
     try:
         text = response.json()["error"]["message"]
     except (ValueError, KeyError, TypeError):
@@ -304,6 +315,6 @@ def import_httpx() -> Any:
         import httpx
     except ImportError as error:
         raise OpdAlignError(
-            "asking a server needs httpx, which is not installed: pip install 'opd-align[server]'"
+            "sending requests to a server needs httpx, which is not installed: pip install 'opd-align[server]'"
         ) from error
     return httpx

@@ -1,7 +1,8 @@
 """Models by name: a folder, a GGUF file, a name on the Hub, or one that ships with the package.
 
-What comes back is a causal language model in eval mode with its tokenizer, ready for `backends.hf`. Files and names are
-looked at before anything is loaded. This room knows transformers and PEFT; it knows no task and no teacher.
+`load_model` returns a causal language model in eval mode with its tokenizer, ready for `backends.hf`. Files and names
+are checked before anything is loaded. What identifies a loaded model (a hash of its weights and active adapters) is
+computed here too. torch and transformers are imported on first use.
 """
 
 from __future__ import annotations
@@ -26,96 +27,105 @@ class LoadedModel:
 
     @property
     def configs(self) -> tuple[Any, ...]:
-        """Where the model names the tokens that end a reply."""
+        """The configs that name the model's end-of-sequence tokens."""
         return self.model.config, self.model.generation_config
 
 
 def load_model(
     reference: str, *, adapter: str | None = None, dtype: str = "auto", device: str = "auto", name: str | None = None
 ) -> LoadedModel:
-    """Loads a model; `auto` means a GPU if there is one, and the precision it was saved in (float32 on a CPU)."""
+    """Loads a model.
+
+    Args:
+        reference: A folder made by `save_pretrained`, a .gguf file, a name on the Hub, or `embedded:student` /
+            `embedded:teacher`.
+        adapter: Folder or Hub name of a PEFT adapter to load on top.
+        dtype: "auto" (as saved; float32 on a CPU), "float32", "bfloat16" or "float16".
+        device: A torch device; "auto" is a GPU if there is one.
+        name: The model's name in tables; None takes the last part of `reference`.
+    """
     check_model(reference, dtype=dtype)
-    place, options = place_of(reference)
+    source, options = resolve_reference(reference)
     tokenizer = load_tokenizer(reference)
     torch, transformers = _libraries()
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     precision = "float32" if dtype == "auto" and device == "cpu" else dtype
     options["dtype"] = precision if precision == "auto" else getattr(torch, precision)
-    model = _from_pretrained(transformers.AutoModelForCausalLM, reference, place, options)
+    model = _from_pretrained(transformers.AutoModelForCausalLM, reference, source, options)
     if "gguf_file" in options:
-        model = _plain(model)
+        model = _unquantised(model)
     if adapter is not None:
-        model = _adapted(model, adapter)
+        model = _with_adapter(model, adapter)
     try:
         model = model.to(device)
-    except (RuntimeError, AssertionError) as error:  # torch says a device it was not built for with an assertion
-        raise OpdAlignError(f"cannot put {reference!r} on the device {device!r}: {_first_line(error)}") from error
+    except (RuntimeError, AssertionError) as error:  # torch reports a device it was not built for with an assertion
+        raise OpdAlignError(f"cannot move {reference!r} to the device {device!r}: {_first_line(error)}") from error
     return LoadedModel(name or short_name(reference), model.eval(), tokenizer)
 
 
 def check_model(reference: str, *, dtype: str = "auto") -> None:
-    """Refuses what cannot be there, without loading anything; a name on the Hub is taken on trust."""
+    """Rejects a reference that cannot exist, without loading anything; a name on the Hub is not looked up."""
     if dtype not in DTYPES:
         raise OpdAlignError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
-    place_of(reference)
+    resolve_reference(reference)
 
 
 def short_name(reference: str) -> str:
-    """A model's name for people: the last part of its reference, dots and all (Qwen3-0.6B)."""
+    """A model's display name: the last part of its reference, with dots (Qwen3-0.6B)."""
     return Path(reference.removeprefix(EMBEDDED)).name.removesuffix(".gguf")
 
 
-def load_tokenizer(reference: str, **given: Any) -> Any:
-    """Only the tokenizer: enough to write prompts; `given` goes to transformers, such as a revision."""
-    place, options = place_of(reference)
-    return _from_pretrained(_libraries()[1].AutoTokenizer, reference, place, options | given)
+def load_tokenizer(reference: str, **kwargs: Any) -> Any:
+    """Loads only the tokenizer, which is enough to build prompts; `kwargs` (such as a revision) go to transformers."""
+    source, options = resolve_reference(reference)
+    return _from_pretrained(_libraries()[1].AutoTokenizer, reference, source, options | kwargs)
 
 
 def weight_bytes(reference: str, *, dtype: str = "auto", device: str = "auto") -> int:
-    """How much memory a model's weights take, from its config alone: nothing is loaded."""
+    """Memory of a model's weights in bytes, from its config alone: no weights are loaded."""
     torch, transformers = _libraries()
-    place, options = place_of(reference)
-    config = _from_pretrained(transformers.AutoConfig, reference, place, options)
+    source, options = resolve_reference(reference)
+    config = _from_pretrained(transformers.AutoConfig, reference, source, options)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
-    here = torch.cuda.is_available() if device == "auto" else device != "cpu"
+    on_gpu = torch.cuda.is_available() if device == "auto" else device != "cpu"
     saved = getattr(config, "dtype", None) or torch.float32
-    kept = getattr(torch, dtype) if dtype != "auto" else saved if here else torch.float32
-    return sum(weight.numel() for weight in model.parameters()) * int(kept.itemsize)
+    loaded = getattr(torch, dtype) if dtype != "auto" else saved if on_gpu else torch.float32
+    return sum(weight.numel() for weight in model.parameters()) * int(loaded.itemsize)
 
 
 def generation_configs(reference: str) -> tuple[Any, ...]:
-    """The generation config by itself, where there is one: it names the tokens that end a reply."""
-    place, options = place_of(reference)
+    """The generation config without the model, if there is one: it names the end-of-sequence tokens."""
+    source, options = resolve_reference(reference)
     try:
-        return (_libraries()[1].GenerationConfig.from_pretrained(place, **options),)
+        return (_libraries()[1].GenerationConfig.from_pretrained(source, **options),)
     except (OSError, ValueError):
         return ()
 
 
-def _from_pretrained(kind: Any, reference: str, place: str, options: dict[str, Any]) -> Any:
+def _from_pretrained(auto_class: Any, reference: str, source: str, options: dict[str, Any]) -> Any:
     try:
-        return kind.from_pretrained(place, **options)
-    except Exception as error:  # damaged files, missing ones, no connection: each from another library
+        return auto_class.from_pretrained(source, **options)
+    except Exception as error:  # damaged or missing files, no connection: each raised by another library
         raise OpdAlignError(
             f"cannot load {reference!r}: {_first_line(error)}. Give a folder made by save_pretrained, a .gguf file, "
-            "the name of a model on the Hub (which needs a connection, or a copy in its cache), "
+            "the name of a model on the Hub (which needs a connection or a cached copy), "
             f"or {EMBEDDED}student / {EMBEDDED}teacher"
         ) from error
 
 
-def place_of(reference: str) -> tuple[str, dict[str, Any]]:
-    """What transformers takes for a reference: a folder or Hub name, and the options that go with it."""
+def resolve_reference(reference: str) -> tuple[str, dict[str, Any]]:
+    """What `from_pretrained` takes for a reference: a folder or Hub name, and keyword arguments."""
     if reference.startswith(EMBEDDED):
         from opd_align import embedded
 
         folders = {"student": embedded.student_path, "teacher": embedded.teacher_path}
-        which = reference.removeprefix(EMBEDDED)
-        if which not in folders:
+        name = reference.removeprefix(EMBEDDED)
+        if name not in folders:
             raise OpdAlignError(
-                f"there is no {reference!r}; there are {' and '.join(EMBEDDED + name for name in folders)}"
+                f"there is no {reference!r}; there are {' and '.join(EMBEDDED + each for each in folders)}"
             )
-        return str(folders[which]()), {}
+        return str(folders[name]()), {}
     path = Path(reference).expanduser()
     if path.suffix == ".gguf":
         if not path.is_file():
@@ -123,30 +133,64 @@ def place_of(reference: str) -> tuple[str, dict[str, Any]]:
         return str(path.parent), {"gguf_file": path.name}
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise OpdAlignError(f"{reference!r} is a folder without a config.json; a model is saved by save_pretrained")
+            raise OpdAlignError(f"{reference!r} is a folder without a config.json; save a model with save_pretrained")
         return str(path), {}
     if reference.startswith((".", "/", "~")) or reference.count("/") > 1:
-        raise OpdAlignError(f"there is no folder {reference!r}")
+        raise OpdAlignError(f"the folder {reference!r} does not exist")
     return reference, {}
 
 
-def _plain(model: Any) -> Any:
-    """What comes out of a GGUF file counts as quantised; its weights are plain, and a plain model holds them."""
+def context_length(model: Any) -> int | None:
+    """How many tokens fit into a model's context, if its config says so."""
+    limit = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return None if limit is None else int(limit)
+
+
+def update_with_weights(digest: Any, model: Any) -> Any:
+    """Adds all weights and the names of the active adapters to a digest, and returns it."""
+    digest.update(repr(_active_adapters(model)).encode())
+    for name, weight in model.named_parameters():
+        digest.update(f"{name}\0{weight.dtype}\0{tuple(weight.shape)}\0{_checksum(weight)}\0".encode())
+    return digest
+
+
+def _active_adapters(model: Any) -> tuple[str, ...]:
+    """Names of the active PEFT adapters; the weights alone do not show which are active."""
+    if not hasattr(model, "peft_config"):
+        return ()
+    if any(getattr(module, "disable_adapters", False) is True for module in model.modules()):
+        return ("disabled",)
+    return tuple(sorted(map(str, model.active_adapters)))
+
+
+def _checksum(weight: Any) -> int:
+    """Sum of a tensor's bits as integers: exact, so equal for any number of threads, and as fast as memory."""
+    torch = _libraries()[0]
+    weight = weight.detach().contiguous()
+    if weight.data_ptr() % 8:  # a slice of a larger buffer may start at any byte
+        weight = weight.clone()
+    flat = weight.view(-1).view(torch.uint8)
+    whole = len(flat) // 8 * 8
+    return int(flat[:whole].view(torch.int64).sum()) + int(flat[whole:].sum())
+
+
+def _unquantised(model: Any) -> Any:
+    """transformers marks a model from a GGUF file as quantised though its weights are not; returns an ordinary one."""
     model.config.quantization_config = None
-    plain = type(model)(model.config)
-    plain.load_state_dict(model.state_dict())
-    plain.generation_config = model.generation_config
-    return plain.to(model.dtype)
+    ordinary = type(model)(model.config)
+    ordinary.load_state_dict(model.state_dict())
+    ordinary.generation_config = model.generation_config
+    return ordinary.to(model.dtype)
 
 
-def _adapted(model: Any, adapter: str) -> Any:
+def _with_adapter(model: Any, adapter: str) -> Any:
     try:
         from peft import PeftModel
     except ImportError as error:
         raise OpdAlignError("an adapter needs PEFT: pip install 'opd-align[train]'") from error
     try:
         return PeftModel.from_pretrained(model, adapter)
-    except Exception as error:  # as above
+    except Exception as error:  # as in _from_pretrained
         raise OpdAlignError(f"cannot load the adapter {adapter!r}: {_first_line(error)}") from error
 
 

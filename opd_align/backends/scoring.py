@@ -1,10 +1,8 @@
-"""Scoring along a path: what student and teachers think of every next token, without ever holding the logits.
+"""Scoring along a path: next-token probabilities of student and teachers, without ever holding all logits.
 
-A path of 30,000 tokens times a vocabulary of 152,000 is 18 GB of logits a model. So each model's body runs once and
-leaves hidden states; then the heads run on a few positions at a time, and what a node needs (log-probabilities of the
-tokens that matter, entropies, divergences) leaves the chunk while the logits do not.
-
-This room knows torch and transformers' way of splitting a model into body and head; it samples nothing.
+A path of 30,000 tokens times a vocabulary of 152,000 is 18 GB of logits per model. So each model's body runs once and
+returns hidden states; then the output layers run on a few positions at a time, and each chunk is reduced to what a node
+needs: log-probabilities of the kept tokens, entropies, divergences.
 """
 
 from __future__ import annotations
@@ -33,28 +31,28 @@ CHUNK_BYTES = 64 << 20
 """Memory for the probabilities of one chunk of positions, student and teachers together."""
 
 COMPARED = ("entropy_T", "kl_T", "js_T", "l2_T", "cosine_T")
-"""Whole-vocabulary columns of a teacher."""
+"""Full-vocabulary columns of a teacher."""
 
 BODY_TOKENS = 16384
-"""Tokens that a model's body reads at a time when many completions are scored."""
+"""Tokens per forward pass of a model's body when many completions are scored."""
 
 
 class TokenizerMismatch(OpdAlignError):
-    """Student and teacher do not speak the same tokens."""
+    """Student and teacher do not share a vocabulary."""
 
 
 def sampled_log_probs(sampling: Sampling, logits: Tensor) -> Tensor:
-    """Log-probabilities of the distribution that is sampled from, in float32; -inf for what is cut off."""
+    """Log-probabilities of the distribution that is sampled from, in float32; -inf for tokens that are cut off."""
     log_p = tempered(logits, sampling.temperature)
     if sampling.top_k and sampling.top_k < log_p.shape[-1]:
-        # Tokens that tie with the last one stay, as in transformers.
-        least = log_p.topk(sampling.top_k, dim=-1).values[..., -1:]
-        log_p = _normalised(log_p.masked_fill(log_p < least, -torch.inf))
+        # Tokens that tie with the last one are kept, as in transformers.
+        threshold = log_p.topk(sampling.top_k, dim=-1).values[..., -1:]
+        log_p = _normalised(log_p.masked_fill(log_p < threshold, -torch.inf))
     if sampling.top_p < 1:
         ranked, order = log_p.sort(dim=-1, descending=True, stable=True)
-        # A token stays if the mass before it has not reached top_p; so the likeliest always stays.
-        before = ranked.exp().cumsum(-1) - ranked.exp()
-        ranked = ranked.masked_fill(before >= sampling.top_p, -torch.inf)
+        # A token is kept if the mass before it has not reached top_p; so the most likely one always is.
+        mass_before = ranked.exp().cumsum(-1) - ranked.exp()
+        ranked = ranked.masked_fill(mass_before >= sampling.top_p, -torch.inf)
         log_p = _normalised(torch.empty_like(log_p).scatter_(-1, order, ranked))
     return log_p
 
@@ -66,22 +64,28 @@ def tempered(logits: Tensor, temperature: float) -> Tensor:
 
 
 def _normalised(logits: Tensor) -> Tensor:
-    """`log_softmax` in float32, two digits better over 152,000 tokens: `sum` adds up in pairs, not in a row."""
+    """`log_softmax` in float32, two digits more accurate over 152,000 tokens: `sum` adds pairwise, not in sequence."""
     logits = logits - logits.amax(-1, keepdim=True)
     return logits.sub_(logits.exp().sum(-1, keepdim=True).log_())
 
 
-def _summed(values: Tensor) -> Tensor:
+def _sum(values: Tensor) -> Tensor:
     return values.sum(-1).double()
 
 
-def _length(values: Tensor) -> Tensor:
-    return _summed(values * values).sqrt_()
+def _norm(values: Tensor) -> Tensor:
+    return _sum(values * values).sqrt_()
 
 
 @dataclass(frozen=True)
 class PromptedModel:
-    """A model reading a completion after its own prompt."""
+    """A model that reads a completion after its own prompt.
+
+    Args:
+        name: The model's name in results and messages.
+        model: A causal language model in eval mode.
+        prompt: Token ids before the completion; at least one.
+    """
 
     name: str
     model: Any
@@ -89,38 +93,48 @@ class PromptedModel:
 
     def __post_init__(self) -> None:
         if not len(self.prompt):
-            raise OpdAlignError(f"{self.name!r} has an empty prompt; at least one token (such as <bos>) must precede")
-        check_evaluating(self.model, self.name)
+            raise OpdAlignError(f"{self.name!r} has an empty prompt; at least one token (such as <bos>) is required")
+        check_eval_mode(self.model, self.name)
 
 
 @dataclass(frozen=True)
 class TopKTeacher:
-    """A teacher of which only the likeliest tokens of each position are known."""
+    """A teacher of which only the most likely tokens at each position are known.
+
+    Args:
+        name: The teacher's name in results.
+        top: Its most likely tokens along the completion, at temperature 1.
+    """
 
     name: str
     top: TopLogProbs
 
     def log_probs(self, start: int, log_p: Tensor) -> Tensor:
-        """Whole distributions: the known tokens as told, what is left over the others as the student spreads it.
+        """Full distributions: the known tokens as given, the remaining mass in proportion to the student.
 
-        Of all distributions that agree with what is known, that is the one nearest to the student's in KL.
+        Of all distributions that agree with the known values, this is the closest to the student's in KL.
         """
         rows = slice(start, start + len(log_p))
         token = torch.as_tensor(self.top.token_TK[rows], device=log_p.device)
         log_t = torch.as_tensor(self.top.log_t_TK[rows], device=log_p.device)
         known = torch.zeros_like(log_p, dtype=torch.bool).scatter_(1, token, True)
-        told = torch.full_like(log_p, -torch.inf).scatter_(1, token, log_t.to(log_p.dtype))
-        left = torch.log((1 - _summed(told.exp())).clamp(min=1e-12))
+        given = torch.full_like(log_p, -torch.inf).scatter_(1, token, log_t.to(log_p.dtype))
+        remaining = torch.log((1 - _sum(given.exp())).clamp(min=1e-12))
         others = torch.logsumexp(log_p.masked_fill(known, -torch.inf).double(), -1)
-        spread = log_p + (left - others).to(log_p.dtype)[:, None]
-        return torch.where(known, told, spread)
+        spread = log_p + (remaining - others).to(log_p.dtype)[:, None]
+        return torch.where(known, given, spread)
 
 
 @dataclass(frozen=True)
 class RemoteTeacher:
-    """A teacher whose body read the completion elsewhere: its last hidden states, and its output layer here.
+    """A teacher whose body ran in another process: its last hidden states, and a local copy of its output layer.
 
-    Hidden states are a few thousand numbers a position where logits are 152,000, and give exactly those logits.
+    Hidden states are a few thousand numbers per position where logits are 152,000, and give exactly the same logits.
+
+    Args:
+        name: The teacher's name in results.
+        head: The output layer, on the device of `hidden`.
+        hidden: Last hidden state before each token of the completion: (tokens, d).
     """
 
     name: str
@@ -134,46 +148,46 @@ def score_path(
     request: ScoreRequest,
     sampling: Sampling,
 ) -> PathScores:
-    """Student and teachers along one completion, each with its own prompt, position by position.
+    """Scores student and teachers along one completion, each after its own prompt.
 
     The student's probabilities are those it samples with. A teacher's are at the same temperature, over the tokens
-    that student and teachers all can say: vocabularies are padded to different lengths.
+    that student and all teachers have in common: vocabularies are padded to different lengths.
     """
     completion = np.asarray(request.completion, np.uint32)
-    whole = [teacher for teacher in teachers if not isinstance(teacher, TopKTeacher)]
-    if len(whole) < len(teachers) and sampling.temperature != 1:
+    full_teachers = [teacher for teacher in teachers if not isinstance(teacher, TopKTeacher)]
+    if len(full_teachers) < len(teachers) and sampling.temperature != 1:
         raise OpdAlignError(
-            "a teacher behind a server tells probabilities at temperature 1; sample the student there too"
+            "a teacher behind a server returns probabilities at temperature 1; sample the student at temperature 1 too"
         )
-    sides: list[PromptedModel | RemoteTeacher] = [student, *whole]
+    models: list[PromptedModel | RemoteTeacher] = [student, *full_teachers]
     with torch.no_grad():
-        heads = [side.head if isinstance(side, RemoteTeacher) else output_layer(side) for side in sides]
+        heads = [model.head if isinstance(model, RemoteTeacher) else output_layer(model) for model in models]
         vocabulary = min(int(head.weight.shape[0]) for head in heads)
         _check_tokens(completion, vocabulary)
         hidden = [
-            side.hidden if isinstance(side, RemoteTeacher) else hidden_states(side, [completion]) for side in sides
+            model.hidden if isinstance(model, RemoteTeacher) else hidden_states(model, [completion]) for model in models
         ]
         columns = _Columns(completion, [teacher.name for teacher in teachers])
-        for start, stop in _chunks(len(completion), vocabulary * len(sides)):
+        for start, stop in _chunks(len(completion), vocabulary * len(models)):
             log_p = sampled_log_probs(sampling, heads[0](hidden[0][start:stop]))[..., :vocabulary]
-            found = {
-                side.name: tempered(head(state[start:stop])[..., :vocabulary], sampling.temperature).to(log_p.device)
-                for side, head, state in zip(whole, heads[1:], hidden[1:], strict=True)
+            log_t = {
+                model.name: tempered(head(state[start:stop])[..., :vocabulary], sampling.temperature).to(log_p.device)
+                for model, head, state in zip(full_teachers, heads[1:], hidden[1:], strict=True)
             }
-            found |= {each.name: each.log_probs(start, log_p) for each in teachers if isinstance(each, TopKTeacher)}
-            _reduce(log_p, [found[teacher.name] for teacher in teachers], request, start, columns)
+            log_t |= {each.name: each.log_probs(start, log_p) for each in teachers if isinstance(each, TopKTeacher)}
+            _reduce(log_p, [log_t[teacher.name] for teacher in teachers], request, start, columns)
     return columns.scores()
 
 
-def rollout_log_probs(side: PromptedModel, rollouts: Rollouts, sampling: Sampling) -> Floats:
+def rollout_log_probs(prompted: PromptedModel, rollouts: Rollouts, sampling: Sampling) -> Floats:
     """Log-probability of every token of every rollout, flat like `rollouts.tokens`."""
-    _check_tokens(rollouts.tokens, _vocabulary(side.model))
+    _check_tokens(rollouts.tokens, int(prompted.model.get_output_embeddings().weight.shape[0]))
     result = np.empty(len(rollouts.tokens))
     with torch.no_grad():
-        head = output_layer(side)
-        for rows in _alike(rollouts.length_R, len(side.prompt)):
+        head = output_layer(prompted)
+        for rows in _length_batches(rollouts.length_R, len(prompted.prompt)):
             completions = [rollouts.completion(int(row)) for row in rows]
-            scored = _log_probs(head, hidden_states(side, completions), np.concatenate(completions), sampling)
+            scored = _log_probs(head, hidden_states(prompted, completions), np.concatenate(completions), sampling)
             ends = np.cumsum([len(completion) for completion in completions])[:-1]
             for row, values in zip(rows, np.split(scored, ends), strict=True):
                 result[rollouts.offsets[row] : rollouts.offsets[row + 1]] = values
@@ -181,63 +195,70 @@ def rollout_log_probs(side: PromptedModel, rollouts: Rollouts, sampling: Samplin
 
 
 def check_tokenizers(student: Any, teacher: Any, name: str) -> None:
-    """Refuses a teacher whose tokens mean something else, with an example."""
-    mine, theirs = ({number: text for text, number in side.get_vocab().items()} for side in (student, teacher))
-    # What only one of them has lies beyond the common vocabulary, where padding and additions live.
-    for number in sorted(mine.keys() & theirs.keys()):
-        if mine[number] != theirs[number]:
+    """Rejects a teacher whose token ids stand for other tokens than the student's."""
+    own, other = ({number: text for text, number in each.get_vocab().items()} for each in (student, teacher))
+    # Ids that only one of them has are padding and added tokens, outside the common vocabulary.
+    for number in sorted(own.keys() & other.keys()):
+        if own[number] != other[number]:
             raise TokenizerMismatch(
-                f"teacher {name!r} does not share the student's vocabulary (id {number} is {theirs[number]!r} there, "
-                f"{mine[number]!r} here); use a context teacher, or one of the same family"
+                f"teacher {name!r} does not share the student's vocabulary (id {number} is {other[number]!r} there, "
+                f"{own[number]!r} here); use a context teacher, or one of the same family"
             )
 
 
-def check_evaluating(model: Any, name: str) -> None:
-    """Refuses a model in training mode: dropout and checkpointing would make its probabilities garbage."""
+def check_eval_mode(model: Any, name: str) -> None:
+    """Rejects a model in training mode: dropout and checkpointing would corrupt its probabilities."""
     if model.training:
         raise OpdAlignError(f"{name!r} is in training mode; call model.eval() before it samples or scores")
 
 
 def _check_tokens(tokens: Tokens, vocabulary: int) -> None:
     if len(tokens) and int(tokens.max()) >= vocabulary:
-        raise OpdAlignError(f"token {int(tokens.max())} of a completion is beyond the common vocabulary ({vocabulary})")
+        raise OpdAlignError(
+            f"token {int(tokens.max())} of a completion is outside the common vocabulary ({vocabulary})"
+        )
 
 
 def _body(model: Any) -> Any:
-    # PEFT puts its layers inside the model it wraps, so the wrapped body speaks with the adapter.
+    # PEFT puts its layers inside the model it wraps, so the wrapped body includes the adapter.
     return (model.get_base_model() if hasattr(model, "peft_config") else model).base_model
 
 
-def output_layer(side: PromptedModel) -> Any:
-    """The model's output layer, after making sure that it and the body are all there is to the logits."""
-    model, head = side.model, side.model.get_output_embeddings()
-    few = torch.as_tensor([list(side.prompt[:4])], device=model.device)
-    whole = model(input_ids=few, use_cache=False).logits.float()
-    split = head(_body(model)(input_ids=few, use_cache=False).last_hidden_state).float()
-    if bool(torch.isnan(whole).any()):
-        raise OpdAlignError(f"{side.name!r} gives NaN in place of probabilities; has its training diverged?")
-    if whole.shape != split.shape or not torch.allclose(whole, split, rtol=1e-2, atol=1e-2 * float(whole.abs().max())):
+def output_layer(prompted: PromptedModel) -> Any:
+    """The model's output layer, after checking that body and output layer alone reproduce the logits."""
+    model, head = prompted.model, prompted.model.get_output_embeddings()
+    ids = torch.as_tensor([list(prompted.prompt[:4])], device=model.device)
+    logits = model(input_ids=ids, use_cache=False).logits.float()
+    split = head(_body(model)(input_ids=ids, use_cache=False).last_hidden_state).float()
+    if bool(torch.isnan(logits).any()):
+        raise OpdAlignError(f"the probabilities of {prompted.name!r} are NaN; has its training diverged?")
+    scale = float(logits.abs().max())
+    if logits.shape != split.shape or not torch.allclose(logits, split, rtol=1e-2, atol=1e-2 * scale):
         raise OpdAlignError(
-            f"{side.name!r} ({type(model).__name__}) does more to its logits than body and output layer "
-            "(scaling, capping or a virtual prompt), which scoring in chunks does not know"
+            f"the logits of {prompted.name!r} ({type(model).__name__}) are not those of its body and output layer "
+            "(scaling, capping or a virtual prompt?), which scoring in chunks does not support"
         )
     return head
 
 
-def hidden_states(side: PromptedModel, completions: Sequence[Tokens]) -> Tensor:
-    """Last hidden state before each token of the completions, one after the other: (tokens, d)."""
+def hidden_states(prompted: PromptedModel, completions: Sequence[Tokens]) -> Tensor:
+    """Last hidden state before each token of the completions, concatenated: (tokens, d)."""
     lengths = [len(completion) for completion in completions]
-    longest = len(side.prompt) + max(*lengths, 1) - 1  # the last token is scored, not read
-    limit = getattr(side.model.config, "max_position_embeddings", None)
+    longest = len(prompted.prompt) + max(*lengths, 1) - 1  # the last token is scored, not read
+    limit = getattr(prompted.model.config, "max_position_embeddings", None)
     if limit is not None and longest > limit:
-        raise OpdAlignError(f"{side.name!r}: prompt and completion are {longest} tokens, its context holds {limit}")
+        raise OpdAlignError(
+            f"{prompted.name!r}: prompt and completion are {longest} tokens, but its context is {limit}"
+        )
     ids = np.zeros((len(completions), longest), np.int64)
-    ids[:, : len(side.prompt)] = side.prompt
+    ids[:, : len(prompted.prompt)] = prompted.prompt
     for row, completion in enumerate(completions):
-        ids[row, len(side.prompt) : len(side.prompt) + len(completion) - 1] = completion[:-1]
-    # Padding on the right of a causal model changes nothing on its left: no mask is needed.
-    tokens = torch.as_tensor(ids, device=side.model.device)
-    hidden: Tensor = _body(side.model)(input_ids=tokens, use_cache=False).last_hidden_state[:, len(side.prompt) - 1 :]
+        ids[row, len(prompted.prompt) : len(prompted.prompt) + len(completion) - 1] = completion[:-1]
+    # In a causal model, padding on the right does not affect what is left of it: no mask is needed.
+    tokens = torch.as_tensor(ids, device=prompted.model.device)
+    hidden: Tensor = _body(prompted.model)(input_ids=tokens, use_cache=False).last_hidden_state[
+        :, len(prompted.prompt) - 1 :
+    ]
     if len(completions) == 1:
         return hidden[0, : lengths[0]]
     return torch.cat([state[:length] for state, length in zip(hidden, lengths, strict=True)])
@@ -252,17 +273,13 @@ def _log_probs(head: Any, hidden: Tensor, tokens: Tokens, sampling: Sampling) ->
     return result
 
 
-def _alike(length_R: Any, prompt: int) -> Iterator[Any]:
-    """Rows in batches of similar length, longest first; a batch reads at most `BODY_TOKENS`, padding included."""
+def _length_batches(length_R: Any, prompt: int) -> Iterator[Any]:
+    """Rows in batches of similar length, longest first, of at most `BODY_TOKENS` tokens, padding included."""
     order = np.argsort(-length_R, kind="stable")
     while len(order):
         size = max(1, BODY_TOKENS // (prompt + int(length_R[order[0]])))
         yield order[:size]
         order = order[size:]
-
-
-def _vocabulary(model: Any) -> int:
-    return int(model.get_output_embeddings().weight.shape[0])
 
 
 def _chunks(length: int, width: int) -> Iterator[tuple[int, int]]:
@@ -273,11 +290,11 @@ def _chunks(length: int, width: int) -> Iterator[tuple[int, int]]:
 
 
 class _Columns:
-    """What has left the chunks so far.
+    """The results of the chunks so far.
 
-    Room for all positions is taken at once, and for children by doubling: small arrays that outlive their chunk would
-    settle in the gaps that its large ones leave, and malloc would need fresh memory for every next chunk (28 MB each,
-    with two models and 152,000 tokens).
+    Arrays for all positions are allocated at once, and those for children grow by doubling: small arrays that outlive
+    their chunk would fill the gaps that its large ones leave, and malloc would need new memory for every next chunk
+    (28 MB each, with two models and 152,000 tokens).
     """
 
     def __init__(self, completion: Tokens, teachers: Sequence[str]) -> None:
@@ -289,7 +306,7 @@ class _Columns:
         self.log_C = np.zeros((1 + len(teachers), len(self.token_C)))
 
     def put(self, start: int, kept: Tensor, log: Sequence[Tensor]) -> None:
-        """The kept children of a chunk that starts at a position, with the log-probabilities of all speakers."""
+        """Adds the kept children of a chunk that starts at a position; `log` has student first, then the teachers."""
         row, token = kept.nonzero(as_tuple=True)
         end = self.filled + len(row)
         while end > len(self.token_C):
@@ -297,8 +314,8 @@ class _Columns:
             self.log_C = np.concatenate([self.log_C, np.zeros_like(self.log_C)], axis=1)
         self.size_T[start : start + len(kept)] = kept.sum(-1).cpu().numpy()
         self.token_C[self.filled : end] = token.cpu().numpy()
-        for column_C, speaker in zip(self.log_C, log, strict=True):
-            column_C[self.filled : end] = speaker[row, token].double().cpu().numpy()
+        for column_C, log_model in zip(self.log_C, log, strict=True):
+            column_C[self.filled : end] = log_model[row, token].double().cpu().numpy()
         self.filled = end
 
     def scores(self) -> PathScores:
@@ -322,9 +339,9 @@ def _reduce(log_p: Tensor, log_t: Sequence[Tensor], request: ScoreRequest, start
     kept = log_p > floor
     for other in log_t:
         kept |= other > floor
-    here = torch.arange(len(log_p), device=log_p.device)
+    position = torch.arange(len(log_p), device=log_p.device)
     own = torch.as_tensor(columns.completion[start:stop].astype(np.int64), device=log_p.device)
-    kept[here, own] = True
+    kept[position, own] = True
     inside = (request.keep_depth >= start) & (request.keep_depth < stop)
     inside &= request.keep_token < log_p.shape[-1]
     depth = torch.as_tensor(request.keep_depth[inside] - start, device=log_p.device)
@@ -332,24 +349,24 @@ def _reduce(log_p: Tensor, log_t: Sequence[Tensor], request: ScoreRequest, start
     columns.put(start, kept, [log_p, *log_t])
     p = log_p.exp()
     columns.entropy_T[start:stop] = _entropy(log_p, p)
-    for found, other in zip(columns.comparison, log_t, strict=True):
+    for comparison, other in zip(columns.comparison, log_t, strict=True):
         for name, value in _compare(log_p, p, other).items():
-            found[name][start:stop] = value
+            comparison[name][start:stop] = value
 
 
 def _compare(log_p: Tensor, p: Tensor, log_t: Tensor) -> dict[str, Any]:
     t = log_t.exp()
     log_m = ((p + t) / 2).log_()
     js = (_kl(p, log_p, log_m) + _kl(t, log_t, log_m)) / 2
-    dot = _summed(p * t) / (_length(p) * _length(t))
-    columns = {"kl_T": _kl(p, log_p, log_t), "js_T": js, "l2_T": _length(p - t), "cosine_T": dot}
+    cosine = _sum(p * t) / (_norm(p) * _norm(t))
+    columns = {"kl_T": _kl(p, log_p, log_t), "js_T": js, "l2_T": _norm(p - t), "cosine_T": cosine}
     return {name: column.cpu().numpy() for name, column in columns.items()} | {"entropy_T": _entropy(log_t, t)}
 
 
 def _kl(weight: Tensor, log_a: Tensor, log_b: Tensor) -> Tensor:
     # 0 · log(0 / x) is 0, and rounding must not make a divergence negative.
-    return _summed((log_a - log_b).mul_(weight).masked_fill_(weight == 0, 0.0)).clamp(min=0.0)
+    return _sum((log_a - log_b).mul_(weight).masked_fill_(weight == 0, 0.0)).clamp(min=0.0)
 
 
 def _entropy(log_p: Tensor, p: Tensor) -> Any:
-    return -_summed((p * log_p).masked_fill_(p == 0, 0.0)).cpu().numpy()
+    return -_sum((p * log_p).masked_fill_(p == 0, 0.0)).cpu().numpy()

@@ -1,63 +1,91 @@
-"""vLLM servers behind their OpenAI-compatible door as sampler: token ids in, token ids out, over HTTP.
+"""vLLM servers with an OpenAI-compatible API as sampler: token ids in, token ids out, over HTTP.
 
-A run outlives its servers: the line tries passing trouble again, and elsewhere. A request that a server refuses for
-good (HTTP 400, 413, 422) becomes failures with its reason, and the others go on; where all are refused, and at a wrong
-key, address or model, the run stops. Each answer lands in the slot of its own call, so nothing is counted twice however
-often a call was repeated.
+Transient errors are retried, on other servers if there are several (`http_pool`). A request that a server rejects
+permanently (HTTP 400, 413, 422) becomes failures with its reason, and the other requests continue; if all requests of a
+batch are rejected, or the API key, address or model is wrong, the run stops. Each response is stored with its own call,
+so nothing is counted twice however often a call was retried.
 
-vLLM gives the i-th of n samples the seed `seed + i`; we seed with (hash of the request's content) + number of the
-sample, so a request may be cut into calls of any size, or repeated, and asks for the same samples. Equal seeds give
-equal tokens as long as the logits are equal; those may differ in the last bits between batches.
-
-This room knows vLLM's protocol and nothing of models: scoring is the business of the scorer that it was given.
+vLLM gives the i-th of n samples the seed `seed + i`; see `base.first_seed`. So a request may be split into calls of any
+size, or retried, and still asks for the same samples. Equal seeds give equal tokens as long as the logits are equal;
+those may differ in the last bits between batches. Nothing here loads a model: a local scorer provides the
+probabilities.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from opd_align.backends.base import (
+    VLLM_MIN_TEMPERATURE,
+    EngineStudent,
+    ModelSpec,
+    Prompt,
+    StudentSpec,
+    assemble_rollouts,
+    check_fits,
+    check_prefix,
+    check_prompt,
+    engine_rollouts,
+    first_seed,
+)
 from opd_align.backends.http_pool import HttpPool, HttpSettings, error_message, import_httpx, server_urls
+from opd_align.backends.loading import generation_configs
 from opd_align.types import (
     Failure,
-    Finish,
     Floats,
     OpdAlignError,
-    PathScores,
     Question,
     Rollouts,
     SampleRequest,
     Scorer,
-    ScoreRequest,
+    Tokens,
     TopLogProbs,
 )
 
-if TYPE_CHECKING:  # a machine that only asks a server needs no torch, which `scoring` loads
+if TYPE_CHECKING:  # a machine that only sends requests to a server needs no torch, which `scoring` imports
+    from opd_align.backends.scoring import TopKTeacher
     from opd_align.settings import Sampling
-
-Prompt = Callable[[Question], Sequence[int]]
 
 T = TypeVar("T")
 
-COLDEST = 0.01
-"""vLLM silently raises lower temperatures to this one, and then samples from another distribution than we score."""
+REJECTED = {400, 413, 422}
+"""HTTP statuses with which a server rejects one request permanently."""
 
-REFUSED_FOR_GOOD = {400, 413, 422}
+
+def build_student(spec: StudentSpec) -> ServerStudent:
+    """The student of a model configuration; without a scorer, and without weights here, if it only samples."""
+    model = spec.model
+    scorer: Any = spec.build_scorer() if spec.scored else None
+    end_tokens = spec.end_tokens(*generation_configs(model.model)) if scorer is None else scorer.end_tokens
+    name = model.served_as or model.model
+    return ServerStudent(model.url, name, spec.prompt, end_tokens, scorer, spec.sampling, model.http)
+
+
+def build_teacher(name: str, model: ModelSpec, prompt: Prompt) -> ServerTeacher:
+    """The teacher of a model configuration."""
+    return ServerTeacher(name, model.url, model.served_as or model.model, prompt, http=model.http)
 
 
 @dataclass(frozen=True)
-class ServerStudent:
-    """A student that vLLM servers sample and `scorer` scores, all of which must hold the same weights.
+class ServerStudent(EngineStudent):
+    """A student that vLLM servers sample and `scorer` scores.
 
-    `url` is a server's address, or those of several, with or without `/v1`; `model` the name under which they serve the
-    student. `prompt` gives the token ids before the completion. Only `end_tokens` end a completion.
+    Args:
+        url: Address of a server, or of several that serve the same weights, with or without `/v1`.
+        model: The name under which they serve the student.
+        prompt: From a question to the token ids before the completion.
+        end_tokens: Token ids that end a completion; the servers' generation config is ignored.
+        scorer: Scores the same weights, usually an `HFStudent` with equal `sampling` and `end_tokens`; None if the
+            student only samples.
+        sampling: Temperature (0.01 or above), top-p, top-k, maximum completion length and seed.
+        http: Concurrency, timeouts and API key.
     """
 
     url: str | Sequence[str]
@@ -66,23 +94,12 @@ class ServerStudent:
     end_tokens: tuple[int, ...]
     scorer: Scorer
     sampling: Sampling
-    line: HttpSettings = field(default_factory=HttpSettings)
+    http: HttpSettings = field(default_factory=HttpSettings)
 
     def __post_init__(self) -> None:
         import_httpx()
-        if not server_urls(self.url):
-            raise OpdAlignError(f"{self.model!r} has no server: give the address of one, or of several")
-        if self.sampling.temperature < COLDEST:
-            raise OpdAlignError(
-                f"{self.model!r}: vLLM samples at temperature {COLDEST} or above, not {self.sampling.temperature}"
-            )
-        for what in ("sampling", "end_tokens"):
-            mine, theirs = getattr(self, what), getattr(self.scorer, what, None)
-            if theirs is not None and mine != theirs:
-                raise OpdAlignError(
-                    f"{self.model!r} samples with {what} {mine}, but its scorer is set to {theirs}; "
-                    "the scores would be those of another distribution, so give both the same"
-                )
+        _check_urls(self.url, self.model)
+        self._check_settings(self.model, min_temperature=VLLM_MIN_TEMPERATURE)
 
     @property
     def name(self) -> str:
@@ -90,108 +107,98 @@ class ServerStudent:
 
     @property
     def fingerprint(self) -> str:
-        """Model name, settings and the scorer's fingerprint, which knows the weights; the address is no part of it."""
+        """A hash of model name and settings; the scorer's fingerprint covers the weights. Addresses are not in it."""
         parts = (self.model, self.sampling, sorted(self.end_tokens), getattr(self.scorer, "fingerprint", None))
         return f"server-{blake2b(repr(parts).encode(), digest_size=16).hexdigest()}"
 
     @property
     def context_length(self) -> int | None:
-        """Asks the server whether it serves the model; its context length, where it tells."""
-
-        async def ask() -> int | None:
-            async with _Session(self) as session:
-                return await session.context_length()
-
-        return _run(ask())
-
-    @property
-    def token_text(self) -> Callable[[int], str] | None:
-        """What a token reads, if whoever writes the prompts can tell."""
-        return getattr(self.prompt, "token_text", None)
-
-    def keys(self, requests: Sequence[SampleRequest]) -> list[NDArray[np.uint64]]:
-        fingerprint = self.fingerprint
-        return [request.keys(fingerprint, list(self.prompt(request.question))) for request in requests]
+        """The context length that the servers report, if they do; fails if they do not serve the model."""
+        return _context_length(self)
 
     def sample(self, requests: Sequence[SampleRequest]) -> Rollouts:
         calls = self._calls(requests)
-        if any(call.room for call in calls):
-            _run(self._answer(calls))
+        if any(call.max_new_tokens for call in calls):
+            _run(self._send(calls))
         return Rollouts.join([self._rollouts(call) for call in calls])
-
-    def score(self, request: ScoreRequest, teachers: Sequence[Any]) -> PathScores:
-        return self.scorer.score(request, teachers)
-
-    def token_log_probs(self, question: Question, rollouts: Rollouts, teacher: Any | None) -> Floats:
-        return self.scorer.token_log_probs(question, rollouts, teacher)
 
     def _calls(self, requests: Sequence[SampleRequest]) -> list[_Call]:
         fingerprint, calls = self.fingerprint, []
         for request in requests:
             prompt = list(self.prompt(request.question))
-            if not prompt:
-                raise OpdAlignError(
-                    f"question {request.question.id!r} has an empty prompt; at least one token must precede"
-                )
-            if np.isin(request.prefix, self.end_tokens).any():
-                raise OpdAlignError("a prefix to continue cannot hold an end-of-sequence token")
-            # The limit counts the completion from its start.
-            room = max(0, self.sampling.max_tokens - len(request.prefix))
-            for start in range(0, request.n, self.line.samples_per_call):
-                n = min(self.line.samples_per_call, request.n - start)
+            check_prompt(request.question, prompt)
+            check_prefix(request.prefix, self.end_tokens)
+            for start in range(0, request.n, self.http.samples_per_call):
+                n = min(self.http.samples_per_call, request.n - start)
                 part = replace(request, n=n, first=request.first + start)
-                calls.append(_Call(part, fingerprint, prompt, room))
+                calls.append(_Call(part, fingerprint, prompt, self.max_new_tokens(request)))
         return calls
 
-    async def _answer(self, calls: Sequence[_Call]) -> None:
-        async with _Session(self) as session:
-            limit = await session.context_length()
+    async def _send(self, calls: Sequence[_Call]) -> None:
+        async with _Client(self) as client:
+            limit, served = await client.context_length(), f"{self.model!r} at {' and '.join(server_urls(self.url))}"
             for call in calls:
-                if limit is not None and len(call.prompt) + self.sampling.max_tokens > limit:
-                    raise OpdAlignError(
-                        f"question {call.request.question.id!r}: {len(call.prompt)} prompt tokens and up to "
-                        f"{self.sampling.max_tokens} new ones do not fit the context of {self.model!r} "
-                        f"at {' and '.join(server_urls(self.url))} ({limit})"
-                    )
-            # Ascending as bytes: a prefix stands right before its extensions, and is in the server's cache for them.
-            order = sorted((call for call in calls if call.room), key=lambda call: np.array(call.read, ">u4").tobytes())
+                check_fits(call.request.question, call.prompt, self.sampling.max_tokens, limit, served)
+            # Ascending as bytes: a prefix comes right before its extensions, which find it in the server's cache.
+            order = [call for call in calls if call.max_new_tokens]
+            order.sort(key=lambda call: np.array(call.context, ">u4").tobytes())
             try:
                 async with asyncio.TaskGroup() as group:
                     for call in order:
-                        group.create_task(session.complete(call))
+                        group.create_task(client.complete(call, self._body(call)))
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None
-            if all(call.refusal is not None for call in order):
+            if all(call.rejection is not None for call in order):
                 raise OpdAlignError(
-                    f"{order[0].refused_by} refused all {len(order)} requests of a batch; the first with "
-                    f"{order[0].refusal}. Is it a vLLM server, started for this model and these settings?"
+                    f"{order[0].rejected_by} rejected all {len(order)} requests of a batch; the first with "
+                    f"{order[0].rejection}. Is it a vLLM server, started for this model and these settings?"
                 )
 
+    def _body(self, call: _Call) -> dict[str, Any]:
+        sampling = self.sampling
+        return {
+            "model": self.model,
+            "prompt": call.context,
+            "n": call.request.n,
+            "seed": first_seed(call.request, call.fingerprint, call.prompt),
+            "max_tokens": call.max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            # The server takes anything that is not set here from the model's generation_config.json.
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "stop_token_ids": list(self.end_tokens),
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+
     def _rollouts(self, call: _Call) -> Rollouts:
-        prefix, keys = call.request.prefix, call.request.keys(call.fingerprint, call.prompt).tolist()
-        if not call.room:
-            return _joined([(key, prefix, Finish.TRUNCATED) for key in keys], len(prefix), ())
-        if call.refusal is not None:
-            return _joined([], len(prefix), tuple(Failure(key, call.refusal) for key in keys))
-        rows, failures = [], []
-        for key, (tokens, reason) in zip(keys, call.samples, strict=True):
-            completion = np.concatenate([prefix, np.asarray(tokens, np.uint32)])
-            if reason == "length":
-                rows.append((key, completion, Finish.TRUNCATED))
-            elif reason == "stop" and len(tokens) and tokens[-1] in self.end_tokens:
-                rows.append((key, completion, Finish.STOPPED))
-            else:
-                last = f" at token {tokens[-1]}" if reason == "stop" and len(tokens) else ""
-                failures.append(Failure(key, f"the server ended the rollout with {reason!r}{last}"))
-        return _joined(rows, len(prefix), tuple(failures))
+        key = call.request.keys(call.fingerprint, call.prompt).tolist()
+        if call.rejection is not None:
+            return assemble_rollouts(
+                [], [], key=[], finish=[], failures=[Failure(each, call.rejection) for each in key]
+            )
+        samples = call.samples if call.max_new_tokens else None
+        return engine_rollouts(call.request, key, samples, end_tokens=self.end_tokens, engine="the server")
 
 
 @dataclass(frozen=True)
 class ServerTeacher:
-    """A teacher behind a server, which tells the `top` likeliest tokens at each position (vLLM's `--max-logprobs`, 20).
+    """A teacher behind vLLM servers, which return the `top` most likely tokens at each position.
 
-    What it puts on all others is known only in sum; scoring spreads that as the student does, so that divergences
-    come out as small as they can be. Log-probabilities are at temperature 1, so the student must sample there.
+    The probability of all other tokens is known only in sum; scoring distributes it in proportion to the student, so
+    that divergences are lower bounds. Log-probabilities are at temperature 1, so the student must sample at 1 too.
+
+    Args:
+        name: The teacher's name in tables and keys.
+        url: Address of a server, or of several that serve the same weights, with or without `/v1`.
+        model: The name under which they serve the teacher.
+        prompt: From a question to the token ids before the completion, demonstrations and the like included.
+        top: How many tokens to request per position; at most the server's `--max-logprobs` (vLLM's default is 20).
+        http: Concurrency, timeouts and API key.
     """
 
     name: str
@@ -199,101 +206,98 @@ class ServerTeacher:
     model: str
     prompt: Prompt
     top: int = 20
-    line: HttpSettings = field(default_factory=HttpSettings)
+    http: HttpSettings = field(default_factory=HttpSettings)
 
     def __post_init__(self) -> None:
-        if not server_urls(self.url):
-            raise OpdAlignError(f"{self.model!r} has no server: give the address of one, or of several")
+        _check_urls(self.url, self.model)
 
     @property
     def fingerprint(self) -> str:
-        """Name and number of tokens told; the weights are the server's secret."""
+        """Model name and number of tokens per position; the weights are not known here."""
         return f"server:{self.model}:{self.top}"
 
     @property
     def context_length(self) -> int | None:
-        async def ask() -> int | None:
-            async with _Session(self) as session:
-                return await session.context_length()
+        """The context length that the servers report, if they do; fails if they do not serve the model."""
+        return _context_length(self)
 
-        return _run(ask())
+    def score_inputs(self, question: Question, completion: Tokens, device: Any) -> TopKTeacher:
+        """What scoring needs along a completion: the top-k log-probabilities."""
+        from opd_align.backends.scoring import TopKTeacher
 
-    def top_log_probs(self, question: Question, completion: Sequence[int]) -> TopLogProbs:
-        """The likeliest tokens along a completion, the completion's own among them."""
-        (told,) = self._told(question, [completion], self.top)
-        width = max(map(len, told), default=1)
-        rows = [list(row.items()) + [next(iter(row.items()))] * (width - len(row)) for row in told]
+        return TopKTeacher(self.name, self.top_log_probs(question, completion))
+
+    def top_log_probs(self, question: Question, completion: Tokens | Sequence[int]) -> TopLogProbs:
+        """The most likely tokens along a completion, the completion's own included."""
+        (positions,) = self._prompt_log_probs(question, [completion], self.top)
+        width = max(map(len, positions), default=1)
+        rows = [list(row.items()) + [next(iter(row.items()))] * (width - len(row)) for row in positions]
         return TopLogProbs(
             np.array([[token for token, _ in row] for row in rows], np.int64).reshape(len(rows), width),
             np.array([[value for _, value in row] for row in rows]).reshape(len(rows), width),
         )
 
     def token_log_probs(self, question: Question, rollouts: Rollouts) -> Floats:
-        """Log-probability of every token of every rollout, flat."""
+        """Log-probability of every token of every rollout, flat like `rollouts.tokens`."""
         completions = [rollouts.completion(row).tolist() for row in range(len(rollouts))]
-        told = self._told(question, completions, 0)
         return np.array(
             [
                 row[token]
-                for rows, tokens in zip(told, completions, strict=True)
+                for rows, tokens in zip(self._prompt_log_probs(question, completions, 0), completions, strict=True)
                 for row, token in zip(rows, tokens, strict=True)
             ]
         )
 
-    def _told(self, question: Question, completions: Sequence[Any], top: int) -> list[list[dict[int, float]]]:
+    def _prompt_log_probs(
+        self, question: Question, completions: Sequence[Any], top: int
+    ) -> list[list[dict[int, float]]]:
         prompt = list(self.prompt(question))
 
-        async def ask() -> list[list[dict[int, float]]]:
-            async with _Session(self) as session:
-                await session.context_length()
-                calls = [session.read_back(prompt, [int(token) for token in each], top) for each in completions]
+        async def request_all() -> list[list[dict[int, float]]]:
+            async with _Client(self) as client:
+                await client.context_length()
+                calls = [client.prompt_log_probs(prompt, [int(token) for token in each], top) for each in completions]
                 return list(await asyncio.gather(*calls))
 
-        return _run(ask())
+        return _run(request_all())
 
 
 @dataclass
 class _Call:
-    """Some samples of one request, and what became of them: samples in order, or a refusal."""
+    """Some samples of one request, and the result: samples in order, or a permanent rejection."""
 
     request: SampleRequest
     fingerprint: str
     prompt: list[int]
-    room: int
+    max_new_tokens: int
     samples: list[tuple[list[int], str]] = field(default_factory=list)
-    refusal: str | None = None
-    refused_by: str = ""
+    rejection: str | None = None
+    rejected_by: str = ""
 
     @property
-    def read(self) -> list[int]:
+    def context(self) -> list[int]:
         return self.prompt + self.request.prefix.tolist()
 
-    @property
-    def seed(self) -> int:
-        """Seed of the first sample; the following samples have the following seeds."""
-        content = replace(self.request, n=1, first=0).keys(self.fingerprint, self.prompt)[0]
-        return (int(content) >> 2) + self.request.first  # stays a positive int64
 
+class _Client:
+    """The requests that a student or teacher sends, over an open connection pool."""
 
-class _Session:
-    """What a student or teacher says over an open line."""
+    def __init__(self, owner: ServerStudent | ServerTeacher) -> None:
+        self.model, self.pool = owner.model, HttpPool(owner.url, owner.http)
 
-    def __init__(self, student: Any) -> None:
-        self.student, self.line = student, HttpPool(student.url, student.line)
-
-    async def __aenter__(self) -> _Session:
-        await self.line.__aenter__()
+    async def __aenter__(self) -> _Client:
+        await self.pool.__aenter__()
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self.line.__aexit__(*error)
+        await self.pool.__aexit__(*error)
 
     async def context_length(self) -> int | None:
-        """What the servers say of the model, as a check of address, key and name before anything expensive."""
-        limits = [self._served(response) for response in await self.line.from_each("/v1/models")]
+        """The shortest context that the servers report; also checks address, API key and model name."""
+        limits = [self._model_context(response) for response in await self.pool.get_from_each("/v1/models")]
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def _served(self, response: Any) -> int | None:
+    def _model_context(self, response: Any) -> int | None:
         if response.status_code != 200:
             raise self._unusable(response)
         base = str(response.request.url).removesuffix("/v1/models")
@@ -301,67 +305,47 @@ class _Session:
             served = {card["id"]: card.get("max_model_len") for card in response.json()["data"]}
         except (ValueError, KeyError, TypeError, AttributeError):
             raise OpdAlignError(
-                f"{base}/v1/models does not answer like an OpenAI-compatible server: {response.text[:200]!r}"
+                f"{base}/v1/models does not respond like an OpenAI-compatible server: {response.text[:200]!r}"
             ) from None
-        if self.student.model not in served:
-            raise OpdAlignError(f"{base} does not serve {self.student.model!r}; it serves {sorted(served)}")
-        limit = served[self.student.model]
+        if self.model not in served:
+            raise OpdAlignError(f"{base} does not serve {self.model!r}; it serves {sorted(served)}")
+        limit = served[self.model]
         return None if limit is None else int(limit)
 
-    async def complete(self, call: _Call) -> None:
-        response = await self.line.call("POST", "/v1/completions", self._body(call))
-        if response.status_code in REFUSED_FOR_GOOD:
-            call.refusal = f"HTTP {response.status_code}: {error_message(response)}"
-            call.refused_by = str(response.request.url)
+    async def complete(self, call: _Call, body: dict[str, Any]) -> None:
+        """Requests the samples of a call."""
+        response = await self.pool.call("POST", "/v1/completions", body)
+        if response.status_code in REJECTED:
+            call.rejection = f"HTTP {response.status_code}: {error_message(response)}"
+            call.rejected_by = str(response.request.url)
         elif response.status_code != 200:
             raise self._unusable(response)
         else:
             call.samples = self._samples(response, call.request.n)
 
-    async def read_back(self, prompt: list[int], completion: list[int], top: int) -> list[dict[int, float]]:
-        """For each token of a completion, what the model thought of it and of the likeliest ones."""
+    async def prompt_log_probs(self, prompt: list[int], completion: list[int], top: int) -> list[dict[int, float]]:
+        """For each token of a completion, the log-probabilities of that token and of the most likely ones."""
         body = {
-            "model": self.student.model,
+            "model": self.model,
             "prompt": prompt + completion,
             "max_tokens": 1,
             "temperature": 1.0,
             "prompt_logprobs": top,
         }
-        response = await self.line.call("POST", "/v1/completions", body)
+        response = await self.pool.call("POST", "/v1/completions", body)
         if response.status_code != 200:
             raise self._unusable(response)
         try:
-            told = response.json()["choices"][0]["prompt_logprobs"][len(prompt) :]
-            rows = [{int(token): float(entry["logprob"]) for token, entry in row.items()} for row in told]
+            positions = response.json()["choices"][0]["prompt_logprobs"][len(prompt) :]
+            rows = [{int(token): float(entry["logprob"]) for token, entry in row.items()} for row in positions]
         except (ValueError, LookupError, TypeError, AttributeError):
             rows = []
         if len(rows) != len(completion) or any(token not in row for token, row in zip(completion, rows, strict=False)):
             raise OpdAlignError(
-                f"{response.request.url} did not answer with the prompt's log-probabilities, as vLLM does. "
-                f"The answer began {response.text[:200]!r}"
+                f"{response.request.url} did not return the prompt's log-probabilities, as vLLM does. "
+                f"The response starts with {response.text[:200]!r}"
             )
         return rows
-
-    def _body(self, call: _Call) -> dict[str, Any]:
-        sampling = self.student.sampling
-        return {
-            "model": self.student.model,
-            "prompt": call.read,
-            "n": call.request.n,
-            "seed": call.seed,
-            "max_tokens": call.room,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            # Whatever is not said here, the server takes from the model's generation_config.json.
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            "stop_token_ids": list(self.student.end_tokens),
-            "ignore_eos": True,
-            "return_token_ids": True,
-        }
 
     def _samples(self, response: Any, n: int) -> list[tuple[list[int], str]]:
         try:
@@ -371,32 +355,34 @@ class _Session:
             samples = []
         if len(samples) != n or any(not isinstance(tokens, list) for tokens, _ in samples):
             raise OpdAlignError(
-                f"{response.request.url} did not answer with {n} lists of token ids; "
-                f"that needs vLLM 0.10.2 or newer ('return_token_ids'). The answer began {response.text[:200]!r}"
+                f"{response.request.url} did not return {n} lists of token ids; that needs vLLM 0.10.2 or newer "
+                f"('return_token_ids'). The response starts with {response.text[:200]!r}"
             )
         return samples
 
     def _unusable(self, response: Any) -> OpdAlignError:
-        hint = {
-            401: "; is the line's api_key right?",
-            403: "; is the line's api_key right?",
-            404: "; is the url right?",
-        }
+        hints = {401: "; is http.api_key right?", 403: "; is http.api_key right?", 404: "; is the url right?"}
         return OpdAlignError(
-            f"{response.request.url} answered HTTP {response.status_code}: {error_message(response)}"
-            f"{hint.get(response.status_code, '')}"
+            f"{response.request.url} returned HTTP {response.status_code}: {error_message(response)}"
+            f"{hints.get(response.status_code, '')}"
         )
 
 
-def _joined(rows: Sequence[tuple[int, Any, Finish]], launch: int, failures: tuple[Failure, ...]) -> Rollouts:
-    batch = Rollouts.of(
-        [completion for _, completion, _ in rows], launch=[launch] * len(rows), key=[key for key, _, _ in rows]
-    )
-    return replace(batch, finish_R=np.asarray([finish for _, _, finish in rows], np.uint8), failures=failures)
+def _check_urls(url: str | Sequence[str], model: str) -> None:
+    if not server_urls(url):
+        raise OpdAlignError(f"{model!r} has no server: give the url of one, or of several")
+
+
+def _context_length(owner: ServerStudent | ServerTeacher) -> int | None:
+    async def request() -> int | None:
+        async with _Client(owner) as client:
+            return await client.context_length()
+
+    return _run(request())
 
 
 def _run(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run`, in a thread of its own where a loop is running already (a notebook)."""
+    """`asyncio.run`, in a thread of its own if an event loop is already running (as in a notebook)."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

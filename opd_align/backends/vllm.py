@@ -1,64 +1,72 @@
-"""vLLM's offline engine as sampler: token ids in, token ids out; probabilities come from a scorer beside it.
+"""vLLM's offline engine as sampler: token ids in, token ids out; a local scorer provides the probabilities.
 
-Every request is one vLLM request with `n=`, and they are handed over in the order of their tokens, so that a path is
-prefilled once and its targets find their prefix in the cache. vLLM gives the i-th of n samples the seed `seed + i`;
-we seed a request with (hash of its content) + `first`, so sample number k has the same seed however it was asked for.
-Equal seeds give equal tokens as long as the logits are equal; those may differ in the last bits between batches, so
-across batch compositions results are equal in distribution and, on most rows, in tokens, but not guaranteed to the bit.
-
-This room knows vLLM and nothing of transformers: scoring is the business of the scorer that it was given.
+Every request is one vLLM request with `n=`, and requests are submitted in the order of their tokens, so that a path is
+prefilled once and its targets find their prefix in the cache. vLLM gives the i-th of n samples the seed `seed + i`; see
+`base.first_seed`. Equal seeds give equal tokens as long as the logits are equal. Those may differ in the last bits
+between batches, so across batch compositions results are equal in distribution and, on most rows, in tokens, but not
+guaranteed to the bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from opd_align.settings import Sampling
-from opd_align.types import (
-    Failure,
-    Finish,
-    Floats,
-    OpdAlignError,
-    PathScores,
-    Question,
-    Rollouts,
-    SampleRequest,
-    Scorer,
-    ScoreRequest,
+from opd_align.backends.base import (
+    VLLM_MIN_TEMPERATURE,
+    EngineStudent,
+    Prompt,
+    StudentSpec,
+    check_fits,
+    check_prefix,
+    check_prompt,
+    engine_rollouts,
+    first_seed,
 )
+from opd_align.backends.loading import resolve_reference
+from opd_align.settings import Sampling
+from opd_align.types import OpdAlignError, Rollouts, SampleRequest, Scorer
 
-Prompt = Callable[[Question], Sequence[int]]
 
-COLDEST = 0.01
-"""vLLM silently raises lower temperatures to this one, and then samples from another distribution than we score."""
+def build_student(spec: StudentSpec) -> VLLMStudent:
+    """The student of a model configuration: an engine in this process, and the same weights as its scorer."""
+    model, scorer = spec.model, spec.build_scorer()
+    options = ({} if model.dtype == "auto" else {"dtype": model.dtype}) | dict(model.options)
+    engine = spec.cached(
+        ("engine", model.model, repr(options)), lambda: vllm_engine(resolve_reference(model.model)[0], **options)
+    )
+    return VLLMStudent(scorer.name, engine, spec.prompt, scorer.end_tokens, scorer, spec.sampling)
 
 
 def vllm_engine(model: str | Path, **options: Any) -> Any:
-    """A `vllm.LLM` set up for token ids only; options (dtype, max_model_len, ...) are vLLM's own and win."""
-    vllm = _vllm()
-    settled: dict[str, Any] = {
+    """A `vllm.LLM` set up for token ids only; options (dtype, max_model_len, ...) are vLLM's and take precedence."""
+    vllm = _import_vllm()
+    defaults: dict[str, Any] = {
         "skip_tokenizer_init": True, "enable_prefix_caching": True, "generation_config": "vllm",
     }  # fmt: skip
     if vllm.platforms.current_platform.is_cpu():
-        # After part of a prefill vLLM 0.32 winds a seeded request's generator back, which torch's CPU one cannot do
-        # ("CPU Generator does not use offset"), and the engine dies.
-        settled["enable_chunked_prefill"] = False
-    return vllm.LLM(model=str(model), **(settled | options))
+        # After part of a prefill vLLM 0.32 rewinds a seeded request's generator, which torch's CPU generator does not
+        # support ("CPU Generator does not use offset"), and the engine dies.
+        defaults["enable_chunked_prefill"] = False
+    return vllm.LLM(model=str(model), **(defaults | options))
 
 
 @dataclass(frozen=True)
-class VLLMStudent:
-    """A student that samples with vLLM and is scored by `scorer`, which must hold the same weights.
+class VLLMStudent(EngineStudent):
+    """A student that samples with a vLLM engine in this process and is scored by `scorer`.
 
-    `llm` is a `vllm.LLM`, such as `vllm_engine` makes. `prompt` gives the token ids before the completion.
-    Only `end_tokens` end a completion; what the model's own generation config says is ignored.
+    Args:
+        name: The student's name; part of every rollout's key.
+        llm: A `vllm.LLM`, such as `vllm_engine` returns.
+        prompt: From a question to the token ids before the completion.
+        end_tokens: Token ids that end a completion; the model's own generation config is ignored.
+        scorer: Scores the same weights, usually an `HFStudent` with equal `sampling` and `end_tokens`.
+        sampling: Temperature (0.01 or above), top-p, top-k, maximum completion length and seed.
     """
 
     name: str
@@ -69,25 +77,16 @@ class VLLMStudent:
     sampling: Sampling
 
     def __post_init__(self) -> None:
-        if self.sampling.temperature < COLDEST:
-            raise OpdAlignError(
-                f"{self.name!r}: vLLM samples at temperature {COLDEST} or above, not {self.sampling.temperature}"
-            )
-        for what in ("sampling", "end_tokens"):
-            mine, theirs = getattr(self, what), getattr(self.scorer, what, None)
-            if theirs is not None and mine != theirs:
-                raise OpdAlignError(
-                    f"{self.name!r} samples with {what} {mine}, but its scorer is set to {theirs}; "
-                    "the scores would be those of another distribution, so give both the same"
-                )
+        self._check_settings(self.name, min_temperature=VLLM_MIN_TEMPERATURE)
 
     @property
     def context_length(self) -> int:
+        """How many tokens fit into the engine's context."""
         return int(self._config.max_model_len)
 
     @property
     def fingerprint(self) -> str:
-        """Name, settings, the engine's model and precision; the weights through the scorer's own fingerprint."""
+        """A hash of name, settings, the engine's model and dtype; the scorer's fingerprint covers the weights."""
         config = self._config
         parts = (
             self.name, self.sampling, sorted(self.end_tokens), config.model, config.dtype,
@@ -95,121 +94,70 @@ class VLLMStudent:
         )  # fmt: skip
         return f"vllm-{blake2b(repr(parts).encode(), digest_size=16).hexdigest()}"
 
-    @property
-    def token_text(self) -> Callable[[int], str] | None:
-        """What a token reads, if whoever writes the prompts can tell."""
-        return getattr(self.prompt, "token_text", None)
-
-    def keys(self, requests: Sequence[SampleRequest]) -> list[NDArray[np.uint64]]:
-        fingerprint = self.fingerprint
-        return [request.keys(fingerprint, list(self.prompt(request.question))) for request in requests]
-
     def sample(self, requests: Sequence[SampleRequest]) -> Rollouts:
-        keys, seeds = self.keys(requests), self._seeds(requests)
-        read = [self._read(request) for request in requests]
-        open_ended = [n for n, request in enumerate(requests) if request.n and self._room(request)]
-        # Ascending as bytes: a prefix stands right before its extensions.
-        open_ended.sort(key=lambda n: np.asarray(read[n], ">u4").tobytes())
-        found: list[Sequence[Any] | None] = [None] * len(requests)
-        if open_ended:
+        keys, fingerprint = self.keys(requests), self.fingerprint
+        prompts = [self._checked_prompt(request) for request in requests]
+        contexts = [prompt + request.prefix.tolist() for prompt, request in zip(prompts, requests, strict=True)]
+        self._check_vocabulary(requests, contexts)
+        unfinished = [i for i, request in enumerate(requests) if request.n and self.max_new_tokens(request)]
+        # Ascending as bytes: a prefix comes right before its extensions.
+        unfinished.sort(key=lambda i: np.asarray(contexts[i], ">u4").tobytes())
+        samples: list[list[tuple[Sequence[int], str | None]] | None] = [None] * len(requests)
+        if unfinished:
             outputs = self.llm.generate(
-                [{"prompt_token_ids": read[n]} for n in open_ended],
-                [self._params(requests[n], seeds[n]) for n in open_ended],
+                [{"prompt_token_ids": contexts[i]} for i in unfinished],
+                [self._params(requests[i], first_seed(requests[i], fingerprint, prompts[i])) for i in unfinished],
                 use_tqdm=False,
             )
-            for n, output in zip(open_ended, outputs, strict=True):
-                found[n] = output.outputs
+            for i, output in zip(unfinished, outputs, strict=True):
+                samples[i] = [(sample.token_ids, sample.finish_reason) for sample in output.outputs]
         return Rollouts.join([
-            self._rollouts(request, key_R.tolist(), outputs)
-            for request, key_R, outputs in zip(requests, keys, found, strict=True)
+            engine_rollouts(request, key_R.tolist(), made, end_tokens=self.end_tokens, engine="vLLM")
+            for request, key_R, made in zip(requests, keys, samples, strict=True)
         ])  # fmt: skip
-
-    def score(self, request: ScoreRequest, teachers: Sequence[Any]) -> PathScores:
-        return self.scorer.score(request, teachers)
-
-    def token_log_probs(self, question: Question, rollouts: Rollouts, teacher: Any | None) -> Floats:
-        return self.scorer.token_log_probs(question, rollouts, teacher)
 
     @property
     def _config(self) -> Any:
         return self.llm.llm_engine.vllm_config.model_config
 
-    def _room(self, request: SampleRequest) -> int:
-        """How many tokens may follow the prefix: the limit counts the completion from its start."""
-        return max(0, self.sampling.max_tokens - len(request.prefix))
+    def _checked_prompt(self, request: SampleRequest) -> list[int]:
+        prompt = list(self.prompt(request.question))
+        check_prompt(request.question, prompt)
+        check_fits(request.question, prompt, self.sampling.max_tokens, self.context_length, repr(self.name))
+        check_prefix(request.prefix, self.end_tokens)
+        return prompt
 
-    def _read(self, request: SampleRequest) -> list[int]:
-        """What the engine reads before it continues: prompt and prefix."""
-        prompt, limit = list(self.prompt(request.question)), self.context_length
-        if not prompt:
-            raise OpdAlignError(
-                f"question {request.question.id!r} has an empty prompt; at least one token must precede"
-            )
-        if len(prompt) + self.sampling.max_tokens > limit:
-            raise OpdAlignError(
-                f"question {request.question.id!r}: {len(prompt)} prompt tokens and up to {self.sampling.max_tokens} "
-                f"new ones do not fit the context of {self.name!r} ({limit})"
-            )
-        if np.isin(request.prefix, self.end_tokens).any():
-            raise OpdAlignError("a prefix to continue cannot hold an end-of-sequence token")
-        read = prompt + request.prefix.tolist()
-        # Without a tokenizer vLLM does not check this itself, and the whole engine dies of one such token.
-        if max(read) >= self._config.get_vocab_size():
-            raise OpdAlignError(
-                f"question {request.question.id!r}: token {max(read)} is beyond the vocabulary of {self.name!r} "
-                f"({self._config.get_vocab_size()}); is the prompt made with this model's tokenizer?"
-            )
-        return read
-
-    def _seeds(self, requests: Sequence[SampleRequest]) -> list[int]:
-        """Seed of each request's first sample; the following samples have the following seeds."""
-        contents = self.keys([replace(request, n=1, first=0) for request in requests])
-        # Two bits less: it stays a positive int64.
-        return [(int(key) >> 2) + request.first for (key,), request in zip(contents, requests, strict=True)]
+    def _check_vocabulary(self, requests: Sequence[SampleRequest], contexts: Sequence[Sequence[int]]) -> None:
+        # Without a tokenizer vLLM does not check this itself, and one such token kills the whole engine.
+        vocabulary = self._config.get_vocab_size()
+        for request, context in zip(requests, contexts, strict=True):
+            if max(context) >= vocabulary:
+                raise OpdAlignError(
+                    f"question {request.question.id!r}: token {max(context)} is outside the vocabulary of "
+                    f"{self.name!r} ({vocabulary}); was the prompt built with this model's tokenizer?"
+                )
 
     def _params(self, request: SampleRequest, seed: int) -> Any:
-        # Text is never made: `detokenize` would cost time, and fails on an engine without a tokenizer.
-        return _vllm().SamplingParams(
+        # No text is needed: `detokenize` would cost time, and fails on an engine without a tokenizer.
+        return _import_vllm().SamplingParams(
             n=request.n,
             seed=seed,
             temperature=self.sampling.temperature,
             top_p=self.sampling.top_p,
             top_k=self.sampling.top_k,
-            max_tokens=self._room(request),
+            max_tokens=self.max_new_tokens(request),
             stop_token_ids=list(self.end_tokens),
             ignore_eos=True,
             detokenize=False,
         )
 
-    def _rollouts(self, request: SampleRequest, keys: Sequence[int], outputs: Sequence[Any] | None) -> Rollouts:
-        if outputs is None:  # nothing may follow the prefix
-            rows = [(key, request.prefix, Finish.TRUNCATED) for key in keys]
-            return _joined(rows, len(request.prefix), ())
-        rows, failures = [], []
-        for key, output in zip(keys, outputs, strict=True):
-            completion = np.concatenate([request.prefix, np.asarray(output.token_ids, np.uint32)])
-            if output.finish_reason == "length":
-                rows.append((key, completion, Finish.TRUNCATED))
-            elif output.finish_reason == "stop" and int(completion[-1]) in self.end_tokens:
-                rows.append((key, completion, Finish.STOPPED))
-            else:
-                failures.append(Failure(key, f"vLLM ended the rollout with {output.finish_reason!r}"))
-        return _joined(rows, len(request.prefix), tuple(failures))
 
-
-def _joined(rows: Sequence[tuple[int, Any, Finish]], launch: int, failures: tuple[Failure, ...]) -> Rollouts:
-    batch = Rollouts.of(
-        [completion for _, completion, _ in rows], launch=[launch] * len(rows), key=[key for key, _, _ in rows]
-    )
-    return replace(batch, finish_R=np.asarray([finish for _, _, finish in rows], np.uint8), failures=failures)
-
-
-def _vllm() -> Any:
+def _import_vllm() -> Any:
     try:
         import vllm
         import vllm.platforms
     except ImportError as error:
         raise OpdAlignError(
-            f"this needs vLLM, which does not load here ({error}): pip install 'opd-align[vllm]'"
+            f"this needs vLLM, which cannot be imported ({error}): pip install 'opd-align[vllm]'"
         ) from error
     return vllm

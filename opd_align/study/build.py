@@ -13,14 +13,13 @@ from functools import cache, cached_property
 from hashlib import blake2b
 from typing import Any
 
+from opd_align.backends.base import StudentSpec, find_backend
 from opd_align.backends.chat import Chat
 from opd_align.backends.loading import (
     LoadedModel,
     check_model,
-    generation_configs,
     load_model,
     load_tokenizer,
-    place_of,
     short_name,
 )
 from opd_align.core.engine import Analysis
@@ -185,17 +184,17 @@ class Study:
         """The models whose weights are loaded here, each once: a server's are not."""
         writers = [self.config.source, self.config.summariser]
         served = [model for model in (*writers, *(role.model for role in self.roles)) if model is not None]
-        models = [self.config.student, *(model for model in served if model.backend != "server")]
+        models = [self.config.student, *(model for model in served if not find_backend(model.backend).remote)]
         return list({model.model: model for model in models}.values())
 
     @property
     def grader(self) -> TextGrader:
-        return TextGrader(self.task, self.chat.said, self.student.end_tokens)
+        return TextGrader(self.task, self.chat.decode, self.student.end_tokens)
 
     @property
     def known(self) -> dict[str, Any]:
         """What a run's manifest will say that can be told without a model: tokenizer, grader, names of the teachers."""
-        grader = TextGrader(self.task, self.chat.said, ()).fingerprint
+        grader = TextGrader(self.task, self.chat.decode, ()).fingerprint
         teachers = dict.fromkeys(role.name for role in self.roles)
         return {"tokenizer": self.prompting.tokenizer_hash, "grader": grader, "teachers": teachers}
 
@@ -217,7 +216,7 @@ class Study:
                 lambda question: chat.prompt([{"role": "user", "content": question.text}]),
                 self._sampling(demo=True),
             )
-            summariser = DemonstrationSource("summariser", sampler, chat.said, NoGrading(), _limit(sampler))
+            summariser = DemonstrationSource("summariser", sampler, chat.decode, NoGrading(), _limit(sampler))
         cast = DemonstrationWriters(sources, summariser, TrialBudget(max_trials=chosen.trials))
         cast.check(self.contexts)
         return cast
@@ -231,7 +230,6 @@ class Study:
         """The teachers, with the demonstrations in their prompts."""
         from opd_align.backends.hf import HFTeacher
         from opd_align.backends.scoring import check_tokenizers
-        from opd_align.backends.server import ServerTeacher
 
         made: list[Any] = []
         for role in self.roles:
@@ -239,9 +237,9 @@ class Study:
             prompting = replace(self.prompting_of(role), demonstrations=demonstrations)
             if role.model is not None:
                 check_tokenizers(self.chat.tokenizer, prompting.chat.tokenizer, role.name)
-            if role.model is not None and model.backend == "server":
-                served = model.served_as or model.model
-                made.append(ServerTeacher(role.name, model.url, served, prompting, line=model.line))
+            backend = find_backend(model.backend)
+            if role.model is not None and backend.remote:
+                made.append(backend.build_teacher(role.name, model, prompting))
                 continue
             if role.name in self.elsewhere:
                 made.append(self.elsewhere[role.name](role.name, prompting, self.config.sampling.temperature))
@@ -329,7 +327,7 @@ class Study:
         chat = self._chat(model)
         sampler = self._sampler(model, ContextPrompt(chat, self.task), self._sampling(demo=True))
         return DemonstrationSource(
-            name, sampler, chat.said, TextGrader(self.task, chat.said, sampler.end_tokens), _limit(sampler)
+            name, sampler, chat.decode, TextGrader(self.task, chat.decode, sampler.end_tokens), _limit(sampler)
         )
 
     def _sampling(self, *, demo: bool = False) -> Any:
@@ -346,29 +344,20 @@ class Study:
             raise OpdAlignError(f"demonstrations: {error}") from error
 
     def _sampler(self, model: ModelConfig, prompt: Any, sampling: Any, *, scored: bool = False) -> Any:
-        # A template that does not know thinking, or cannot be rendered, is found before weights are loaded.
-        self._chat(model).prompt([{"role": "user", "content": "?"}])
-        if model.backend == "server" and not scored:
-            return self._served(model, prompt, sampling, self._chat(model).ends(*generation_configs(model.model)), None)
-        from opd_align.backends.hf import HFStudent
-
-        loaded = self._loaded(model)
-        ends = self._chat(model).ends(*loaded.configs)
-        # Weights are shared between those who use them, names are not: the name is part of every rollout's key.
-        local = HFStudent(model.name or short_name(model.model), loaded.model, prompt, ends, sampling)
-        if model.backend == "hf":
-            return local
-        if model.backend == "server":
-            return self._served(model, prompt, sampling, ends, local)
-        from opd_align.backends.vllm import VLLMStudent
-
-        return VLLMStudent(local.name, self._engine(model), prompt, ends, local, sampling)
-
-    def _served(self, model: ModelConfig, prompt: Any, sampling: Any, ends: tuple[int, ...], scorer: Any) -> Any:
-        """A sampler behind a server; one that only writes demonstrations needs no scorer, and no weights here."""
-        from opd_align.backends.server import ServerStudent
-
-        return ServerStudent(model.url, model.served_as or model.model, prompt, ends, scorer, sampling, model.line)
+        chat = self._chat(model)
+        # Rejects a chat template that cannot be rendered, or has no thinking switch, before weights are loaded.
+        chat.prompt([{"role": "user", "content": "?"}])
+        return find_backend(model.backend).build_student(
+            StudentSpec(
+                model,
+                prompt,
+                sampling,
+                scored=scored,
+                end_tokens=chat.end_tokens,
+                load_model=lambda: self._loaded(model),
+                cached=self._once,
+            )
+        )
 
     def _tokenizer(self, model: ModelConfig) -> Any:
         return self._once(("tokenizer", model.model), lambda: load_tokenizer(model.model))
@@ -377,14 +366,6 @@ class Study:
         return self._once(
             ("weights", model.model, model.adapter, model.dtype, model.device),
             lambda: load_model(model.model, adapter=model.adapter, dtype=model.dtype, device=model.device),
-        )
-
-    def _engine(self, model: ModelConfig) -> Any:
-        from opd_align.backends.vllm import vllm_engine
-
-        options = ({} if model.dtype == "auto" else {"dtype": model.dtype}) | dict(model.options)
-        return self._once(
-            ("engine", model.model, repr(options)), lambda: vllm_engine(place_of(model.model)[0], **options)
         )
 
     def _once(self, key: Any, make: Any) -> Any:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from opd_align.backends.base import find_backend
 from opd_align.backends.http_pool import HttpSettings, server_urls
 from opd_align.core.objectives import OBJECTIVES, GeneralisedJSD, Objective
 from opd_align.settings import BATCH, Budget, Method, Rules, Settings
@@ -27,15 +28,14 @@ CONFIGS = Path(__file__).parent / "configs"
 
 EMBEDDED_STUDENT = "embedded:student"
 
-Backend = Literal["hf", "vllm", "server"]
-
 
 @dataclass(frozen=True)
 class ModelConfig:
     """A model: `model` is a folder, a .gguf file, a Hub name, or embedded:student / embedded:teacher.
 
-    `backend` says who samples; with `server`, `url` is its address, or those of several that serve the same, and
-    `served_as` the model's name there; `line` is how to talk to it. Scoring always loads the weights here.
+    `backend` samples: `hf`, `vllm`, `server`, or the import name of a module that defines a `Backend`. With `server`,
+    `url` is the address of a server, or of several that serve the same weights, `served_as` the model's name there, and
+    `http` the connection settings. Scoring always loads the weights here.
     """
 
     model: str
@@ -44,25 +44,26 @@ class ModelConfig:
     dtype: str = "auto"
     device: str = "auto"
     thinking: bool | None = None
-    backend: Backend = "hf"
+    backend: str = "hf"
     url: Sequence[str] = ()
     served_as: str | None = None
-    # Not what is asked but how: no part of a study's name.
-    line: HttpSettings = field(default_factory=HttpSettings, repr=False)
+    # Connection settings do not change results: not part of a study's name.
+    http: HttpSettings = field(default_factory=HttpSettings, repr=False)
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if isinstance(self.url, str):
             object.__setattr__(self, "url", (self.url,))
-        if self.backend == "server" and not self.url:
-            raise OpdAlignError(f"model {self.model!r} has backend server but no url")
+        backend = find_backend(self.backend)
+        if backend.remote and not self.url:
+            raise OpdAlignError(f"model {self.model!r} has backend {self.backend} but no url")
         server_urls(self.url)
-        if self.backend != "server" and (self.url or self.served_as or self.line != HttpSettings()):
-            raise OpdAlignError(f"model {self.model!r} has a url, served_as or line, but its backend is {self.backend}")
-        if self.backend == "vllm" and self.adapter:
+        if not backend.remote and (self.url or self.served_as or self.http != HttpSettings()):
+            raise OpdAlignError(f"model {self.model!r} has a url, served_as or http, but its backend is {self.backend}")
+        if self.adapter and not backend.adapters:
             raise OpdAlignError(
-                f"model {self.model!r}: vLLM would sample without the adapter; merge it into the weights, or use "
-                "backend hf or server"
+                f"model {self.model!r}: backend {self.backend} would sample without the adapter; merge it into the "
+                "weights, or use a backend that supports adapters"
             )
 
 

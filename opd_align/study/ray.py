@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+from opd_align.backends.base import find_backend
 from opd_align.core.collect import Progress
 from opd_align.core.engine import Analysis, QuestionResult, check_inputs, combine_results, question_groups
 from opd_align.runs.filesystem import PathLike, RemotePath, as_path
@@ -87,7 +88,7 @@ class RayCluster:
             if name not in models:
                 raise OpdAlignError(f"there is no teacher {name!r} to set apart; there are: {', '.join(models)}")
             model = models[name]
-            if model is None or model.backend == "server":
+            if model is None or find_backend(model.backend).remote:
                 where = "is the student with a context" if model is None else "is behind a server"
                 raise OpdAlignError(f"teacher {name!r} {where}; only a model of its own can be set apart")
             if gpus is not None and gpus > 1:

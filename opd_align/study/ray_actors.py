@@ -249,6 +249,12 @@ class ActorTeacher:
         """The last hidden state before each token of a completion."""
         return self.body.ask("hidden_states", self.name, list(self.prompt(question)), completion)
 
+    def score_inputs(self, question: Question, completion: Tokens, device: Any) -> Any:
+        """What scoring needs along a completion: hidden states and output layer, both on `device`."""
+        from opd_align.backends.scoring import RemoteTeacher
+
+        return RemoteTeacher(self.name, self.head(device), self.hidden_states(question, completion).to(device))
+
     def token_log_probs(self, question: Question, rollouts: Rollouts) -> Floats:
         """Log-probability of every token of every rollout, flat."""
         return self.body.ask("token_log_probs", self.name, list(self.prompt(question)), rollouts, self.temperature)

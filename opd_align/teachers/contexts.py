@@ -189,7 +189,7 @@ class ContextPrompt:
 
     def text(self, question: Question) -> str:
         """The prompt as text, special tokens included."""
-        return self.chat.shown(self.messages(question))
+        return self.chat.render(self.messages(question))
 
     def messages(self, question: Question) -> list[dict[str, Any]]:
         """The messages, with the context added to the last user message."""

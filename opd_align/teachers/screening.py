@@ -168,7 +168,7 @@ class Screener:
     def run(self, path: PathLike, questions: Sequence[Question]) -> Screening:
         """Screens the questions into a run directory, which is created or resumed."""
         self._check(questions)
-        grader = TextGrader(self.prompting.task, self.prompting.chat.said, self.student.end_tokens)
+        grader = TextGrader(self.prompting.task, self.prompting.chat.decode, self.student.end_tokens)
         with RunDirectory(path, self._manifest(questions, grader)) as run:
             screening, demonstrations = self._sample(run, grader, questions)
             run.keep(DEMONSTRATIONS, table_bytes(_demonstration_table(demonstrations)))

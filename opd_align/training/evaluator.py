@@ -113,7 +113,7 @@ class Evaluator:
         host = self.host
         check_inputs([_Named(name) for name in self.teachers], self.held_out.questions, settings)
         model = host.trainer.model
-        ends = self.chat.ends(model.config, model.generation_config)
+        ends = self.chat.end_tokens(model.config, model.generation_config)
         student = HFStudent("student", model, self.held_out.prompting(self.chat), ends, host.sampling)
         if host.vllm is None:
             student.check()
@@ -226,7 +226,7 @@ class Evaluator:
 
     def _student(self, model: Any, prompt: Any) -> Any:
         host = self.host
-        ends = self.chat.ends(model.config, model.generation_config)
+        ends = self.chat.end_tokens(model.config, model.generation_config)
         local = HFStudent("student", model, prompt, ends, host.sampling)
         # With tensor parallelism an engine answers only when its whole group asks the same: sample here instead.
         if host.vllm is None or (host.vllm.mode == "colocate" and host.vllm.tensor_parallel_size > 1):
@@ -259,11 +259,11 @@ class Evaluator:
     def _cast(self, model: Any, student: Any) -> DemonstrationWriters:
         """Who writes demonstrations, and who summarises them: the student, as it is now."""
         grader = self.held_out.grader(self.chat, student.end_tokens, self.host.trainer.state)
-        source = DemonstrationSource(SELF, student, self.chat.said, grader)
+        source = DemonstrationSource(SELF, student, self.chat.decode, grader)
         summariser = None
         if any(each.summarised for each in self.faculty.contexts):
             scribe = self._student(model, self._asked_plainly)
-            summariser = DemonstrationSource("summariser", scribe, self.chat.said, NoGrading())
+            summariser = DemonstrationSource("summariser", scribe, self.chat.decode, NoGrading())
         return DemonstrationWriters({SELF: source}, summariser, TrialBudget())
 
     def _asked_plainly(self, question: Question) -> tuple[int, ...]:
@@ -286,10 +286,9 @@ class Evaluator:
             rounds += self.showing.write(cast, turn, self.rank, self.world)
             reasons |= self.showing.lacking(turn)
             for speaker in teachers:
-                if hasattr(speaker, "context_length"):
-                    reasons |= prompts_too_long(
-                        speaker, [question for question in turn if question.id not in reasons], room
-                    )
+                reasons |= prompts_too_long(
+                    speaker, [question for question in turn if question.id not in reasons], room
+                )
             asked += [question for question in turn if question.id not in reasons]
         self._name(reasons)
         if not asked:

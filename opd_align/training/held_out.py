@@ -98,7 +98,7 @@ class RewardGrader:
 
     def _outcomes(self, question: Question, completion_ids: Sequence[tuple[int, ...]]) -> list[Outcome]:
         prompt = _prompt(question) if self.task is None else self.task.messages(question)
-        texts = [self.chat.said(ids) for ids in completion_ids]
+        texts = [self.chat.decode(ids) for ids in completion_ids]
         completions = texts if isinstance(prompt, str) else [[{"role": "assistant", "content": t}] for t in texts]
         columns = _columns(question) if self.task is None else {**question.fields, "answer": question.answer}
         outcomes = self.verifier.outcomes(

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import yaml
 from trl import TrlParser, get_quantization_config
 
-from opd_align.backends.loading import load_tokenizer, place_of
+from opd_align.backends.loading import load_tokenizer, resolve_reference
 from opd_align.tasks import TASKS, Task, task
 from opd_align.types import OpdAlignError, Question
 
@@ -160,7 +160,7 @@ def place(reference: str | None, key: str = "model_name_or_path") -> str:
     """A model's folder or Hub name; `embedded:student` and `embedded:teacher` ship with the package."""
     if not reference:
         raise OpdAlignError(f"no model is named; give {key}")
-    found, options = place_of(reference)
+    found, options = resolve_reference(reference)
     if options:
         raise OpdAlignError(
             f"{reference!r} cannot be trained on; give {key} a folder or the name of a model on the Hub"

@@ -1,6 +1,6 @@
-"""One contract for all backends; the checks are in `contract`, this file brings the students.
+"""The contract that every backend must meet, on small students; the checks are in `support.backend_contract`.
 
-vLLM and the server go through the same checks in suites of their own.
+tests/with_vllm runs the same checks on vLLM's engine and server.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def case(request):
     return CASES[request.param]()
 
 
-def test_rollouts_say_how_they_were_made(case):
+def test_rollouts_carry_launch_keys_and_finish(case):
     contract.check_sampler(case.student, case.question, prefix=case.prefix)
 
 
@@ -66,7 +66,7 @@ def test_a_rollout_does_not_depend_on_its_batch(case):
     contract.check_batches_do_not_matter(case.student, case.question, prefix=case.prefix)
 
 
-def test_tokens_are_drawn_as_often_as_the_scorer_says(case):
+def test_token_frequencies_match_the_scorer(case):
     contract.check_frequencies(case.student, case.question, prefix=case.prefix)
 
 
@@ -77,6 +77,6 @@ def test_scores_are_distributions(case):
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.7, "top_p": 0.9}, {"top_k": 3}])
-def test_whole_completions_are_as_frequent_as_they_should_be(settings):
+def test_completion_frequencies_match_the_scorer(settings):
     student = hf_case(max_tokens=3, **settings).student
     contract.check_whole_completions(student, QUESTION, vocabulary=6, limit=3)

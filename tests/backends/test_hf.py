@@ -1,4 +1,4 @@
-"""The transformers backend: families, dtypes, adapters, depths, ends, memory; and what it refuses."""
+"""The transformers backend: model families, dtypes, adapters, depths, end tokens, memory; and what it rejects."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from support.backend_contract import NOTHING, rows_of, score_request, tokens
 from support.small_models import END, QUESTION, llama, qwen3
 from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
 
-from opd_align.backends import hf
 from opd_align.backends.hf import HFStudent, HFTeacher
 from opd_align.backends.scoring import sampled_log_probs
 from opd_align.settings import Sampling
-from opd_align.types import Finish, OpdAlignError, Question, Rollouts, SampleRequest
+from opd_align.types import Finish, OpdAlignError, Question, Rollouts, SampleRequest, mix64
 
 LONG = {"vocab_size": 40, "max_position_embeddings": 256}
 
@@ -47,21 +46,23 @@ def with_lora(model: Any) -> Any:
     return adapted
 
 
-def decoded_slowly(student: HFStudent, request: SampleRequest) -> list[tuple[int, ...]]:
-    """The slow twin: every row by itself, the whole sequence read again for each token, no cache, no batch."""
+def decode_naively(student: HFStudent, request: SampleRequest) -> list[tuple[int, ...]]:
+    """The slow twin: every row by itself, a forward pass over the whole sequence for each token, no cache, no batch."""
     rows = []
     with torch.no_grad():
         for key in student.keys([request])[0]:
-            read = [*student.prompt(request.question), *request.prefix.tolist()]
+            context = [*student.prompt(request.question), *request.prefix.tolist()]
             completion = request.prefix.tolist()
             while len(completion) < student.sampling.max_tokens and (not completion or completion[-1] not in END):
-                log_p = sampled_log_probs(student.sampling, student.model(input_ids=torch.tensor([read])).logits[:, -1])
+                log_p = sampled_log_probs(
+                    student.sampling, student.model(input_ids=torch.tensor([context])).logits[:, -1]
+                )
                 p = log_p[0].double().exp().numpy()
-                word = hf.mix64(np.uint64(key) ^ hf.mix64(np.array([len(read) - 1], np.uint64)))
+                word = mix64(np.uint64(key) ^ mix64(np.array([len(context) - 1], np.uint64)))
                 uniform = float((word[0] >> np.uint64(11)) * 2.0**-53)
                 order = [int(p.argmax()), *(token for token in range(len(p)) if token != p.argmax())]
                 drawn = order[min(int(np.searchsorted(np.cumsum(p[order]), uniform, side="right")), len(p) - 1)]
-                read.append(drawn)
+                context.append(drawn)
                 completion.append(drawn)
             rows.append(tuple(completion))
     return rows
@@ -78,16 +79,19 @@ MODELS = {
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_shared_trunks_give_what_reading_everything_again_gives(model):
+def test_shared_prefixes_match_naive_decoding(model):
     student = student_of(MODELS[model](), temperature=0.9, top_p=0.97)
     path = (np.arange(25) * 7 % 37 + 2).astype(np.uint32)
     prefixes = [path[:0], path[:1], path[:9], np.append(path[:9], 5).astype(np.uint32), path, tokens(9, 9)]
     requests = [SampleRequest(QUESTION, prefix, 4) for prefix in prefixes]
     before = student.model.config._attn_implementation
     rollouts = student.sample(requests)
-    assert rows_of(rollouts) == [row for request in requests for row in decoded_slowly(student, request)]
+    assert rows_of(rollouts) == [row for request in requests for row in decode_naively(student, request)]
     assert student.model.config._attn_implementation == before
-    assert {Finish.STOPPED, Finish.TRUNCATED} >= set(rollouts.finish_R.tolist())
+    for row in range(len(rollouts)):
+        stopped = int(rollouts.completion(row)[-1]) in END
+        assert rollouts.finish_R[row] == (Finish.STOPPED if stopped else Finish.TRUNCATED)
+    assert set(rollouts.finish_R.tolist()) == {Finish.STOPPED, Finish.TRUNCATED}
 
 
 def test_one_token_prompts_and_several_questions_in_one_call():
@@ -104,23 +108,23 @@ def test_one_token_prompts_and_several_questions_in_one_call():
         SampleRequest(Question("short"), tokens(7, 8), 5),
     ]
     rollouts = student.sample(requests)
-    assert rows_of(rollouts) == [row for request in requests for row in decoded_slowly(student, request)]
+    assert rows_of(rollouts) == [row for request in requests for row in decode_naively(student, request)]
 
 
-def test_a_path_is_read_once(monkeypatch):
+def test_a_path_is_prefilled_once(monkeypatch):
     student = student_of(llama(**LONG))
     path = np.full(20, 7, np.uint32)
-    read: list[int] = []
+    prefilled: list[int] = []
     forward = type(student.model).forward
 
     def counted(self, *args, input_ids=None, **options):
         if input_ids.shape[1] > 1:
-            read.append(input_ids.numel())
+            prefilled.append(input_ids.numel())
         return forward(self, *args, input_ids=input_ids, **options)
 
     monkeypatch.setattr(type(student.model), "forward", counted)
     student.sample([SampleRequest(QUESTION, path[:depth], 3) for depth in range(21)])
-    assert read == [3 + 20 - 1]
+    assert prefilled == [3 + 20 - 1]
 
 
 def test_rows_stop_at_their_own_limit():
@@ -136,7 +140,10 @@ def test_every_end_token_ends():
     rollouts = student.sample([SampleRequest(QUESTION, NOTHING, 200)])
     last = Counter(int(rollouts.completion(row)[-1]) for row in np.flatnonzero(rollouts.finish_R == Finish.STOPPED))
     assert len(last) > 1
-    assert set(last) <= set(range(20))
+    for row in range(len(rollouts)):
+        *inner, final = rollouts.completion(row).tolist()
+        assert min(inner, default=20) >= 20
+        assert (final < 20) == (rollouts.finish_R[row] == Finish.STOPPED)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 64])
@@ -148,33 +155,33 @@ def test_batch_sizes_do_not_matter(rows):
     assert rows_of(few.sample(requests)) == rows_of(many.sample(requests))
 
 
-def test_out_of_memory_halves_the_batch_and_goes_on(monkeypatch):
+def test_out_of_memory_halves_the_batch(monkeypatch):
     student = student_of(qwen3(**LONG))
     requests = [SampleRequest(QUESTION, NOTHING, 40)]
     expected = rows_of(student.sample(requests))
     sizes: list[int] = []
     forward = type(student.model).forward
 
-    def greedy(self, *args, input_ids=None, **options):
+    def limited(self, *args, input_ids=None, **options):
         sizes.append(len(input_ids))
         if len(input_ids) > 10:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return forward(self, *args, input_ids=input_ids, **options)
 
-    monkeypatch.setattr(type(student.model), "forward", greedy)
+    monkeypatch.setattr(type(student.model), "forward", limited)
     assert rows_of(student.sample(requests)) == expected
     assert [size for size in sizes if size > 10] == [40, 20]
     assert max(sizes[4:]) == 10
 
 
-def test_other_errors_and_a_batch_of_one_are_not_swallowed(monkeypatch):
+def test_out_of_memory_in_a_batch_of_one_is_raised(monkeypatch):
     student = student_of(qwen3(**LONG))
     before = student.model.config._attn_implementation
 
-    def hopeless(self, *args, past_key_values=None, **options):
+    def out_of_memory(self, *args, past_key_values=None, **options):
         raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr(type(student.model), "forward", hopeless)
+    monkeypatch.setattr(type(student.model), "forward", out_of_memory)
     with pytest.raises(RuntimeError, match="out of memory"):
         student.sample([SampleRequest(QUESTION, NOTHING, 8)])
     assert student.model.config._attn_implementation == before
@@ -189,7 +196,7 @@ def test_bfloat16_agrees_with_its_own_scoring():
     contract.assert_drawn_from(first, dict(enumerate((p.double() / p.double().sum()).tolist())))
 
 
-def test_an_adapter_takes_part_in_scoring():
+def test_adapters_are_used_in_scoring():
     plain, adapted = llama(**LONG), with_lora(llama(**LONG))
     student = student_of(adapted)
     completion = tokens(5, 6, 7, 8)
@@ -198,29 +205,29 @@ def test_an_adapter_takes_part_in_scoring():
     )
     with torch.no_grad():
         ids = torch.tensor([[1, 2, 3, 5, 6, 7]])
-        mine = torch.log_softmax(adapted(input_ids=ids).logits[0, 2:], -1).double().numpy()
+        own = torch.log_softmax(adapted(input_ids=ids).logits[0, 2:], -1).double().numpy()
         base = torch.log_softmax(plain(input_ids=ids).logits[0, 2:], -1).double().numpy()
-    np.testing.assert_allclose(scores.log_p_C.reshape(4, -1), mine, atol=1e-5)
+    np.testing.assert_allclose(scores.log_p_C.reshape(4, -1), own, atol=1e-5)
     np.testing.assert_allclose(scores.teachers["base"].log_t_C.reshape(4, -1), base, atol=1e-5)
     assert scores.teachers["base"].kl_T.max() > 0.01
 
 
-def test_the_fingerprint_follows_the_weights():
+def test_the_fingerprint_depends_on_weights_adapters_and_settings():
     model = with_lora(qwen3())
     student = student_of(model)
-    seen = {student.fingerprint}
-    assert student_of(model).fingerprint in seen
+    fingerprints = {student.fingerprint}
+    assert student_of(model).fingerprint in fingerprints
     with torch.no_grad():
         next(weight for name, weight in model.named_parameters() if "lora_A" in name)[0, 0] += 1e-3
-    seen.add(student.fingerprint)
+    fingerprints.add(student.fingerprint)
     with model.disable_adapter():
-        seen.add(student.fingerprint)
-    seen.add(student_of(model, temperature=0.5).fingerprint)
-    seen.add(student_of(model, ends=(0,)).fingerprint)
-    assert len(seen) == 5
+        fingerprints.add(student.fingerprint)
+    fingerprints.add(student_of(model, temperature=0.5).fingerprint)
+    fingerprints.add(student_of(model, ends=(0,)).fingerprint)
+    assert len(fingerprints) == 5
 
 
-def test_a_model_in_training_mode_is_refused():
+def test_a_model_in_training_mode_is_rejected():
     model = qwen3().train()
     student = student_of(model)
     with pytest.raises(OpdAlignError, match="is in training mode"):
@@ -229,7 +236,7 @@ def test_a_model_in_training_mode_is_refused():
         student.score(score_request(QUESTION, [2, 0]), [])
 
 
-def test_sliding_windows_are_refused():
+def test_sliding_windows_are_rejected():
     shape = {"vocab_size": 6, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
     model = MistralForCausalLM(MistralConfig(**shape, num_attention_heads=4, num_key_value_heads=2, sliding_window=8))
     with pytest.raises(OpdAlignError, match="attend to the whole context"):
@@ -242,16 +249,16 @@ def test_sliding_windows_are_refused():
         ((), NOTHING, "empty prompt"),
         (tuple([2] * 100), NOTHING, "do not fit the context"),
         ((2,), tokens(2, 0), "end-of-sequence"),
-        ((2,), np.full(31, 2, np.uint32), "longer than completions may be"),
-        ((2,), tokens(6), "beyond the vocabulary"),
+        ((2,), np.full(31, 2, np.uint32), "longer than the maximum completion length"),
+        ((2,), tokens(6), "outside the vocabulary"),
     ],
 )
-def test_requests_that_cannot_be_met_are_refused(prompt, prefix, message):
+def test_invalid_requests_are_rejected(prompt, prefix, message):
     with pytest.raises(OpdAlignError, match=message):
         student_of(qwen3(), prompt=prompt).sample([SampleRequest(QUESTION, prefix, 1)])
 
 
-def test_sampling_leaves_random_states_and_gradients_alone():
+def test_sampling_preserves_rng_state_and_gradients():
     model = qwen3()
     state = torch.get_rng_state()
     student_of(model).sample([SampleRequest(QUESTION, NOTHING, 5)])
@@ -261,15 +268,15 @@ def test_sampling_leaves_random_states_and_gradients_alone():
     model(input_ids=torch.tensor([[1, 2, 3]]), labels=torch.tensor([[1, 2, 3]])).loss.backward()
 
 
-def test_no_requests_no_rollouts():
+def test_no_requests_give_no_rollouts():
     assert len(student_of(qwen3()).sample([])) == 0
     assert len(student_of(qwen3()).sample([SampleRequest(QUESTION, NOTHING, 0)])) == 0
     assert not len(student_of(qwen3()).token_log_probs(QUESTION, Rollouts.of([]), None))
 
 
-def test_another_prompt_means_other_rollouts():
+def test_another_prompt_gives_other_keys():
     model = llama()
-    told, asked = (student_of(model, prompt=prompt) for prompt in ((1, 2), (1, 3)))
+    first, second = (student_of(model, prompt=prompt) for prompt in ((1, 2), (1, 3)))
     request = SampleRequest(QUESTION, NOTHING, 5)
-    assert told.fingerprint == asked.fingerprint
-    assert not set(told.keys([request])[0].tolist()) & set(asked.keys([request])[0].tolist())
+    assert first.fingerprint == second.fingerprint
+    assert not set(first.keys([request])[0].tolist()) & set(second.keys([request])[0].tolist())

@@ -1,4 +1,4 @@
-"""Models by name: what is there is loaded, and what is not is called by its name, soon."""
+"""Models by name: loading, and clear errors for what does not exist, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fingerprint(model: object) -> str:
     return HFStudent("same", model, lambda question: [1], (2,)).fingerprint
 
 
-def test_a_folder_is_loaded_ready_to_sample(folder):
+def test_a_folder_loads_in_eval_mode_with_its_tokenizer(folder):
     loaded = load_model(str(folder), device="cpu")
     assert loaded.name == "tiny-0.6B"
     assert not loaded.model.training
@@ -45,13 +45,13 @@ def test_a_folder_is_loaded_ready_to_sample(folder):
     assert load_tokenizer(str(folder)).get_vocab() == loaded.tokenizer.get_vocab()
 
 
-def test_name_and_precision_can_be_chosen(folder):
+def test_name_and_dtype_can_be_set(folder):
     loaded = load_model(f"{folder}/", name="mine", dtype="bfloat16", device="cpu")
     assert loaded.name == "mine"
     assert loaded.model.dtype == torch.bfloat16
 
 
-def test_the_configs_name_what_ends_a_reply(copy):
+def test_the_configs_name_the_end_tokens(copy):
     (copy / "generation_config.json").write_text('{"eos_token_id": [2, 5]}')
     assert [config.eos_token_id for config in load_model(str(copy), device="cpu").configs][1] == [2, 5]
     assert [config.eos_token_id for config in generation_configs(str(copy))] == [[2, 5]]
@@ -70,42 +70,42 @@ def test_the_configs_name_what_ends_a_reply(copy):
         ("gpt2", "gpt2"),
     ],
 )
-def test_a_short_name_keeps_what_tells_models_apart(reference, name):
+def test_a_short_name_keeps_dots_and_sizes(reference, name):
     assert short_name(reference) == name
 
 
 @pytest.mark.parametrize(
     ("reference", "reason"),
     [
-        ("./nowhere", "there is no folder './nowhere'"),
-        ("/no/where", "there is no folder"),
-        ("~/no-such-model-here", "there is no folder"),
-        ("a/b/c", "there is no folder 'a/b/c'"),
+        ("./nowhere", "the folder './nowhere' does not exist"),
+        ("/no/where", "the folder '/no/where' does not exist"),
+        ("~/no-such-model-here", "the folder '~/no-such-model-here' does not exist"),
+        ("a/b/c", "the folder 'a/b/c' does not exist"),
         ("nowhere.gguf", "'nowhere.gguf' does not exist"),
         ("embedded:studnet", "there are embedded:student and embedded:teacher"),
         ("embedded:", "there are embedded:student and embedded:teacher"),
     ],
 )
-def test_what_is_not_there_is_called_so_without_loading_anything(reference, reason):
-    for look in (check_model, load_model, load_tokenizer):
+def test_missing_models_are_reported_without_loading_anything(reference, reason):
+    for function in (check_model, load_model, load_tokenizer):
         with pytest.raises(OpdAlignError, match=reason):
-            look(reference)
+            function(reference)
 
 
-def test_a_folder_without_a_model_is_called_so(tmp_path):
-    with pytest.raises(OpdAlignError, match=r"folder without a config\.json; a model is saved by save_pretrained"):
+def test_a_folder_without_a_model_is_reported(tmp_path):
+    with pytest.raises(OpdAlignError, match=r"folder without a config\.json; save a model with save_pretrained"):
         load_model(str(tmp_path))
 
 
-def test_a_hub_name_without_a_connection_gets_a_clear_answer_quickly(monkeypatch, tmp_path):
+def test_a_hub_name_without_a_connection_fails_quickly_and_clearly(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    begun = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(OpdAlignError) as caught:
         load_model("nobody/no-such-model")
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - start < 5
     assert str(caught.value).startswith("cannot load 'nobody/no-such-model': ")
-    assert "needs a connection, or a copy in its cache" in str(caught.value)
+    assert "needs a connection or a cached copy" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert generation_configs("nobody/no-such-model") == ()
 
@@ -120,21 +120,21 @@ def test_a_hub_name_without_a_connection_gets_a_clear_answer_quickly(monkeypatch
         ("config.json", b"{"),
     ],
 )
-def test_a_damaged_folder_is_no_traceback(copy, file, content):
+def test_a_damaged_folder_is_reported(copy, file, content):
     assert (copy / file).is_file()
     (copy / file).write_bytes(content)
     with pytest.raises(OpdAlignError, match="cannot load"):
         load_model(str(copy), device="cpu")
 
 
-def test_precision_and_device_that_do_not_exist_are_named(folder):
+def test_invalid_dtype_and_device_are_reported(folder):
     with pytest.raises(OpdAlignError, match="dtype must be one of auto, float32, bfloat16, float16, not 'float23'"):
         load_model(str(folder), dtype="float23")
-    with pytest.raises(OpdAlignError, match="on the device 'gpu0'"):
+    with pytest.raises(OpdAlignError, match="to the device 'gpu0'"):
         load_model(str(folder), device="gpu0")
 
 
-def test_an_adapter_changes_what_the_model_says_and_its_fingerprint(folder, tmp_path):
+def test_an_adapter_changes_logits_and_fingerprint(folder, tmp_path):
     torch.manual_seed(5)
     settings = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     base = load_model(str(folder), device="cpu")
@@ -151,9 +151,9 @@ def test_an_adapter_changes_what_the_model_says_and_its_fingerprint(folder, tmp_
     assert base.tokenizer.convert_tokens_to_ids(END) == 2
 
 
-def test_an_adapter_that_is_not_there_is_named(folder, tmp_path, monkeypatch):
+def test_a_missing_adapter_is_reported(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    for place in (tmp_path, tmp_path / "nowhere"):
+    for missing in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(OpdAlignError, match="cannot load the adapter") as caught:
-            load_model(str(folder), adapter=str(place), device="cpu")
-        assert str(place) in str(caught.value)
+            load_model(str(folder), adapter=str(missing), device="cpu")
+        assert str(missing) in str(caught.value)

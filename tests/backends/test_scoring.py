@@ -1,4 +1,4 @@
-"""Streamed scoring beside its slow twin (whole logits in float64), and what it refuses."""
+"""Streamed scoring against its slow twin (all logits at once, in float64), and what it rejects."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def one_thread():
 
 
 def naive_log_probs(model: Any, prompt: Any, path: Any, *, temperature: float = 1.0, vocabulary: int = 30) -> Any:
-    """Whole logits at once, in float64."""
+    """All logits at once, in float64."""
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([[*prompt, *path.tolist()]])).logits[0, len(prompt) - 1 : -1]
     return torch.log_softmax(logits[:, :vocabulary].double() / temperature, -1).numpy()
@@ -77,20 +77,20 @@ def naive_comparison(log_p: Any, log_t: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "settings", [{}, {"temperature": 0.6}, {"top_k": 5}, {"top_p": 0.8}, {"temperature": 1.4, "top_k": 9, "top_p": 0.7}]
 )
-def test_streamed_scores_are_those_of_whole_logits(monkeypatch, chunk_bytes, settings):
+def test_streamed_scores_match_those_of_all_logits(monkeypatch, chunk_bytes, settings):
     monkeypatch.setattr(scoring, "CHUNK_BYTES", chunk_bytes)
     sampling = Sampling(**settings)
     student, teacher = qwen3(vocab_size=30), llama(vocab_size=32, seed=3)
-    mine, theirs = [1, 2, 3], [4, 5, 6, 7, 8]
+    student_prompt, teacher_prompt = [1, 2, 3], [4, 5, 6, 7, 8]
     scores = score_path(
-        PromptedModel("student", student, mine),
-        [PromptedModel("teacher", teacher, theirs), PromptedModel("again", student, mine)],
+        PromptedModel("student", student, student_prompt),
+        [PromptedModel("teacher", teacher, teacher_prompt), PromptedModel("again", student, student_prompt)],
         score_request(QUESTION, PATH, floor=0.03, keep=KEEP),
         sampling,
     )
-    tempered_p = naive_log_probs(student, mine, PATH, temperature=sampling.temperature)
+    tempered_p = naive_log_probs(student, student_prompt, PATH, temperature=sampling.temperature)
     log_p = naive_cut(tempered_p, top_k=sampling.top_k, top_p=sampling.top_p)
-    log_t = naive_log_probs(teacher, theirs, PATH, temperature=sampling.temperature)
+    log_t = naive_log_probs(teacher, teacher_prompt, PATH, temperature=sampling.temperature)
     log_again = tempered_p
     kept = (np.exp(log_p) > 0.03) | (np.exp(log_t) > 0.03) | (np.exp(log_again) > 0.03)
     kept[np.arange(len(PATH)), PATH] = True
@@ -106,9 +106,9 @@ def test_streamed_scores_are_those_of_whole_logits(monkeypatch, chunk_bytes, set
     np.testing.assert_allclose(scores.entropy_T, naive_comparison(log_p, log_p)["entropy_T"], atol=1e-5)
 
 
-def test_a_student_is_not_divergent_from_itself():
-    side = PromptedModel("me", qwen3(vocab_size=30), [1])
-    scores = score_path(side, [side], score_request(QUESTION, PATH), Sampling()).teachers["me"]
+def test_the_student_has_no_divergence_from_itself():
+    student = PromptedModel("student", qwen3(vocab_size=30), [1])
+    scores = score_path(student, [student], score_request(QUESTION, PATH), Sampling()).teachers["student"]
     for name in DIVERGENCES:
         np.testing.assert_allclose(getattr(scores, f"{name}_T"), 1 if name == "cosine" else 0, atol=1e-6)
 
@@ -126,7 +126,7 @@ def test_a_padded_student_keeps_the_probabilities_it_samples_with():
 
 
 @pytest.mark.parametrize("body_tokens", [1, 60, 16384])
-def test_many_rollouts_are_scored_like_each_alone(monkeypatch, body_tokens):
+def test_batched_scores_match_those_of_each_rollout_alone(monkeypatch, body_tokens):
     monkeypatch.setattr(scoring, "BODY_TOKENS", body_tokens)
     model, sampling = qwen3(vocab_size=30), Sampling(temperature=0.8, top_k=20)
     completions = [PATH[:5], PATH[:0], PATH, PATH[3:4], PATH[10:30]]
@@ -153,88 +153,88 @@ class Vocabulary:
         return {word: number for number, word in enumerate(self.words)}
 
 
-def test_another_tokenizer_is_refused_with_an_example():
+def test_another_tokenizer_is_rejected_with_an_example():
     check_tokenizers(Vocabulary("a", "b"), Vocabulary("a", "b", "<extra>"), "big")
     with pytest.raises(TokenizerMismatch, match=r"teacher 'big' .* \(id 1 is 'c' there, 'b' here\)"):
         check_tokenizers(Vocabulary("a", "b"), Vocabulary("a", "c"), "big")
 
 
-def test_what_cannot_be_scored_is_refused():
+def test_invalid_inputs_are_rejected():
     model = qwen3(vocab_size=30)
     with pytest.raises(OpdAlignError, match="'s' has an empty prompt"):
         PromptedModel("s", model, [])
-    with pytest.raises(OpdAlignError, match="'s': prompt and completion are 139 tokens, its context holds 128"):
+    with pytest.raises(OpdAlignError, match="'s': prompt and completion are 139 tokens, but its context is 128"):
         score_path(PromptedModel("s", model, [1] * 100), [], score_request(QUESTION, PATH), Sampling())
     small = PromptedModel("t", llama(vocab_size=20), [1])
-    with pytest.raises(OpdAlignError, match=r"token 28 .* beyond the common vocabulary \(20\)"):
+    with pytest.raises(OpdAlignError, match=r"token 28 .* outside the common vocabulary \(20\)"):
         score_path(PromptedModel("s", model, [1]), [small], score_request(QUESTION, PATH), Sampling())
 
 
-def test_logits_that_are_capped_after_the_head_are_refused():
+def test_softcapped_logits_are_rejected():
     shape = {"vocab_size": 30, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
     torch.manual_seed(0)
     model = Gemma2ForCausalLM(
         Gemma2Config(**shape, num_attention_heads=4, num_key_value_heads=2, final_logit_softcapping=0.1)
     ).eval()
-    with pytest.raises(OpdAlignError, match="does more to its logits"):
+    with pytest.raises(OpdAlignError, match="are not those of its body and output layer"):
         score_path(PromptedModel("s", model, [1, 2]), [], score_request(QUESTION, tokens(3)), Sampling())
 
 
 @pytest.mark.parametrize("wrong", [{"temperature": 0}, {"top_p": 0}, {"top_p": 1.1}, {"top_k": -1}, {"max_tokens": 0}])
-def test_sampling_settings_out_of_range_are_refused(wrong):
+def test_sampling_settings_out_of_range_are_rejected(wrong):
     with pytest.raises(OpdAlignError, match=next(iter(wrong))):
         Sampling(**wrong)
 
 
-def test_a_teacher_known_by_its_likeliest_tokens_is_as_near_as_it_can_be():
-    """Told all tokens it is the teacher itself; told a few, these are exact and every divergence is a lower bound."""
+def test_top_k_teachers_give_exact_top_tokens_and_lower_bounds_on_divergences():
+    """With all tokens known it equals the teacher; with a few, these are exact and the KL is a lower bound."""
     student, teacher = (qwen3(seed=seed, vocab_size=40) for seed in (1, 2))
     completion = np.array([3, 7, 30, 12, 5, 9], np.uint32)
     request = ScoreRequest(QUESTION, completion, np.empty(0, np.int64), np.empty(0, np.uint32), 1e-9)
-    sides = PromptedModel("student", student, [1, 2]), PromptedModel("teacher", teacher, [4, 5, 6])
-    whole = score_path(sides[0], [sides[1]], request, Sampling())
-    log_t_TV = whole.teachers["teacher"].log_t_C.reshape(len(completion), 40)
+    models = PromptedModel("student", student, [1, 2]), PromptedModel("teacher", teacher, [4, 5, 6])
+    full = score_path(models[0], [models[1]], request, Sampling())
+    log_t_TV = full.teachers["teacher"].log_t_C.reshape(len(completion), 40)
     for k in (40, 5):
         token_TK = np.argsort(-log_t_TV, axis=1)[:, :k].copy()
-        told = TopKTeacher("told", TopLogProbs(token_TK, np.take_along_axis(log_t_TV, token_TK, 1)))
-        found = score_path(sides[0], [told, sides[1]], request, Sampling())
-        assert list(found.teachers) == ["told", "teacher"]
-        mine, theirs = found.teachers["told"], found.teachers["teacher"]
-        log_m_TV = mine.log_t_C.reshape(len(completion), 40)
+        top_k = TopKTeacher("top-k", TopLogProbs(token_TK, np.take_along_axis(log_t_TV, token_TK, 1)))
+        scores = score_path(models[0], [top_k, models[1]], request, Sampling())
+        assert list(scores.teachers) == ["top-k", "teacher"]
+        partial, exact = scores.teachers["top-k"], scores.teachers["teacher"]
+        log_m_TV = partial.log_t_C.reshape(len(completion), 40)
         np.testing.assert_allclose(np.exp(log_m_TV).sum(1), 1, atol=1e-5)
         np.testing.assert_allclose(
             np.take_along_axis(log_m_TV, token_TK, 1), np.take_along_axis(log_t_TV, token_TK, 1), atol=1e-5
         )
-        assert (mine.kl_T <= theirs.kl_T + 1e-5).all()
+        assert (partial.kl_T <= exact.kl_T + 1e-5).all()
         if k == 40:
-            np.testing.assert_allclose(mine.kl_T, theirs.kl_T, atol=1e-4)
-            np.testing.assert_allclose(mine.js_T, theirs.js_T, atol=1e-5)
+            np.testing.assert_allclose(partial.kl_T, exact.kl_T, atol=1e-4)
+            np.testing.assert_allclose(partial.js_T, exact.js_T, atol=1e-5)
         else:
-            assert (mine.kl_T < theirs.kl_T - 1e-3).any()
+            assert (partial.kl_T < exact.kl_T - 1e-3).any()
 
 
-def test_a_told_teacher_needs_a_student_at_temperature_one():
-    told = TopKTeacher("told", TopLogProbs(np.array([[1]]), np.array([[-0.1]])))
+def test_a_top_k_teacher_needs_a_student_at_temperature_one():
+    top_k = TopKTeacher("top-k", TopLogProbs(np.array([[1]]), np.array([[-0.1]])))
     request = ScoreRequest(QUESTION, np.array([3], np.uint32), np.empty(0, np.int64), np.empty(0, np.uint32), 0.02)
     with pytest.raises(OpdAlignError, match="temperature 1"):
-        score_path(PromptedModel("student", qwen3(), [1]), [told], request, Sampling(temperature=0.7))
+        score_path(PromptedModel("student", qwen3(), [1]), [top_k], request, Sampling(temperature=0.7))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_a_teacher_whose_body_read_elsewhere_scores_to_the_bit(temperature):
-    """What crosses the wire is hidden states and, once, the output layer; both survive it unchanged."""
+def test_a_teacher_in_another_process_scores_bit_identically(temperature):
+    """Only hidden states and, once, the output layer are transferred."""
     student, teacher = PromptedModel("student", qwen3(vocab_size=30), [1, 2, 3]), llama(vocab_size=32, seed=3)
-    near = PromptedModel("teacher", teacher, [4, 5, 6, 7, 8])
+    local = PromptedModel("teacher", teacher, [4, 5, 6, 7, 8])
     with torch.no_grad():
-        sent = pickle.dumps((output_layer(near), hidden_states(near, [PATH]).clone()))
+        sent = pickle.dumps((output_layer(local), hidden_states(local, [PATH]).clone()))
     head, hidden = pickle.loads(sent)
     assert hidden.shape == (len(PATH), teacher.config.hidden_size)
     request, sampling = score_request(QUESTION, PATH, keep=KEEP), Sampling(temperature=temperature)
-    here, there = (
-        score_path(student, [each], request, sampling) for each in (near, RemoteTeacher("teacher", head, hidden))
+    expected, actual = (
+        score_path(student, [each], request, sampling) for each in (local, RemoteTeacher("teacher", head, hidden))
     )
-    np.testing.assert_array_equal(here.token_C, there.token_C)
-    np.testing.assert_array_equal(here.log_p_C, there.log_p_C)
+    np.testing.assert_array_equal(expected.token_C, actual.token_C)
+    np.testing.assert_array_equal(expected.log_p_C, actual.log_p_C)
     for column in TeacherScores.__dataclass_fields__:
-        mine, theirs = (getattr(each.teachers["teacher"], column) for each in (here, there))
-        np.testing.assert_array_equal(mine, theirs, err_msg=column)
+        values = [getattr(each.teachers["teacher"], column) for each in (expected, actual)]
+        np.testing.assert_array_equal(*values, err_msg=column)

@@ -96,10 +96,10 @@ def test_roles_are_what_the_configuration_names(data):
         (["teachers=[{name: x, correct: -1}]"], "counts of 0 or more"),
         (["teachers=Self-1C (source)"], "shows responses by 'source', which is no model; give the key source a model"),
         (["teachers=[{name: x, correct: 1, source: me}]"], "responses by 'me', which is no model; choose one of self"),
-        (["student=./nowhere"], "there is no folder './nowhere'"),
-        (["source=./nowhere"], "there is no folder './nowhere'"),
+        (["student=./nowhere"], "the folder './nowhere' does not exist"),
+        (["source=./nowhere"], "the folder './nowhere' does not exist"),
         (["summariser=x.gguf"], "'x.gguf' does not exist"),
-        (["teachers=/no/where"], "there is no folder '/no/where'"),
+        (["teachers=/no/where"], "the folder '/no/where' does not exist"),
         (["student.dtype=float23"], "dtype must be one of"),
         (["sampling.temperature=0"], "sampling: temperature must be above 0"),
         (["sampling.top_p=2"], "sampling: top_p must lie in"),
@@ -270,7 +270,7 @@ def test_a_wish_that_the_template_does_not_know_is_refused_before_weights_are_lo
         raise AssertionError("weights were loaded")
 
     monkeypatch.setattr(opd_align.study.build, "load_model", load)
-    with pytest.raises(OpdAlignError, match="no such switch"):
+    with pytest.raises(OpdAlignError, match="no thinking switch"):
         _ = study(data, f"student={{model: {folder}, thinking: true}}").student
 
 

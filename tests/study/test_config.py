@@ -170,7 +170,7 @@ def test_a_model_is_not_taken_for_a_context(named):
         ("student.tihnking=true", "unknown key 'student.tihnking'; did you mean 'student.thinking'?"),
         ("teachers=[{contxt: Self-1C}]", "unknown key 'teachers[0].contxt'; did you mean 'teachers[0].context'?"),
         ("teachers=[Self-1C, {model: {modle: x}}]", "unknown key 'teachers[1].model.modle'"),
-        ("student.backend=vlm", "student.backend: unknown value 'vlm'; did you mean 'vllm'?"),
+        ("student.backend=vlm", "student: unknown backend 'vlm'; did you mean 'vllm'?"),
         ("estimator=bakcup", "estimator: unknown value 'bakcup'; did you mean 'backup'?"),
         ("budget.allocation=adaptiv", "budget.allocation: unknown value 'adaptiv'; did you mean 'adaptive'?"),
         ("task={name: x, kind: numbr}", "task.kind: unknown value 'numbr'; did you mean 'number'?"),
@@ -199,12 +199,12 @@ def test_a_model_is_not_taken_for_a_context(named):
         ("questions.offset=-1", "questions: offset (-1)"),
         ("questions={ids: [a], screening: runs/x}", "questions: ids and screening both choose"),
         ("student.backend=server", "student: model 'embedded:student' has backend server but no url"),
-        ("student.url=http://x", "student: model 'embedded:student' has a url, served_as or line, but its backend"),
-        ("student.line.timeout_s=5", "student: model 'embedded:student' has a url, served_as or line, but its backend"),
-        ("student.line.patince_s=5", "unknown key 'student.line.patince_s'; did you mean 'student.line.patience_s'?"),
-        ("student.line.concurrency=0", "student.line: a line needs at least one call"),
-        ("student.url=127.0.0.1:8000", "student: '127.0.0.1:8000' is no address of a server"),
-        ("student={model: x, backend: vllm, adapter: y}", "student: model 'x': vLLM would sample without the adapter"),
+        ("student.url=http://x", "student: model 'embedded:student' has a url, served_as or http, but its backend"),
+        ("student.http.timeout_s=5", "student: model 'embedded:student' has a url, served_as or http, but its backend"),
+        ("student.http.patince_s=5", "unknown key 'student.http.patince_s'; did you mean 'student.http.patience_s'?"),
+        ("student.http.concurrency=0", "student.http: concurrency and samples_per_call must be at least 1"),
+        ("student.url=127.0.0.1:8000", "student: '127.0.0.1:8000' is not a valid server URL"),
+        ("student={model: x, backend: vllm, adapter: y}", "student: model 'x': backend vllm would sample without"),
         ("task={name: boolq, instruction: Go}", "task: instruction belongs to data of your own, which needs a kind"),
         ("budget.initial", "an override is written key=value, not 'budget.initial'"),
         ("seed=[1", "the value of 'seed' is not YAML: '[1'"),
@@ -283,11 +283,11 @@ def test_another_beta_is_written_in_brackets():
 
 def test_how_to_talk_to_a_server_is_settable_and_no_part_of_the_study_s_name() -> None:
     served = ["student.backend=server", "student.url=http://x:1"]
-    line = {"concurrency": 4, "timeout_s": 3600, "patience_s": 60, "api_key": "secret"}
+    http = {"concurrency": 4, "timeout_s": 3600, "patience_s": 60, "api_key": "secret"}
     plain = Study(read_config(None, served))
-    tuned = Study(read_config(None, [*served, *(f"student.line.{key}={value}" for key, value in line.items())]))
-    assert tuned.config.student.line == HttpSettings(4, timeout_s=3600.0, patience_s=60.0, api_key="secret")
+    tuned = Study(read_config(None, [*served, *(f"student.http.{key}={value}" for key, value in http.items())]))
+    assert tuned.config.student.http == HttpSettings(4, timeout_s=3600.0, patience_s=60.0, api_key="secret")
     assert tuned.name == plain.name
     assert "secret" not in repr(tuned)
-    made = tuned._served(tuned.config.student, list, tuned._sampling(), (1,), None)
-    assert made.line == tuned.config.student.line
+    sampler = tuned._sampler(tuned.config.student, list, tuned._sampling())
+    assert sampler.http == tuned.config.student.http

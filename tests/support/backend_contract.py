@@ -1,6 +1,6 @@
-"""What every backend promises, as checks that any student can be put through: exact world, hf, vLLM, server.
+"""The contract of all backends (exact world, hf, vLLM, server) as checks that run on any student.
 
-A backend's test brings a small student whose vocabulary can be enumerated, and calls these.
+A backend's test builds a small student whose vocabulary can be enumerated and calls these functions.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def score_request(question: Question, completion: Any, *, floor: float = 0.02, k
 
 
 def next_token_probabilities(student: Any, question: Question, prefix: Any, filler: int) -> dict[int, float]:
-    """The student's own account of what follows a prefix: scored with `filler` as the path's token and floor ~0."""
+    """The student's scored next-token probabilities after a prefix; `filler` is the path's token, the floor is ~0."""
     scores = student.score(score_request(question, [*prefix, filler], floor=1e-30), [])
     last = slice(scores.offsets[-2], scores.offsets[-1])
     return dict(zip(scores.token_C[last].tolist(), np.exp(scores.log_p_C[last]).tolist(), strict=True))
 
 
 def assert_drawn_from(counts: Counter[Any], probability: dict[Any, float]) -> None:
-    """Chi-square; outcomes expected fewer than five times are pooled, impossible ones must not occur."""
+    """Chi-square test; outcomes with expected counts below five are pooled, impossible ones must not occur."""
     n = sum(counts.values())
     assert n > 0
     impossible = [outcome for outcome in counts if probability.get(outcome, 0.0) == 0.0]
@@ -60,7 +60,7 @@ def assert_drawn_from(counts: Counter[Any], probability: dict[Any, float]) -> No
 
 
 def check_sampler(student: Any, question: Question, *, prefix: Any, n: int = 20) -> None:
-    """Shapes, launch depths, keys, finish flags, ends, kept prefixes; `prefix` is one that can be continued."""
+    """Shapes, launch depths, keys, finish flags, end tokens, prefixes; `prefix` must be one that can be continued."""
     requests = [SampleRequest(question, NOTHING, n), SampleRequest(question, prefix, n, first=3)]
     rollouts = student.sample(requests)
     assert len(rollouts) == 2 * n
@@ -81,22 +81,22 @@ def check_sampler(student: Any, question: Question, *, prefix: Any, n: int = 20)
 
 
 def check_batches_do_not_matter(student: Any, question: Question, *, prefix: Any, n: int = 24) -> None:
-    """The same rollout alone, in company, in another order, and with `n` split through `first`."""
+    """The same rollout alone, in a larger batch, in another order, and with `n` split by `first`."""
     whole = student.sample([SampleRequest(question, prefix, n)])
     head = SampleRequest(question, prefix, n // 3)
     tail = SampleRequest(question, prefix, n - n // 3, first=n // 3)
-    company = SampleRequest(question, NOTHING, 7)
-    mixed = student.sample([tail, company, head])
+    other = SampleRequest(question, NOTHING, 7)
+    mixed = student.sample([tail, other, head])
     split = n - n // 3
     assert rows_of(mixed)[split + 7 :] + rows_of(mixed)[:split] == rows_of(whole)
-    assert rows_of(mixed)[split : split + 7] == rows_of(student.sample([company]))
+    assert rows_of(mixed)[split : split + 7] == rows_of(student.sample([other]))
     fresh = student.sample([SampleRequest(question, prefix, n, first=n)])
     assert not set(fresh.key_R.tolist()) & set(whole.key_R.tolist())
     assert rows_of(fresh) != rows_of(whole)
 
 
 def check_frequencies(student: Any, question: Question, *, prefix: Any, n: int = 3000) -> None:
-    """Next tokens are as frequent as the scorer says, at depth 0 and after a forced prefix."""
+    """Next-token frequencies match the scorer's probabilities, at depth 0 and after a forced prefix."""
     filler = int(next(iter(student.end_tokens)))
     rollouts = student.sample([SampleRequest(question, NOTHING, n), SampleRequest(question, prefix, n)])
     for start, before in ((0, NOTHING), (n, prefix)):
@@ -105,7 +105,7 @@ def check_frequencies(student: Any, question: Question, *, prefix: Any, n: int =
 
 
 def check_whole_completions(student: Any, question: Question, *, vocabulary: int, limit: int, n: int = 4000) -> None:
-    """Whole completions are as frequent as the product of their tokens' probabilities; all of them enumerated."""
+    """Frequencies of whole completions match the product of their tokens' probabilities; all are enumerated."""
     ends = set(student.end_tokens)
     filler = min(ends)
     probability: dict[tuple[int, ...], float] = {}
@@ -124,14 +124,14 @@ def check_whole_completions(student: Any, question: Question, *, vocabulary: int
 
 
 def check_scorer(student: Any, question: Question, teachers: Any, *, completion: Any, vocabulary: int) -> None:
-    """Log-probabilities sum to one, the path's token and the asked-for ones are kept, in order; teachers alike."""
+    """Probabilities sum to one; the path's token and the requested ones are kept, in order; teachers likewise."""
     everything = student.score(score_request(question, completion, floor=1e-30), teachers)
     assert len(everything) == len(completion)
     assert list(everything.teachers) == [teacher.name for teacher in teachers]
     depth_C = np.repeat(np.arange(len(completion)), np.diff(everything.offsets))
     np.testing.assert_allclose(np.bincount(depth_C, np.exp(everything.log_p_C)), 1, atol=1e-5)
     for scores in everything.teachers.values():
-        # A teacher may also say what the student never does; it is kept for its own mass.
+        # Tokens that only the teacher finds likely are kept too.
         np.testing.assert_allclose(np.bincount(depth_C, np.exp(scores.log_t_C)), 1, atol=1e-5)
         assert (scores.kl_T >= 0).all()
         assert ((scores.js_T >= 0) & (scores.js_T <= np.log(2) + 1e-6)).all()

@@ -65,7 +65,7 @@ class ScriptedSampler:
 
     @property
     def end_tokens(self) -> tuple[int, ...]:
-        return CHAT.ends()
+        return CHAT.end_tokens()
 
     def keys(self, requests: Sequence[SampleRequest]) -> list[NDArray[np.uint64]]:
         return [request.keys(self.fingerprint, list(self.prompt(request.question))) for request in requests]
@@ -100,7 +100,7 @@ def question(name: str, answer: str | None = GOLD) -> Question:
 def source(name: str, script: Script, **options: Any) -> DemonstrationSource:
     """A source with the task's plain prompt."""
     sampler = ScriptedSampler(name, script, ContextPrompt(CHAT, TASK), **options)
-    return DemonstrationSource(name, sampler, CHAT.said, TextGrader(TASK, CHAT.said, sampler.end_tokens))
+    return DemonstrationSource(name, sampler, CHAT.decode, TextGrader(TASK, CHAT.decode, sampler.end_tokens))
 
 
 def summariser(script: Script, **options: Any) -> DemonstrationSource:
@@ -108,7 +108,7 @@ def summariser(script: Script, **options: Any) -> DemonstrationSource:
         return CHAT.prompt([{"role": "user", "content": question.text}])
 
     return DemonstrationSource(
-        "summariser", ScriptedSampler("summariser", script, prompt, **options), CHAT.said, NoGrading()
+        "summariser", ScriptedSampler("summariser", script, prompt, **options), CHAT.decode, NoGrading()
     )
 
 

@@ -1,4 +1,4 @@
-"""Tokenizers small enough to read: one token a byte, a few special ones, and chat templates of the usual kinds."""
+"""Small tokenizers: one token per byte or word, a few special ones, and the usual kinds of chat templates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHATML = """\
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 
-# Qwen3's way: thinking is on unless it is switched off, and then an empty thought is put into the model's mouth.
+# As in Qwen3: thinking is on by default; if it is off, the prompt ends with an empty thinking block.
 SWITCHED = (
     CHATML
     + """\
@@ -27,7 +27,7 @@ SWITCHED = (
 {% endif %}"""
 )
 
-# Others call the switch `thinking`, and have it off unless it is switched on.
+# Other templates call the switch `thinking`, and it is off by default.
 OTHER_SWITCH = CHATML + "{%- if add_generation_prompt and thinking %}<think>\n{% endif %}"
 
 NO_SYSTEM = """\
@@ -55,7 +55,7 @@ def byte_tokenizer(
     bos: str | None = None,
     unk: str | None = None,
 ) -> Any:
-    """One token a byte; `special` and `plain` are added tokens, and only eos, bos and unk have a role."""
+    """One token per byte; `special` and `plain` are added tokens, and only eos, bos and unk have a role."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -80,7 +80,7 @@ ANSWERS = ("\nAnswer: 1", "\nAnswer: 2", "\nAnswer: 3")
 def word_tokenizer(
     template: str | None = CHATML, words: tuple[str, ...] = ("Ann", "Bob", "Cid", "pens", "one", "two")
 ) -> Any:
-    """A dozen words, of which three are whole answers: a model that says anything often says one of them."""
+    """A dozen words, three of which are whole answers: even a random model often generates one of them."""
     special = ["<unk>", START, END]
     vocabulary = {word: number for number, word in enumerate([*special, *words])}
     tokenizer = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token="<unk>"))
@@ -93,7 +93,7 @@ def word_tokenizer(
 
 
 def save_model(folder: Any, *, seed: int = 0, tokenizer: Any = None) -> str:
-    """A random Qwen3 with its tokenizer, as a folder like any other; returns its path."""
+    """Saves a random Qwen3 and its tokenizer in a folder; returns its path."""
     from support.small_models import qwen3
 
     tokenizer = tokenizer or word_tokenizer()

@@ -1,4 +1,4 @@
-"""Language models small enough to enumerate: random weights, six tokens, two of them ends."""
+"""Language models small enough to enumerate: random weights, six tokens, two of which end a completion."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHAPE: dict[str, Any] = {
 
 
 def _sharpened(model: Any, dtype: torch.dtype) -> Any:
-    """Random logits are nearly equal; spread them, so that tokens and contexts matter."""
+    """Scales the weights: with random ones all logits are nearly equal, and tokens and contexts hardly matter."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim == 2:

@@ -105,7 +105,7 @@ GKD, DISTILLATION = "gkd_incorrect_only", "distillation_divergence"
         (GKD, "--load_in_4bit", "add --use_peft"),
         (GKD, "--every_n_steps 0", "every_n_steps must be at least 1, not 0"),
         (GKD, "--max_overhead 2", "max_overhead is a share"),
-        (GKD, "--model_name_or_path ./nothing", "there is no folder './nothing'"),
+        (GKD, "--model_name_or_path ./nothing", "the folder './nothing' does not exist"),
         (DISTILLATION, "--denominator trl", "denominator must be one of keep, renormalise, not 'trl'"),
         (DISTILLATION, "--divergence quantil", "did you mean 'quantile'?"),
         (DISTILLATION, "--divergence quantile", "at is for a quantile or a threshold"),

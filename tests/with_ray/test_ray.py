@@ -243,7 +243,7 @@ def test_a_teacher_apart_scores_to_the_bit(cluster: None, alone: Path, tmp_path:
         (["--set", "teachers=[{name: reward, model: embedded:teacher}]"], "'reward' is reserved"),
         (["--set", "teachers=[]"], "needs a teacher, and none was given"),
         # Found by a teacher apart, in the words of a run without.
-        ([*NOWHERE, "--teacher-actors", "T"], "cannot put 'embedded:teacher' on the device 'nowhere'"),
+        ([*NOWHERE, "--teacher-actors", "T"], "cannot move 'embedded:teacher' to the device 'nowhere'"),
         (["--set", "sampling.max_tokens=100000"], "do not fit the context"),  # found by a worker
     ],
 )

@@ -1,6 +1,6 @@
-"""A tiny random language model in a real vLLM: as an engine of this process, and behind a real HTTP server.
+"""A tiny random language model in vLLM: as an engine in this process, and behind an HTTP server.
 
-The folder is not called `vllm`, since `import vllm` would then find it wherever vLLM is not installed.
+The folder is not called `vllm`, since `import vllm` would then find it if vLLM is not installed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).parent.parent))  # for the contract that all backends share
+sys.path.append(str(Path(__file__).parent.parent))  # for tests/support
 
 from tiny import CONTEXT, RealServer, make_model
 
@@ -31,7 +31,7 @@ def model(folder) -> Any:
 def llm(model, folder) -> Iterator[Any]:
     from opd_align.backends.vllm import vllm_engine
 
-    # Log-probabilities after temperature and cut-offs, as our scores are.
+    # Log-probabilities after temperature and cut-offs, like our scores.
     engine = vllm_engine(
         folder, dtype="float32", enforce_eager=True, max_model_len=CONTEXT, logprobs_mode="processed_logprobs"
     )
@@ -40,8 +40,8 @@ def llm(model, folder) -> Iterator[Any]:
 
 
 @pytest.fixture
-def second_and_third(tmp_path) -> Iterator[list[RealServer]]:
-    """Two servers of the student that ships with the package."""
+def embedded_servers(tmp_path) -> Iterator[list[RealServer]]:
+    """Two servers of the embedded student."""
     from opd_align.embedded import student_path
 
     servers = [RealServer(student_path(), tmp_path / f"log-{number}.txt") for number in range(2)]

@@ -1,4 +1,4 @@
-"""Both vLLM backends, against a real engine and a real server: the same checks, since they promise the same."""
+"""Both vLLM backends, on a real engine and a real server: the same checks for both."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from support.backend_contract import check_batches_do_not_matter, check_frequenc
 from tiny import CONTEXT, END, PROMPT, VOCABULARY, chi_square_p, exact_completions
 
 from opd_align.backends import server as server_module
+from opd_align.backends.base import first_seed
 from opd_align.backends.hf import HFStudent, HFTeacher
 from opd_align.backends.http_pool import HttpSettings
 from opd_align.backends.server import ServerStudent, ServerTeacher
@@ -27,17 +28,17 @@ from opd_align.runs.run_directory import RunDirectory
 from opd_align.settings import Sampling
 from opd_align.types import Finish, OpdAlignError, Question, Rollouts, SampleRequest, ScoreRequest
 
-# vLLM and what it loads warn about themselves; our own code is held to `error` in the other suites.
+# vLLM and its dependencies emit warnings; the other suites turn warnings of our own code into errors.
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
 
 QUESTION = Question("q")
 PREFIX = (6, 12, 6, 30)
 SAMPLINGS = [
     pytest.param(Sampling(max_tokens=60), id="plain"),
-    pytest.param(Sampling(temperature=0.7, max_tokens=60), id="cold"),
-    pytest.param(Sampling(temperature=1.6, top_p=0.8, max_tokens=60), id="hot nucleus"),
-    pytest.param(Sampling(top_k=5, max_tokens=60), id="top five"),
-    pytest.param(Sampling(temperature=1.3, top_p=0.9, top_k=12, max_tokens=60), id="all at once"),
+    pytest.param(Sampling(temperature=0.7, max_tokens=60), id="temperature 0.7"),
+    pytest.param(Sampling(temperature=1.6, top_p=0.8, max_tokens=60), id="temperature 1.6, top-p"),
+    pytest.param(Sampling(top_k=5, max_tokens=60), id="top-k"),
+    pytest.param(Sampling(temperature=1.3, top_p=0.9, top_k=12, max_tokens=60), id="all settings"),
 ]
 
 
@@ -51,16 +52,16 @@ def request(prefix=(), n=1, first=0):
 
 @pytest.fixture(params=["engine", "server"])
 def make(request, model):
-    """From sampling settings to a student with its scorer, once for each backend."""
+    """From sampling settings to a student with its scorer, for each backend."""
 
-    def engine(sampling, **line):
+    def engine(sampling, **http):
         scorer = HFStudent("tiny", model, prompt, END, sampling)
         return VLLMStudent("tiny", request.getfixturevalue("llm"), prompt, END, scorer, sampling)
 
-    def server(sampling, **line):
+    def server(sampling, **http):
         scorer = HFStudent("tiny", model, prompt, END, sampling)
         url = request.getfixturevalue("running").url
-        return ServerStudent(url, "tiny", prompt, END, scorer, sampling, HttpSettings(**line))
+        return ServerStudent(url, "tiny", prompt, END, scorer, sampling, HttpSettings(**http))
 
     return {"engine": engine, "server": server}[request.param]
 
@@ -74,39 +75,39 @@ def share_equal(a: Rollouts, b: Rollouts) -> float:
     return float(np.mean([x == y for x, y in zip(rows(a), rows(b), strict=True)]))
 
 
-def test_the_contract_of_all_backends_is_kept(make, model):
+def test_the_backend_contract_is_met(make, model):
     student, prefix = make(Sampling(temperature=1.2, max_tokens=16)), np.array(PREFIX, np.uint32)
     check_sampler(student, QUESTION, prefix=prefix)
     check_batches_do_not_matter(student, QUESTION, prefix=prefix)
     check_frequencies(student, QUESTION, prefix=prefix)
-    teacher = HFTeacher("told", model, lambda question: (1, 8, 8))
+    teacher = HFTeacher("context", model, lambda question: (1, 8, 8))
     check_scorer(student, QUESTION, [teacher], completion=np.array([*PREFIX, 2], np.uint32), vocabulary=VOCABULARY)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_the_engines_log_probs_are_those_that_hf_scores(sampling, llm, model):
+def test_the_engines_log_probs_match_the_hf_scores(sampling, llm, model):
     scorer = HFStudent("tiny", model, prompt, END, sampling)
     student = VLLMStudent("tiny", llm, prompt, END, scorer, sampling)
     worst, compared = 0.0, 0
     for prefix in ((), PREFIX, tuple(range(4, 32)) * 1):
-        asked = request(prefix, 20)
-        params = student._params(asked, student._seeds([asked])[0])
+        sample_request = request(prefix, 20)
+        params = student._params(sample_request, first_seed(sample_request, student.fingerprint, PROMPT))
         params.logprobs = 0
         [output] = llm.generate([{"prompt_token_ids": [*PROMPT, *prefix]}], params, use_tqdm=False)
         rollouts = Rollouts.of([[*prefix, *sample.token_ids] for sample in output.outputs])
         scored = student.token_log_probs(QUESTION, rollouts, None)
         for row, sample in enumerate(output.outputs):
-            theirs = [step[token].logprob for token, step in zip(sample.token_ids, sample.logprobs, strict=True)]
-            ours = scored[rollouts.offsets[row] + len(prefix) : rollouts.offsets[row + 1]]
-            worst, compared = max(worst, np.abs(ours - theirs).max()), compared + len(theirs)
+            engine_log_p = [step[token].logprob for token, step in zip(sample.token_ids, sample.logprobs, strict=True)]
+            hf_log_p = scored[rollouts.offsets[row] + len(prefix) : rollouts.offsets[row + 1]]
+            worst, compared = max(worst, np.abs(hf_log_p - engine_log_p).max()), compared + len(engine_log_p)
     assert compared > 300
     print(f"largest difference of {compared} log-probabilities: {worst:.1e}")
     assert worst < 1e-3
 
 
 @pytest.mark.parametrize("prefix", [(), PREFIX], ids=["depth 0", "forced prefix"])
-@pytest.mark.parametrize("sampling", [SAMPLINGS[0].values[0], SAMPLINGS[4].values[0]], ids=["plain", "all at once"])
-def test_frequencies_are_the_exact_probabilities(make, model, sampling, prefix):
+@pytest.mark.parametrize("sampling", [SAMPLINGS[0].values[0], SAMPLINGS[4].values[0]], ids=["plain", "all settings"])
+def test_frequencies_match_the_exact_probabilities(make, model, sampling, prefix):
     sampling = Sampling(sampling.temperature, sampling.top_p, sampling.top_k, max_tokens=len(prefix) + 2)
     student = make(sampling)
     result = student.sample([request(prefix, 3000), request(prefix, 1000, first=3000)])
@@ -122,13 +123,13 @@ def test_frequencies_are_the_exact_probabilities(make, model, sampling, prefix):
 
 
 def test_completions_end_with_an_end_token_or_at_the_limit(make):
-    """The model's own end tokens (9, 11) are no business of ours; both of ours end a completion."""
+    """Both of our end tokens end a completion; those of the model's generation config (9, 11) do not."""
     limit = 24
     student = make(Sampling(max_tokens=limit))
-    asked = [request((), 60), request(PREFIX, 60), request((4,) * limit, 3)]
-    result = student.sample(asked)
+    requests = [request((), 60), request(PREFIX, 60), request((4,) * limit, 3)]
+    result = student.sample(requests)
     assert not result.failures
-    assert np.array_equal(result.key_R, np.concatenate(student.keys(asked)))
+    assert np.array_equal(result.key_R, np.concatenate(student.keys(requests)))
     assert result.launch_R.tolist() == [0] * 60 + [len(PREFIX)] * 60 + [limit] * 3
     ends = Counter()
     for row, completion in enumerate(rows(result)):
@@ -143,10 +144,10 @@ def test_completions_end_with_an_end_token_or_at_the_limit(make):
     assert {9, 11} & {token for completion in rows(result) for token in completion[:-1]}
 
 
-def test_samples_are_numbered_and_a_number_is_a_sample(make):
+def test_a_sample_depends_on_its_number_only(make):
     student = make(Sampling(max_tokens=20))
     ten = student.sample([request(PREFIX, 10)])
-    assert len(set(rows(ten))) > 2  # the tiny model often ends at once; the same sample over and over it is not
+    assert len(set(rows(ten))) > 2  # the tiny model often ends at once, but the samples differ
     early, late = student.sample([request(PREFIX, 5)]), student.sample([request(PREFIX, 5, first=5)])
     one_by_one = student.sample([request(PREFIX, 1, first=number) for number in range(10)])
     for again in (Rollouts.join([early, late]), one_by_one):
@@ -156,19 +157,19 @@ def test_samples_are_numbered_and_a_number_is_a_sample(make):
     assert rows(early) != rows(late)
 
 
-def test_company_does_not_change_a_request(make):
-    """Seeds do not depend on the batch; what is left is rounding, which may flip a near tie."""
+def test_other_requests_in_the_batch_do_not_change_a_request(make):
+    """Seeds do not depend on the batch; rounding may still flip a near tie."""
     student = make(Sampling(max_tokens=40))
     alone = student.sample([request(PREFIX, 20)])
-    crowd = [request((4, 5, 6, 7, 8)[:depth], 15) for depth in range(6)]
-    together = student.sample([*crowd, request(PREFIX, 20), *crowd[:2]])
-    mine = together.take(np.isin(together.key_R, alone.key_R))
-    share = share_equal(alone, mine)
-    print(f"{share:.0%} of the rollouts are the same tokens in company")
+    others = [request((4, 5, 6, 7, 8)[:depth], 15) for depth in range(6)]
+    batch = student.sample([*others, request(PREFIX, 20), *others[:2]])
+    batched = batch.take(np.isin(batch.key_R, alone.key_R))
+    share = share_equal(alone, batched)
+    print(f"{share:.0%} of the rollouts have the same tokens in a larger batch")
     assert share >= 0.9
 
 
-def test_a_prompt_that_does_not_fit_is_refused_before_sampling(make):
+def test_a_prompt_that_does_not_fit_is_rejected_before_sampling(make):
     with pytest.raises(
         OpdAlignError, match=rf"3 prompt tokens and up to {CONTEXT} new ones do not fit .*\({CONTEXT}\)"
     ):
@@ -176,7 +177,7 @@ def test_a_prompt_that_does_not_fit_is_refused_before_sampling(make):
     assert len(make(Sampling(max_tokens=CONTEXT - 3)).sample([request((4,) * (CONTEXT - 5), 2)])) == 2
 
 
-def test_the_scorer_is_asked_for_scores(make):
+def test_scores_come_from_the_scorer(make):
     student = make(Sampling(max_tokens=8))
     rollouts = student.sample([request((), 4)])
     assert np.array_equal(
@@ -187,20 +188,20 @@ def test_the_scorer_is_asked_for_scores(make):
                       prompt, END, student.scorer, Sampling(temperature=0.5))  # fmt: skip
 
 
-def test_the_server_says_what_it_serves(running, model):
+def test_model_name_and_context_are_checked_with_the_server(running, model):
     scorer = HFStudent("tiny", model, prompt, END, Sampling())
     assert ServerStudent(running.url, "tiny", prompt, END, scorer, Sampling()).context_length == CONTEXT
     with pytest.raises(OpdAlignError, match=r"does not serve 'tinny'; it serves \['tiny'\]"):
         _ = ServerStudent(running.url, "tinny", prompt, END, scorer, Sampling()).context_length
 
 
-def test_a_request_that_the_server_refuses_is_a_failure(running, model, monkeypatch):
-    """A prompt beyond the context, of which a server that keeps its context to itself gives no warning."""
+def test_a_request_that_the_server_rejects_is_a_failure(running, model, monkeypatch):
+    """A prompt longer than the context of a server that does not report its context length."""
 
-    async def keeps_it_to_itself(session):
+    async def not_reported(client):
         return None
 
-    monkeypatch.setattr(server_module._Session, "context_length", keeps_it_to_itself)
+    monkeypatch.setattr(server_module._Client, "context_length", not_reported)
     long = SampleRequest(Question("long"), np.empty(0, np.uint32), 2)
     sampling = Sampling(max_tokens=8)
     scorer = HFStudent("tiny", model, prompt, END, sampling)
@@ -214,7 +215,7 @@ def test_a_request_that_the_server_refuses_is_a_failure(running, model, monkeypa
     assert all(str(CONTEXT) in failure.reason for failure in result.failures)
 
 
-def test_a_token_that_the_engine_does_not_know_is_refused_before_it_dies_of_it(llm, model):
+def test_a_token_outside_the_vocabulary_is_rejected_before_it_kills_the_engine(llm, model):
     scorer = HFStudent("tiny", model, prompt, END, Sampling(max_tokens=8))
     student = VLLMStudent("tiny", llm, prompt, END, scorer, Sampling(max_tokens=8))
     with pytest.raises(OpdAlignError, match=r"token 5000 .* vocabulary of 'tiny' \(32\)"):
@@ -222,77 +223,79 @@ def test_a_token_that_the_engine_does_not_know_is_refused_before_it_dies_of_it(l
     assert len(student.sample([request((), 3)])) == 3
 
 
-def test_a_server_killed_in_mid_run_loses_nothing(running, model):
+def test_no_rollouts_are_lost_when_the_server_is_killed(running, model):
     sampling = Sampling(max_tokens=200)
     scorer = HFStudent("tiny", model, prompt, END, sampling)
-    line = HttpSettings(concurrency=6, samples_per_call=4, patience_s=240)
-    student = ServerStudent(running.url, "tiny", prompt, END, scorer, sampling, line)
-    asked = [request((4 + number % 28, 5 + number // 28), 12) for number in range(100)]
-    untroubled = student.sample(asked)
+    http = HttpSettings(concurrency=6, samples_per_call=4, patience_s=240)
+    student = ServerStudent(running.url, "tiny", prompt, END, scorer, sampling, http)
+    requests = [request((4 + number % 28, 5 + number // 28), 12) for number in range(100)]
+    expected = student.sample(requests)
     before, result = running.finished(), []
-    asker = threading.Thread(target=lambda: result.append(student.sample(asked)))
-    asker.start()
-    while running.finished() - before < len(untroubled) // 4:
+    thread = threading.Thread(target=lambda: result.append(student.sample(requests)))
+    thread.start()
+    while running.finished() - before < len(expected) // 4:
         time.sleep(0.02)
     made = running.finished() - before
     running.kill()
-    assert asker.is_alive()
+    assert thread.is_alive()
     time.sleep(2)
     running.start()
     running.wait()
-    asker.join(timeout=240)
-    assert len(untroubled) == 1200
+    thread.join(timeout=240)
+    assert len(expected) == 1200
     assert made < 1200
-    # The new server made what the old one had not delivered; were nothing kept, it would have had to make all.
+    # The new server samples only what the old one had not returned.
     again = running.finished()
     print(f"{made} rollouts before the kill, {again} after it")
-    assert again <= 1200 - made + 2 * line.concurrency * line.samples_per_call
+    assert again <= 1200 - made + 2 * http.concurrency * http.samples_per_call
     assert not result[0].failures
     assert len(np.unique(result[0].key_R)) == 1200
-    share = share_equal(untroubled, result[0])
-    print(f"{share:.1%} of the rollouts are the same tokens as without the kill")
+    share = share_equal(expected, result[0])
+    print(f"{share:.1%} of the rollouts have the same tokens as without the kill")
     assert share >= 0.9
 
 
-def test_two_servers_one_of_which_is_killed(tmp_path, second_and_third):
-    """Its requests go to the other one, and the run ends as if nothing had been."""
-    doomed, lasting = second_and_third
+def test_a_run_survives_the_loss_of_one_of_two_servers(tmp_path, embedded_servers):
+    """Its requests go to the other server, and the result is that of an undisturbed run."""
+    killed, surviving = embedded_servers
     command = [
         sys.executable, "-m", "opd_align.cli", "analyze", "--backend", "server", "--limit", "1", "--initial", "300",
         "--targeted", "900", "--n-sig", "10", "--teachers", "embedded:teacher", "--batch", "300",
         "--set", "student.served_as=tiny",
     ]  # fmt: skip
 
-    def ran(name, *servers):
+    def command_for(name, *servers):
         urls = ",".join(server.url for server in servers)
         return [*command, "--out", str(tmp_path / name), "--set", f"student.url={urls}"]
 
-    with subprocess.Popen(ran("killed", doomed, lasting), stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as run:
-        while doomed.finished() < 100:
+    with subprocess.Popen(
+        command_for("killed", killed, surviving), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as run:
+        while killed.finished() < 100:
             assert run.poll() is None, run.stdout.read().decode()[-2000:]
             time.sleep(0.02)
-        doomed.kill()
+        killed.kill()
         made = len(list((tmp_path / "killed" / "rollouts").glob("*.parquet")))
-        shown, _ = run.communicate(timeout=240)
-    assert run.returncode == 0, shown.decode()[-2000:]
-    assert made < 4  # of the four batches that the engine asks for
+        output, _ = run.communicate(timeout=240)
+    assert run.returncode == 0, output.decode()[-2000:]
+    assert made < 4  # of the four batches that the analysis requests
     (record,) = RunDirectory.load(tmp_path / "killed").questions.to_pylist()
     assert (record["initial"], record["targeted"], record["failed"]) == (300, 900, 0)
-    done = subprocess.run(ran("untroubled", lasting), capture_output=True, text=True)
+    done = subprocess.run(command_for("undisturbed", surviving), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     natural = {}
-    for name in ("killed", "untroubled"):
+    for name in ("killed", "undisturbed"):
         files = (tmp_path / name / "rollouts").glob("*.parquet")
         rows = [row for file in files for row in pq.read_table(file).to_pylist() if row["launch"] == 0]
         natural[name] = {row["key"]: row["tokens"] for row in rows}
     assert len(natural["killed"]) == 300
-    assert natural["killed"].keys() == natural["untroubled"].keys()
-    share = np.mean([natural["untroubled"][key] == tokens for key, tokens in natural["killed"].items()])
-    print(f"{share:.1%} of the rollouts are the same tokens as without the kill")
+    assert natural["killed"].keys() == natural["undisturbed"].keys()
+    share = np.mean([natural["undisturbed"][key] == tokens for key, tokens in natural["killed"].items()])
+    print(f"{share:.1%} of the rollouts have the same tokens as without the kill")
     assert share >= 0.9
 
 
-def test_the_embedded_student_is_analysed_with_vllm(tmp_path):
+def test_the_embedded_student_is_analyzed_with_vllm(tmp_path):
     command = [
         sys.executable, "-m", "opd_align.cli", "analyze", "--backend", "vllm", "--limit", "1", "--initial", "60",
         "--targeted", "200", "--n-sig", "10", "--teachers", "embedded:teacher", "--out", str(tmp_path / "run"),
@@ -304,23 +307,22 @@ def test_the_embedded_student_is_analysed_with_vllm(tmp_path):
     analysis = RunDirectory.load(tmp_path / "run")
     (record,) = analysis.questions.to_pylist()
     assert record["targeted"] == 200
-    # The student solves its problems about half of the time; a wrong prompt or tokenizer would give nothing.
+    # The student solves about half of its problems; with a wrong prompt or tokenizer it would solve none.
     assert 0.05 < record["pass_rate"] < 1
 
 
-def test_a_teacher_behind_the_server_is_the_teacher(running, model):
+def test_a_teacher_behind_a_server_scores_like_a_local_one(running, model):
     student = HFStudent("tiny", model, prompt, END, Sampling(max_tokens=40))
-    asked = request(PREFIX, 3)
-    rollouts = student.sample([asked])
-    near, far = HFTeacher("here", model, prompt), ServerTeacher("there", running.url, "tiny", prompt)
+    rollouts = student.sample([request(PREFIX, 3)])
+    local, remote = HFTeacher("local", model, prompt), ServerTeacher("remote", running.url, "tiny", prompt)
     completion = rollouts.completion(0)
-    scored = ScoreRequest(QUESTION, completion, np.empty(0, np.int64), np.empty(0, np.uint32), 0.02)
-    scores = student.score(scored, [near, far])
-    here, there = scores.teachers["here"], scores.teachers["there"]
-    likely = here.log_t_C > np.log(0.02)
+    score_request = ScoreRequest(QUESTION, completion, np.empty(0, np.int64), np.empty(0, np.uint32), 0.02)
+    scores = student.score(score_request, [local, remote])
+    expected, actual = scores.teachers["local"], scores.teachers["remote"]
+    likely = expected.log_t_C > np.log(0.02)
     assert likely.sum() > len(completion)
-    np.testing.assert_allclose(there.log_t_C[likely], here.log_t_C[likely], atol=1e-3)
-    assert (there.kl_T < 1e-2).all()
-    flat = student.token_log_probs(QUESTION, rollouts, far)
-    np.testing.assert_allclose(flat, student.token_log_probs(QUESTION, rollouts, near), atol=1e-3)
-    assert far.context_length == CONTEXT
+    np.testing.assert_allclose(actual.log_t_C[likely], expected.log_t_C[likely], atol=1e-3)
+    assert (actual.kl_T < 1e-2).all()
+    flat = student.token_log_probs(QUESTION, rollouts, remote)
+    np.testing.assert_allclose(flat, student.token_log_probs(QUESTION, rollouts, local), atol=1e-3)
+    assert remote.context_length == CONTEXT

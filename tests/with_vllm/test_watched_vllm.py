@@ -1,4 +1,4 @@
-"""The callback on trainers that generate with vLLM: inside the trainer, and behind a server."""
+"""The callback on trainers that generate with vLLM: colocated, and behind a server."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from opd_align.embedded import student_path
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
 
 
-def watched(trainer: Any, **given: Any) -> AlignmentCallback:
-    options = {"every_n_steps": 1, "max_overhead": None, "budget": TINY, "on_error": "raise", **given}
-    return AlignmentCallback(trainer, held_out(2), ARITHMETIC, **options)
+def with_callback(trainer: Any, **options: Any) -> AlignmentCallback:
+    defaults = {"every_n_steps": 1, "max_overhead": None, "budget": TINY, "on_error": "raise"}
+    return AlignmentCallback(trainer, held_out(2), ARITHMETIC, **(defaults | options))
 
 
-def reloading(generation: Any) -> None:
-    """Weights into vLLM's CPU build by its own way: TRL's `sync_weights` needs a `weight_loader`, which it has not."""
+def patch_sync_weights(generation: Any) -> None:
+    """Loads weights into vLLM's CPU build its own way: TRL's `sync_weights` needs a `weight_loader`, which it lacks."""
 
     def sync_weights(self: Any) -> None:
         runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
@@ -42,12 +42,12 @@ def reloading(generation: Any) -> None:
 
 @pytest.fixture(scope="module")
 def colocated(tmp_path_factory: Any) -> Any:
-    """TRL's own engine in this process, set up as this machine needs it."""
+    """TRL's own engine in this process, set up for CPUs."""
     from trl.generation import vllm_generation
 
     real = vllm_generation.LLM
 
-    def on_the_cpu(**options: Any) -> Any:
+    def cpu_engine(**options: Any) -> Any:
         options.pop("distributed_executor_backend")
         return real(
             **options, dtype="float32", enforce_eager=True, enable_chunked_prefill=False, generation_config="vllm"
@@ -56,38 +56,38 @@ def colocated(tmp_path_factory: Any) -> Any:
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        patch.setattr(vllm_generation, "LLM", on_the_cpu)
+        patch.setattr(vllm_generation, "LLM", cpu_engine)
         trainer = make(
             "distillation", tmp_path_factory.mktemp("colocated"), use_vllm=True, vllm_mode="colocate",
             vllm_max_model_length=512, gradient_checkpointing=False, student=fresh("student"),
         )  # fmt: skip
-    reloading(trainer.vllm_generation)
+    patch_sync_weights(trainer.vllm_generation)
     yield trainer
     trainer.vllm_generation.llm.llm_engine.engine_core.shutdown()
 
 
-def test_rollouts_come_from_the_trainers_own_engine_with_the_weights_of_the_step(colocated):
-    callback = watched(colocated)
+def test_rollouts_come_from_the_trainers_engine_with_current_weights(colocated):
+    callback = with_callback(colocated)
     colocated.add_callback(callback)
     kinds = []
     student_of = callback.evaluator._student
 
-    def seen(*given: Any) -> Any:
-        kinds.append(type(student_of(*given)))
-        return student_of(*given)
+    def recorded(*args: Any) -> Any:
+        kinds.append(type(student_of(*args)))
+        return student_of(*args)
 
-    callback.evaluator._student = seen
+    callback.evaluator._student = recorded
     colocated.train()
     assert kinds == [VLLMStudent] * 4
     assert callback.failures == 0
     assert not same_weights(colocated.model, fresh("student"))
-    # Once for each evaluation and for none of the three generations: they are made with the same weights.
+    # Once per evaluation and never for the three generations: they use the same weights.
     assert colocated.vllm_generation.synced == 4
     assert [row["loss"] for row in trainer_rows(colocated) if "loss" in row]
     assert callback.latest.questions["pass_rate"].to_numpy().mean() > 0
 
 
-def test_a_server_that_the_trainer_generates_with_is_asked_for_rollouts(tmp_path):
+def test_rollouts_come_from_the_trainers_server(tmp_path):
     from trl.generation.vllm_client import VLLMClient
 
     server = RealServer(Path(student_path()), tmp_path / "log.txt")
@@ -95,12 +95,12 @@ def test_a_server_that_the_trainer_generates_with_is_asked_for_rollouts(tmp_path
     try:
         server.wait()
         trainer = make("distillation", tmp_path / "run", student=fresh("student"))
-        # Weights reach a server over NCCL, which needs GPUs; at step 0 it has them all the same.
+        # Weights are sent to a server over NCCL, which needs GPUs; at step 0 the server has them already.
         trainer.use_vllm = True
         trainer.vllm_generation = types.SimpleNamespace(
             mode="server", enable_sleep_mode=False, sync_weights=lambda: None, vllm_client=VLLMClient(server.url)
         )
-        callback = watched(trainer)
+        callback = with_callback(trainer)
         evaluator = callback.evaluator
         prompt = evaluator.held_out.prompting(evaluator.chat)
         assert type(evaluator._student(trainer.model, prompt)) is ServerStudent

@@ -1,4 +1,4 @@
-"""A tiny random language model, its exact distribution, and a real vLLM server for it that can be killed."""
+"""A tiny random language model, its exact distribution, and a vLLM server for it that tests can kill."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-# Compiling vLLM's small kernels takes longer than all that they do here.
+# Compiling vLLM's small kernels takes longer than running them here.
 os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 
 END = (2, 3)
@@ -26,7 +26,7 @@ CONTEXT = 512
 
 
 def make_model(folder: Path) -> Any:
-    """A Qwen3 of two layers, sharp enough that its tokens differ in probability, saved without a tokenizer."""
+    """A Qwen3 with two layers whose token probabilities differ clearly, saved without a tokenizer."""
     import torch
     from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
@@ -38,7 +38,7 @@ def make_model(folder: Path) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
         model = Qwen3ForCausalLM(config).float().eval()
-    # What a server falls back on; none of it may show in what we sample.
+    # A server's defaults; none of them may affect what we sample.
     model.generation_config = GenerationConfig(
         do_sample=True,
         temperature=0.4,
@@ -54,7 +54,7 @@ def make_model(folder: Path) -> Any:
 
 @dataclass
 class RealServer:
-    """`vllm serve` on loopback, which can be killed and started again at the same address."""
+    """`vllm serve` on loopback; can be killed and restarted at the same address."""
 
     folder: Path
     log: Path
@@ -91,14 +91,14 @@ class RealServer:
         raise TimeoutError(self.log.read_text(errors="replace")[-3000:])
 
     def finished(self) -> int:
-        """How many samples the server says it has made since it started."""
+        """How many samples the server has finished since it started, by its own metrics."""
         import httpx
 
         lines = httpx.get(f"{self.url}/metrics", timeout=5).text.splitlines()
         return int(sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:request_success_total{")))
 
     def kill(self) -> None:
-        """SIGKILL to the server and the engine processes that it started."""
+        """Sends SIGKILL to the server and its engine processes."""
         if self.process is not None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
@@ -115,12 +115,14 @@ def exact_completions(model: Any, sampling: Any, prefix: tuple[int, ...], length
     """Probability of every continuation of the prefix up to that length, by plain forward passes."""
     import torch
 
+    from opd_align.backends.scoring import sampled_log_probs
+
     done: dict[tuple[int, ...], float] = {}
     level = {(): 1.0}
     for _ in range(length):
         with torch.inference_mode():
             rows = torch.tensor([[*PROMPT, *prefix, *so_far] for so_far in level])
-            p = sampling.log_probs(model(rows).logits[:, -1]).exp().double().numpy()
+            p = sampled_log_probs(sampling, model(rows).logits[:, -1]).exp().double().numpy()
         grown = {
             (*so_far, token): mass * p[row, token]
             for (row, (so_far, mass)), token in itertools.product(enumerate(level.items()), range(VOCABULARY))
@@ -131,7 +133,7 @@ def exact_completions(model: Any, sampling: Any, prefix: tuple[int, ...], length
 
 
 def chi_square_p(observed: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> float:
-    """p-value of the counts; outcomes with few expected counts are taken together."""
+    """p-value of the counts; outcomes with small expected counts are pooled."""
     from scipy.stats import chisquare
 
     total = sum(observed.values())
@@ -141,7 +143,7 @@ def chi_square_p(observed: Counter[tuple[int, ...]], expected: dict[tuple[int, .
     masses = [expected[outcome] for outcome in common]
     counts.append(total - sum(counts))
     masses.append(1 - sum(masses))
-    if masses[-1] * total < 1:  # next to nothing is left over: it must not be a class of its own
+    if masses[-1] * total < 1:  # almost nothing left: it must not be a class of its own
         assert counts[-1] < 10
         counts, masses = counts[:-1], masses[:-1]
     frequencies = np.array(masses) / sum(masses)
