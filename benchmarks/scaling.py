@@ -33,7 +33,8 @@ from opd_align.backends.exact import ExactFamily
 from opd_align.backends.hf import HFTeacher
 from opd_align.backends.loading import load_model
 from opd_align.core.engine import Analysis, analyze
-from opd_align.runs.run_directory import Usage, analyze_into
+from opd_align.runs.execute import analyze_into
+from opd_align.runs.run_directory import Usage
 from opd_align.settings import Budget, Settings
 from opd_align.study.build import Study
 from opd_align.study.config import read_config
@@ -155,7 +156,7 @@ def planner(few: int, many: int) -> dict[str, float]:
                 Path(folder) / name, student, [teacher], asked.questions, asked.grader, settings=settings
             )
             seconds[name] = time.process_time() - begin
-        spent = {name: Usage.of(Path(folder) / name) for name in seconds}
+        spent = {name: Usage.load(Path(folder) / name) for name in seconds}
         found: dict[str, float] = {}
         for name in ("same", "third"):
             run = Path(folder) / name

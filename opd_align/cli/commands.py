@@ -142,7 +142,7 @@ def _say(analysis: Analysis) -> None:
 def _exact(args: argparse.Namespace, config: StudyConfig) -> Analysis:
     from opd_align.backends.exact import ExactFamily
     from opd_align.cli.progress import progress
-    from opd_align.runs.run_directory import analyze_into
+    from opd_align.runs.execute import analyze_into
     from opd_align.types import OpdAlignError
 
     if args.worlds < 1:

@@ -110,6 +110,24 @@ def analyze(
     settings = settings or Settings()
     questions = list(questions)
     check_inputs(teachers, questions, settings)
+    groups = question_groups(questions, settings)
+    results = analyze_groups(
+        student, teachers, groups, grader, settings=settings, on_progress=on_progress, workers=workers
+    )
+    return combine_results([result for group in results for result in group], settings)
+
+
+def analyze_groups(
+    student: Student,
+    teachers: Sequence[Teacher],
+    groups: Sequence[Sequence[Question]],
+    grader: Grader,
+    *,
+    settings: Settings,
+    on_progress: Callable[[Progress], None] | None = None,
+    workers: int = 1,
+) -> list[list[QuestionResult]]:
+    """Analyzes groups of questions, `workers` at a time in threads; for each group, the results of its questions."""
     if workers < 1:
         raise OpdAlignError(f"at least one worker is needed, not {workers}")
     stop = Event()
@@ -126,8 +144,7 @@ def analyze(
             watched(Progress(question.id, DONE, 1, 1))
         return parts
 
-    parts = _each(analysed, question_groups(questions, settings), workers, stop)
-    return combine_results([part for group in parts for part in group], settings)
+    return _each(analysed, groups, workers, stop)
 
 
 def question_groups(questions: Sequence[Question], settings: Settings) -> list[Sequence[Question]]:

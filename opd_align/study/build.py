@@ -24,9 +24,10 @@ from opd_align.backends.loading import (
     short_name,
 )
 from opd_align.core.engine import Analysis
+from opd_align.runs.execute import analyze_into
 from opd_align.runs.filesystem import AnyPath, PathLike, as_path
-from opd_align.runs.manifest import read_manifest, refuse_early
-from opd_align.runs.run_directory import DEMONSTRATIONS, MANIFEST, RunDirectory, analyze_into, has_results
+from opd_align.runs.manifest import check_same_run_early, read_manifest
+from opd_align.runs.run_directory import DEMONSTRATIONS, MANIFEST, RunDirectory, has_results
 from opd_align.study.config import ModelConfig, StudyConfig, TeacherConfig
 from opd_align.tasks import Task, TextGrader, own_task, task
 from opd_align.teachers.contexts import SELF, Context, ContextPrompt, Demonstration, context, unavailable
@@ -300,7 +301,7 @@ class Study:
         """
         stored = read_manifest(path / MANIFEST)
         if stored is not None and stored.get("kind") == "analysis" and has_results(path):
-            refuse_early(path, stored, self.known, settings=self.config.settings(), questions=self.questions)
+            check_same_run_early(path, stored, self.known, settings=self.config.settings(), questions=self.questions)
         demonstrations = self.demonstrated(path / DEMONSTRATIONS, on_phase)
         left_out = self.left_out(demonstrations)
         asked = [question for question in self.questions if question.id not in left_out]

@@ -19,9 +19,8 @@ from opd_align.backends.loading import short_name, weight_bytes
 from opd_align.report.table_format import Column, Table, row, to_rich
 from opd_align.runs.filesystem import AnyPath, PathLike, as_path, error_reason
 from opd_align.runs.manifest import read_manifest
-from opd_align.runs.rollout_store import ROLLOUTS
+from opd_align.runs.rollout_store import ROLLOUTS, DamagedFileError, read_shard
 from opd_align.runs.run_directory import MANIFEST, RunDirectory, Usage
-from opd_align.runs.shards import DamagedFileError, read_shard
 from opd_align.settings import Budget
 from opd_align.study.build import Study
 from opd_align.types import OpdAlignError, SampleRequest
@@ -146,7 +145,7 @@ def calibrated(run: PathLike, tokens_per_second: float | None = None) -> Measure
                 kind[1] += int(new_R[own_R].sum())
     if not natural[1]:
         raise OpdAlignError(f"{str(folder)!r} has no rollouts to predict from; take another run")
-    spent, length, made = Usage.of(folder), natural[1] / natural[0], natural[1] + forced[1]
+    spent, length, made = Usage.load(folder), natural[1] / natural[0], natural[1] + forced[1]
     if tokens_per_second is None and not spent.tokens:
         raise OpdAlignError(f"{str(folder)!r} does not tell how long it took; say --tokens-per-second")
     if tokens_per_second is None and spent.tokens < TIMED * made:

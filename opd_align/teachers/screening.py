@@ -20,9 +20,8 @@ import pyarrow as pa
 from opd_align.core.metrics import Estimate, interval
 from opd_align.runs.filesystem import PathLike, as_path
 from opd_align.runs.manifest import FORMAT, question_digest, read_manifest
-from opd_align.runs.rollout_store import CachedStudent
+from opd_align.runs.rollout_store import CachedStudent, DamagedFileError, read_table, table_bytes
 from opd_align.runs.run_directory import RunDirectory
-from opd_align.runs.shards import DamagedFileError, read_table, table_bytes
 from opd_align.tasks import Task, TextGrader, Verdict
 from opd_align.teachers.contexts import SELF, Context, ContextPrompt, Demonstration, unavailable
 from opd_align.teachers.demonstrations import DemonstrationSource, DemonstrationWriters, demonstrate
@@ -218,14 +217,14 @@ class Screen:
         grader = TextGrader(self.prompting.task, self.prompting.chat.said, self.student.end_tokens)
         with RunDirectory(path, self._manifest(questions, grader)) as run:
             screening, demonstrations = self._screened(run, grader, questions)
-            run.keep(DEMONSTRATIONS, table_bytes(_demonstration_table(demonstrations)))
-            run.keep(MISSING, table_bytes(screening.missing))
-            run.keep(PASSES, table_bytes(screening.passes))
+            run.write_file(DEMONSTRATIONS, table_bytes(_demonstration_table(demonstrations)))
+            run.write_file(MISSING, table_bytes(screening.missing))
+            run.write_file(PASSES, table_bytes(screening.passes))
             summary = {
                 "variants": list(screening.variants), "sources": list(screening.sources),
                 "compared": len(screening.compared),
             }  # fmt: skip
-            run.keep(SCREENED, f"{json.dumps(summary, indent=1)}\n".encode())
+            run.write_file(SCREENED, f"{json.dumps(summary, indent=1)}\n".encode())
         return screening
 
     def _check(self, questions: Sequence[Question]) -> None:
@@ -283,7 +282,7 @@ class Screen:
     def _variant(
         self, run: RunDirectory, grader: TextGrader, name: str, student: Any, questions: Sequence[Question]
     ) -> list[dict[str, Any]]:
-        recorded = run.recorded(student, grader)
+        recorded = run.cached(student, grader)
         per_call = max(1, self.batch // self.rollouts)
         rows: list[dict[str, Any]] = []
         self.on_progress(name, 0, len(questions))
@@ -350,7 +349,7 @@ def recorded_cast(run: RunDirectory, cast: DemonstrationWriters) -> Demonstratio
     """The same writers behind a run directory."""
 
     def behind(source: DemonstrationSource) -> DemonstrationSource:
-        recorded = run.recorded(source.sampler, source.grader)
+        recorded = run.cached(source.sampler, source.grader)
         return replace(source, sampler=recorded, grader=recorded)
 
     return replace(

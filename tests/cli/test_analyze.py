@@ -163,7 +163,7 @@ def test_a_small_run_predicts_a_larger_one(run, tmp_path, capsys):
     assert measured.length == pytest.approx(np.mean(natural))
     assert measured.targeted_length == pytest.approx(np.mean(forced))
     assert measured.needed == 1.0  # the limit of 1,500 was used up
-    spent = Usage.of(as_path(run))
+    spent = Usage.load(as_path(run))
     assert spent.tokens == sum(natural) + sum(forced)
     assert measured.tokens_per_second == pytest.approx(spent.tokens / spent.seconds)
     assert calibrated(run, 50.0).tokens_per_second == 50.0

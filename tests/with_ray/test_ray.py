@@ -91,7 +91,7 @@ def test_an_actor_killed_in_mid_run_changes_nothing(cluster: None, alone: Path, 
     assert {name: after[name] for name in before} == before  # nothing that was finished was made again
     assert_like_the_one_alone(run, alone)
     # The dead worker's account is lost with it; whatever was told is less than all, and not nothing.
-    assert 0 < Usage.of(run).tokens < Usage.of(alone).tokens
+    assert 0 < Usage.load(run).tokens < Usage.load(alone).tokens
 
 
 def test_a_driver_killed_in_mid_run_is_resumed(alone: Path, tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_a_teacher_apart_scores_to_the_bit(cluster: None, alone: Path, tmp_path:
     command = [*SMALL, "--engine", "ray", "--workers", "1", "--apart", "teacher", "--reuse", str(alone)]
     assert main([*command, "--out", str(run)]) == 0
     assert_like_the_one_alone(run, alone)
-    assert Usage.of(run).tokens == 0
+    assert Usage.load(run).tokens == 0
 
 
 @pytest.mark.parametrize(
