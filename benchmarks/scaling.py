@@ -125,7 +125,7 @@ def eight_teachers(questions: int) -> dict[str, float]:
         with torch.no_grad():
             for weight in model.parameters():
                 weight.add_(0.05 * weight.std() * torch.randn(weight.shape, generator=noise))
-        teachers.append(HFTeacher(f"teacher {number}", model, asked.prompting))
+        teachers.append(HFTeacher(f"teacher {number}", model, asked.student_prompt))
     found: dict[str, float] = {}
     for some in (teachers[:1], teachers[:1], teachers):  # the first warms up
         student = Metered(asked.student)
@@ -149,7 +149,7 @@ def planner(few: int, many: int) -> dict[str, float]:
             ("third", study(few, 0, initial=40, n_min=10)),
             ("large", study(many, few, **large)),
         ):
-            teacher = HFTeacher("teacher", load_model("embedded:teacher").model, asked.prompting)
+            teacher = HFTeacher("teacher", load_model("embedded:teacher").model, asked.student_prompt)
             student, settings = asked.student, asked.config.settings()
             begin = time.process_time()
             made = analyze_into(

@@ -213,11 +213,11 @@ def show_prompt(args: argparse.Namespace) -> int:
     study = _study(args)
     found = load_screening(args.demonstrations_from)[1] if args.demonstrations_from else None
     for question in study.questions:
-        for role in [None, *study.roles]:
-            context = role.context if role else None
+        for spec in [None, *study.teacher_specs]:
+            context = spec.context if spec else None
             shown = found or ({question.id: context.placeholders(question)} if context else {})
-            prompting = replace(study.prompting_of(role), context=context, demonstrations=shown)
-            print(f"── {question.id} · {role.name if role else 'student'} · {len(prompting(question)):,} tokens")
+            prompting = replace(study.prompt_of(spec), context=context, demonstrations=shown)
+            print(f"── {question.id} · {spec.name if spec else 'student'} · {len(prompting(question)):,} tokens")
             print(prompting.shown(question))
             print()
     return 0

@@ -24,7 +24,7 @@ from opd_align.runs.filesystem import as_path
 from opd_align.runs.run_directory import RunDirectory, Usage
 from opd_align.settings import Budget
 from opd_align.study.build import Study
-from opd_align.study.config import read_config, shipped
+from opd_align.study.config import builtin_configs, read_config
 from opd_align.study.plan import Measured, calibrated, measure, planned, targeted_rollouts
 from opd_align.types import Failure, OpdAlignError, Question, Rollouts
 
@@ -126,7 +126,7 @@ def test_a_student_that_fails_has_no_plan():
         def sample(self, requests):
             return replace(Rollouts.of([]), failures=(Failure(1, "out of memory"),))
 
-    with pytest.raises(OpdAlignError, match="no plan: out of memory"):
+    with pytest.raises(OpdAlignError, match="no estimate is possible: out of memory"):
         measure(SimpleNamespace(student=Failing(), questions=[Question("q")]))
 
 
@@ -135,7 +135,7 @@ def test_what_was_not_timed_is_not_believed(run, tmp_path):
     resumed = Path(shutil.copytree(run, tmp_path / "resumed"))
     spent = json.loads((run / "spent.json").read_text())
     (resumed / "spent.json").write_text(json.dumps({"tokens": spent["tokens"] // 10, "seconds": spent["seconds"]}))
-    with pytest.raises(OpdAlignError, match=rf"was resumed, .* of its {spent['tokens']:,} tokens .* say --tokens-per"):
+    with pytest.raises(OpdAlignError, match=rf"was resumed, .* of its {spent['tokens']:,} tokens .* set --tokens-per"):
         calibrated(resumed)
     assert calibrated(resumed, 100.0).length == calibrated(run).length
 
@@ -175,8 +175,8 @@ def test_a_small_run_predicts_a_larger_one(run, tmp_path, capsys):
     shown = " ".join(capsys.readouterr().out.split())
     tokens = 2 * spent.tokens
     assert f"{tokens:,} at" in shown
-    assert f"about {tokens / 400 / 60:,.1f} minutes at 100 tokens/s (as said) on each of 4 GPUs" in shown
-    assert f"{tokens / 360000:,.1f} GPU hours, ${tokens / 360000 * 2.5:,.2f} at $2.50 an hour" in shown
+    assert f"about {tokens / 400 / 60:,.1f} minutes at 100 tokens/s (as given) on each of 4 GPUs" in shown
+    assert f"{tokens / 360000:,.1f} GPU hours, ${tokens / 360000 * 2.5:,.2f} at $2.50 per hour" in shown
 
 
 def test_a_calibration_with_another_budget_is_pointed_out(run, tmp_path, capsys):
@@ -189,7 +189,7 @@ def test_a_calibration_with_another_budget_is_pointed_out(run, tmp_path, capsys)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--dry-run", "--gpus", "0"], "a plan needs a GPU"),
+        (["--dry-run", "--gpus", "0"], "gpus must be at least 1"),
         (["--dry-run", "--tokens-per-second", "-1"], "a speed above 0"),
         (["--dry-run", "--tokens-per-second", "0"], "a speed above 0"),
         (["--dry-run", "--tokens-per-second", "inf"], "a speed above 0"),
@@ -208,13 +208,13 @@ def test_a_plan_that_cannot_be_is_refused(options, message, tmp_path, capsys):
 
 
 def test_every_shipped_configuration_is_whole():
-    configurations = shipped()
+    configurations = builtin_configs()
     assert {"demo", "boolq_qwen3_0.6b", "mmlu_qwen3_0.6b", "aime2025_qwen3_0.6b"} <= set(configurations)
     for name, file in configurations.items():
         config = read_config(file)
         config.settings()
         study = Study(config)
-        assert len(study.roles) == (3 if name == "demo" else 8), name
+        assert len(study.teacher_specs) == (3 if name == "demo" else 8), name
         assert study.task.name in name or name == "demo"
     assert read_config("aime2025_qwen3_1.7b").rules.n_sig == 40
 
