@@ -93,7 +93,7 @@ def by_questions(few: int, many: int) -> dict[str, float]:
         start = time.process_time()
         analyze(family, [teacher], family.questions[:count], family, settings=Settings(budget=SMALL))
         seconds[count] = time.process_time() - start
-    return {"seconds_a_question_many_over_few": seconds[many] / many / (seconds[few] / few)}
+    return {"seconds_per_question_many_over_few": seconds[many] / many / (seconds[few] / few)}
 
 
 def shared_tree(worlds: int) -> dict[str, float]:

@@ -101,8 +101,8 @@ def test_runs_that_differ_are_rejected_with_the_difference(
         "teacher": (teachers[:1], SETTINGS, r"teachers.style: .* in .*a, absent in .*teacher"),
         "order": (teachers[::-1], SETTINGS, r"teachers: different order in .*order"),
     }
-    for name, (given, settings, message) in others.items():
-        analyze_into(tmp_path / name, family, given, questions, family, settings=settings)
+    for name, (compared_teachers, settings, message) in others.items():
+        analyze_into(tmp_path / name, family, compared_teachers, questions, family, settings=settings)
         with pytest.raises(RunMismatch, match=rf"(?s)cannot be merged, their settings differ.*{message}"):
             merge([runs["a"], tmp_path / name], tmp_path / "out")
     with pytest.raises(RunMismatch, match=r"question 'world-5' of .*whole' is also in an earlier run"):
@@ -124,9 +124,9 @@ def test_a_damaged_shard_is_skipped_with_a_warning(runs: dict[str, Path], tmp_pa
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.warns(DamagedFileWarning, match=rf"{shard.name} is damaged .* its batch is missing in"):
         merge([runs["a"], damaged, runs["c"]], tmp_path / "run")
-    made, whole = contents(tmp_path / "run"), contents(runs["whole"])
-    assert whole.keys() - made.keys() == {f"rollouts/{shard.name}"}
-    assert all(whole[name] == content for name, content in made.items())
+    merged, whole = contents(tmp_path / "run"), contents(runs["whole"])
+    assert whole.keys() - merged.keys() == {f"rollouts/{shard.name}"}
+    assert all(whole[name] == content for name, content in merged.items())
     assert shard.exists()  # the source run is not changed
 
 

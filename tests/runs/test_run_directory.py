@@ -84,15 +84,15 @@ class Counting:
 
     family: ExactFamily
     fail_at: int | None = None
-    asked: list[int] = field(default_factory=list)
+    requested: list[int] = field(default_factory=list)
     graded: int = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.family, name)
 
     def sample(self, requests: Sequence[SampleRequest]) -> Rollouts:
-        self.asked.append(sum(request.n for request in requests))
-        if self.fail_at is not None and len(self.asked) > self.fail_at:
+        self.requested.append(sum(request.n for request in requests))
+        if self.fail_at is not None and len(self.requested) > self.fail_at:
             raise RuntimeError("the student failed on purpose")
         return self.family.sample(requests)
 
@@ -132,11 +132,11 @@ def test_a_run_directory_does_not_change_the_analysis(finished: Path, plain: Ana
 
 def test_the_loaded_analysis_equals_the_returned_one(family: ExactFamily, teachers: list[Any], tmp_path: Path) -> None:
     settings = Settings([*OBJECTIVES, GeneralisedJSD(0.25)], replace(BUDGET, allocation="adaptive"), batch=64)
-    made = run_into(tmp_path / "run", family, teachers, settings)
+    analysis = run_into(tmp_path / "run", family, teachers, settings)
     loaded = RunDirectory.load(tmp_path / "run")
-    assert same_rows(made.nodes, loaded.nodes)
-    assert same_rows(made.questions, loaded.questions)
-    assert made.settings == loaded.settings
+    assert same_rows(analysis.nodes, loaded.nodes)
+    assert same_rows(analysis.questions, loaded.questions)
+    assert analysis.settings == loaded.settings
 
 
 def test_token_texts_are_stored(family: ExactFamily, teachers: list[Any], tmp_path: Path) -> None:
@@ -144,10 +144,10 @@ def test_token_texts_are_stored(family: ExactFamily, teachers: list[Any], tmp_pa
         def token_text(self, token: int) -> str:
             return f"\nword {token} é"
 
-    made = run_into(tmp_path / "run", WithTexts(family), teachers)
+    analysis = run_into(tmp_path / "run", WithTexts(family), teachers)
     loaded = RunDirectory.load(tmp_path / "run")
-    assert loaded.texts == made.texts == {token: f"\nword {token} é" for token in made.texts}
-    assert set(made.texts) == set(made.children["token"].to_pylist())
+    assert loaded.texts == analysis.texts == {token: f"\nword {token} é" for token in analysis.texts}
+    assert set(analysis.texts) == set(analysis.children["token"].to_pylist())
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8])
@@ -164,7 +164,7 @@ def test_running_a_finished_run_again_samples_nothing(family: ExactFamily, teach
     before = {name: (run / name).read_bytes() for name in files(run) if name != "lock"}
     student = Counting(family)
     run_into(run, student, teachers)
-    assert not student.asked
+    assert not student.requested
     assert not student.graded  # added endings included
     assert {name: (run / name).read_bytes() for name in files(run) if name != "lock"} == before
 
@@ -173,8 +173,8 @@ def test_the_files_are_plain_parquet_and_json(finished: Path, plain: Analysis, f
     rollouts = pa.concat_tables([pq.read_table(file) for file in sorted((finished / "rollouts").glob("*.parquet"))])
     assert rollouts.column_names == rollout_store.SHARD_SCHEMA.names
     record = plain.questions.to_pylist()
-    made = sum(row["initial"] + row["targeted"] + row["certain"] for row in record)
-    assert len(rollouts) == made == len(rollouts["key"].unique())
+    total = sum(row["initial"] + row["targeted"] + row["certain"] for row in record)
+    assert len(rollouts) == total == len(rollouts["key"].unique())
     world = family.worlds["world-1"]
     own = rollouts.filter(pa.compute.equal(rollouts["question"], "world-1")).to_pylist()
     assert len(own) > 200
@@ -195,9 +195,9 @@ def test_a_user_defined_objective_is_loaded_by_name(family: ExactFamily, teacher
         def update(self, nodes: Any) -> Any:
             return unified_update(nodes.p, nodes.log_t)
 
-    made = run_into(tmp_path / "run", family, teachers, replace(SETTINGS, objectives=[Mine()]))
+    analysis = run_into(tmp_path / "run", family, teachers, replace(SETTINGS, objectives=[Mine()]))
     loaded = RunDirectory.load(tmp_path / "run")
-    assert same_rows(made.nodes, loaded.nodes)
+    assert same_rows(analysis.nodes, loaded.nodes)
     assert loaded.settings.objectives == (StoredObjective("mine", "teacher"),)
     with pytest.raises(OpdAlignError, match="formula"):
         loaded.settings.objectives[0].update(None)  # type: ignore[arg-type]
@@ -218,11 +218,11 @@ def test_a_failed_run_is_resumed_without_sampling_run_into(
         except RuntimeError:
             failures += 1
             batches += 4
-    batches += len(student.asked)
+    batches += len(student.requested)
     clean = Counting(family)
     analyze(clean, teachers, family.questions, family, settings=SETTINGS)
     assert failures >= 3
-    assert batches == len(clean.asked)
+    assert batches == len(clean.requested)
     assert (tmp_path / "run" / "nodes.parquet").read_bytes() == (finished / "nodes.parquet").read_bytes()
     assert files(tmp_path / "run") == files(finished)
 
@@ -274,10 +274,10 @@ class PartlyFailing(Counting):
     """Grades a third of the completions as unknown, and fails to sample a few."""
 
     def sample(self, requests: Sequence[SampleRequest]) -> Rollouts:
-        made = super().sample(requests)
-        lost = made.key_R % np.uint64(29) == 0
-        failures = tuple(Failure(int(key), f"failed: {key % 3}") for key in made.key_R[lost])
-        return replace(made.take(~lost), failures=failures)
+        rollouts = super().sample(requests)
+        lost = rollouts.key_R % np.uint64(29) == 0
+        failures = tuple(Failure(int(key), f"failed: {key % 3}") for key in rollouts.key_R[lost])
+        return replace(rollouts.take(~lost), failures=failures)
 
     def grade(self, question: Question, rollouts: Rollouts) -> Any:
         return np.where(rollouts.key_R % np.uint64(3) == 0, Outcome.UNKNOWN, super().grade(question, rollouts))
@@ -290,10 +290,10 @@ def test_unknown_and_failed_rollouts_survive_a_resume(family: ExactFamily, teach
     assert min(expected.questions["failed"].to_pylist()) > 2
     for expect_work in (True, False, False):
         student = PartlyFailing(family)
-        made = run_into(tmp_path / "run", student, teachers)
-        assert same_rows(made.nodes, expected.nodes)
-        assert same_rows(made.questions, expected.questions)
-        assert bool(student.asked) == bool(student.graded) == expect_work
+        analysis = run_into(tmp_path / "run", student, teachers)
+        assert same_rows(analysis.nodes, expected.nodes)
+        assert same_rows(analysis.questions, expected.questions)
+        assert bool(student.requested) == bool(student.graded) == expect_work
 
 
 @pytest.mark.parametrize("where", ["memory://passing/run", None])
@@ -305,13 +305,13 @@ def test_a_temporary_read_error_is_not_damage(
     store = RolloutStore(where or tmp_path)
     store.folder.mkdir(parents=True, exist_ok=True)
     store.write("b" * 32, Batch(Rollouts.of([[1, 2, 3]]), ["q"]))
-    reads, left = type(store.folder).read_bytes, [times]
+    read_bytes, remaining = type(store.folder).read_bytes, [times]
 
     def throttled(file: Any) -> bytes:
-        left[0] -= 1
-        if left[0] >= 0:
+        remaining[0] -= 1
+        if remaining[0] >= 0:
             raise OSError(errno.EMFILE, "SlowDown")
-        return reads(file)
+        return read_bytes(file)
 
     monkeypatch.setattr(type(store.folder), "read_bytes", throttled)
     if times < 4:
@@ -339,13 +339,13 @@ def test_a_batch_that_failed_completely_is_not_stored(family: ExactFamily, tmp_p
 
 
 def test_a_failure_is_stored_as_a_row_with_a_reason(tmp_path: Path) -> None:
-    made = replace(
+    with_failure = replace(
         Rollouts.of([[3, 1, EOS], [3]], outcome=[1, -1], launch=[1, 0], key=[7, 2**64 - 1], truncated=[False, True]),
         failures=(Failure(9, "the server died"),),
     )
     for rollouts, questions in (
-        (made, ["a", "b", "a"]),
-        (replace(Rollouts.of([]), failures=made.failures), ["a"]),
+        (with_failure, ["a", "b", "a"]),
+        (replace(Rollouts.of([]), failures=with_failure.failures), ["a"]),
         (Rollouts.of([]), []),
         (Rollouts.of([[], [5]]), ["a", "a"]),
     ):
@@ -371,20 +371,20 @@ def test_a_batch_of_several_questions_is_graded_question_by_question(family: Exa
     a, b, _ = family.questions
     requests = [SampleRequest(q, np.empty(0, np.uint32), 30, first) for first in (0, 30) for q in (a, b)]
     with RunDirectory(tmp_path, describe(family, [], [a, b], family, SETTINGS)) as run:
-        made = run.cached(family, family).sample(requests)
+        sampled = run.cached(family, family).sample(requests)
     expected = family.sample(requests)
-    np.testing.assert_array_equal(made.tokens, expected.tokens)
+    np.testing.assert_array_equal(sampled.tokens, expected.tokens)
     question_R = np.repeat([0, 1, 0, 1], 30)
     for index, question in enumerate((a, b)):
         own = expected.take(question_R == index)
-        np.testing.assert_array_equal(made.outcome_R[question_R == index], family.grade(question, own))
+        np.testing.assert_array_equal(sampled.outcome_R[question_R == index], family.grade(question, own))
 
 
 def test_rollouts_that_were_not_requested_are_rejected(family: ExactFamily, tmp_path: Path) -> None:
     class WrongKeys(Counting):
         def sample(self, requests: Sequence[SampleRequest]) -> Rollouts:
-            made = super().sample(requests)
-            return replace(made, key_R=made.key_R + np.uint64(1))
+            rollouts = super().sample(requests)
+            return replace(rollouts, key_R=rollouts.key_R + np.uint64(1))
 
     request = SampleRequest(family.questions[0], np.empty(0, np.uint32), 3)
     with RunDirectory(tmp_path, describe(family, [], family.questions, family, SETTINGS)) as run:
@@ -415,9 +415,9 @@ def test_another_student_or_other_questions_are_rejected(family: ExactFamily, te
     other = ExactFamily(dict(reversed(family.worlds.items())))
     with pytest.raises(RunMismatch, match="student: "):
         run_into(run, other, teachers)
-    asked = [replace(family.questions[0], answer="42"), *family.questions[1:]]
+    questions = [replace(family.questions[0], answer="42"), *family.questions[1:]]
     with pytest.raises(RunMismatch, match=r'questions\.world-0: "\w+" in the directory, "\w+" now') as caught:
-        analyze_into(run, family, teachers, asked, family, settings=SETTINGS)
+        analyze_into(run, family, teachers, questions, family, settings=SETTINGS)
     assert "world-1" not in str(caught.value)
     with pytest.raises(RunMismatch, match="questions: different order"):
         analyze_into(run, family, teachers, family.questions[::-1], family, settings=SETTINGS)
@@ -484,7 +484,7 @@ def test_a_damaged_shard_is_renamed_and_sampled_run_into(
     student = Counting(family)
     with pytest.warns(DamagedFileWarning, match=f"{victim.name} is damaged .* renamed to {victim.name}.damaged"):
         run_into(run, student, teachers)
-    assert len(student.asked) <= 1
+    assert len(student.requested) <= 1
     assert victim.with_name(f"{victim.name}.damaged").read_bytes() == damaged_bytes
     assert victim.read_bytes() == whole
     assert (run / "nodes.parquet").read_bytes() == (finished / "nodes.parquet").read_bytes()
@@ -554,7 +554,7 @@ def test_damaged_tables_are_rebuilt_from_the_rollouts(
             RunDirectory.load(run)
         student = Counting(family)
         run_into(run, student, teachers)
-        assert not student.asked
+        assert not student.requested
         assert (run / name).read_bytes() == (finished / name).read_bytes()
 
 
@@ -565,13 +565,13 @@ def test_damaged_tables_are_rebuilt_from_the_rollouts(
 def test_a_full_disk_is_reported_and_leaves_no_partial_file(
     family: ExactFamily, teachers: list[Any], tmp_path: Path, finished: Path, monkeypatch: Any, call: str
 ) -> None:
-    left = 12  # calls that succeed
+    remaining = 12  # calls that succeed
 
     def failing(real: Any) -> Any:
         def wrapper(*args: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left < 0:
+            nonlocal remaining
+            remaining -= 1
+            if remaining < 0:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return real(*args)
 
@@ -595,7 +595,7 @@ def test_a_full_disk_is_reported_and_leaves_no_partial_file(
     assert not list((tmp_path / "run").glob(".*"))
     student = Counting(family)
     run_into(tmp_path / "run", student, teachers)
-    assert student.asked
+    assert student.requested
     assert files(tmp_path / "run") == files(finished)
     assert (tmp_path / "run" / "nodes.parquet").read_bytes() == (finished / "nodes.parquet").read_bytes()
 
@@ -723,7 +723,7 @@ def test_a_failure_in_one_worker_stops_the_others(family: ExactFamily, teachers:
     student = Counting(family, fail_at=5)
     with pytest.raises(RuntimeError, match="failed on purpose"):
         run_into(tmp_path, student, teachers, workers=3)
-    assert len(student.asked) <= 8
+    assert len(student.requested) <= 8
     with pytest.raises(OpdAlignError, match="at least one worker"):
         run_into(tmp_path, family, teachers, workers=0)
 
@@ -768,8 +768,8 @@ def test_damage_is_reported_on_stderr(tmp_path: Path, capfd: pytest.CaptureFixtu
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         assert main([*SMALL, "--out", str(tmp_path)]) == 0
-    shown = "".join(capfd.readouterr().err.split())
-    assert f"opd-align:{victim}isdamaged" in shown
+    error = "".join(capfd.readouterr().err.split())
+    assert f"opd-align:{victim}isdamaged" in error
 
 
 def test_report_names_what_is_missing(tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:

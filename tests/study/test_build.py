@@ -50,16 +50,16 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opd_align.study.build, "load_tokenizer", load)
 
 
-def study(data: str, *overrides: str) -> Study:
+def make_study(data: str, *overrides: str) -> Study:
     return Study(read_config(None, ["task=gsm8k", f"questions.file={data}", *overrides]))
 
 
-def teachers(data: str, *given: dict[str, Any] | str) -> Study:
-    return study(data, f"teachers={json.dumps(list(given))}")
+def study_with_teachers(data: str, *given: dict[str, Any] | str) -> Study:
+    return make_study(data, f"teachers={json.dumps(list(given))}")
 
 
 def test_teacher_specs_follow_the_configuration(data):
-    specs = teachers(
+    specs = study_with_teachers(
         data,
         "self-1c1w",
         "org/Qwen3-0.6B",
@@ -121,21 +121,21 @@ def test_teacher_specs_follow_the_configuration(data):
 @pytest.mark.usefixtures("unloaded")
 def test_mistakes_are_found_without_a_model(data, overrides, reason):
     with pytest.raises(OpdAlignError, match=reason):
-        study(data, *overrides).check()
+        make_study(data, *overrides).check()
 
 
 @pytest.mark.usefixtures("unloaded")
 def test_a_valid_study_is_checked_without_a_model(data, folder):
-    good = study(data, f"student={folder}", "teachers=Self-1C,Self-1C (source),org/big", "source=org/huge")
+    good = make_study(data, f"student={folder}", "teachers=Self-1C,Self-1C (source),org/big", "source=org/huge")
     good.check()
     assert [question.id for question in good.questions] == ["ann", "bob", "cid"]
     assert good.task is not None
     assert good.name.startswith("gsm8k-tiny-")
     assert (
         good.name
-        == study(data, f"student={folder}", "teachers=Self-1C,Self-1C (source),org/big", "source=org/huge").name
+        == make_study(data, f"student={folder}", "teachers=Self-1C,Self-1C (source),org/big", "source=org/huge").name
     )
-    assert good.name != study(data, f"student={folder}").name
+    assert good.name != make_study(data, f"student={folder}").name
 
 
 @pytest.mark.parametrize(
@@ -150,67 +150,67 @@ def test_a_valid_study_is_checked_without_a_model(data, folder):
     ],
 )
 def test_questions_are_selected_by_id_offset_and_limit(data, overrides, ids):
-    assert [question.id for question in study(data, *overrides).questions] == ids
+    assert [question.id for question in make_study(data, *overrides).questions] == ids
 
 
 def test_own_data_is_read_by_kind_and_columns(tmp_path):
     file = tmp_path / "own.jsonl"
     file.write_text('{"q": "?", "a": "B", "c": ["x", "y"]}\n', encoding="utf-8")
     own = "task={name: own, kind: choice, question: q, answer: a, choices: c, instruction: 'One of {letters}:'}"
-    made = Study(read_config(None, [own, f"questions={file}"]))
-    (question,) = made.questions
+    study = Study(read_config(None, [own, f"questions={file}"]))
+    (question,) = study.questions
     assert (question.text, question.answer) == ("?", "B")
-    assert made.task.messages(question)[-1]["content"] == "One of AB:\n\n?\n\nA) x\nB) y"
+    assert study.task.messages(question)[-1]["content"] == "One of AB:\n\n?\n\nA) x\nB) y"
 
 
 def test_questions_are_selected_by_the_bins_of_a_screening(data, tmp_path):
     wins = {"ann": 10, "bob": 2, "cid": 0}
 
-    def script(asked: Question, prompt: str, number: int) -> Any:
-        right = replace(RIGHT, text=f"Answer: {asked.answer}")
-        return right if number < wins[asked.id] else WRONG
+    def script(question: Question, prompt: str, number: int) -> Any:
+        right = replace(RIGHT, text=f"Answer: {question.answer}")
+        return right if number < wins[question.id] else WRONG
 
-    speaker = Scripted("student", script, ContextPrompt(CHAT, TASK))
+    student = Scripted("student", script, ContextPrompt(CHAT, TASK))
     screened = str(tmp_path / "screened")
-    Screen(speaker, speaker.prompt, [], cast(script), rollouts=10).into(screened, study(data).questions)
+    Screen(student, student.prompt, [], cast(script), rollouts=10).into(screened, make_study(data).questions)
 
-    def chosen(bins: str, *more: str) -> list[str]:
-        made = study(data, f"questions.screening={screened}", f"questions.bins={bins}", *more)
-        return [question.id for question in made.questions]
+    def selected_ids(bins: str, *more: str) -> list[str]:
+        study = make_study(data, f"questions.screening={screened}", f"questions.bins={bins}", *more)
+        return [question.id for question in study.questions]
 
-    assert chosen("easy") == ["ann"]
-    assert chosen("hard, easy") == ["ann", "bob"]
-    assert chosen("extremely hard") == ["cid"]
-    assert chosen("hard, easy", "questions.offset=1") == ["bob"]
+    assert selected_ids("easy") == ["ann"]
+    assert selected_ids("hard, easy") == ["ann", "bob"]
+    assert selected_ids("extremely hard") == ["cid"]
+    assert selected_ids("hard, easy", "questions.offset=1") == ["bob"]
     with pytest.raises(OpdAlignError, match=r"no question of .* is in the bins medium"):
-        chosen("medium")
+        selected_ids("medium")
     with pytest.raises(OpdAlignError, match="there is no bin 'esay'"):
-        chosen("esay")
+        selected_ids("esay")
 
 
 def test_a_context_shared_by_two_models_is_screened_once(data):
-    made = teachers(data, "Self-1C", {"context": "Self-1C", "model": "org/big"}, "org/big")
-    assert made.contexts == [CONTEXTS["Self-1C"]]
-    assert len(made.teacher_specs) == 3
+    study = study_with_teachers(data, "Self-1C", {"context": "Self-1C", "model": "org/big"}, "org/big")
+    assert study.contexts == [CONTEXTS["Self-1C"]]
+    assert len(study.teacher_specs) == 3
 
 
 def test_a_teacher_with_another_tokenizer_is_rejected_with_an_example(data, folder, tmp_path):
     other = save_model(tmp_path / "other", tokenizer=word_tokenizer(words=("Ann", "Zoe", "Cid", "pens", "one", "two")))
-    made = study(data, f"student={folder}", f"teachers={other}")
+    study = make_study(data, f"student={folder}", f"teachers={other}")
     with pytest.raises(TokenizerMismatch, match=r"teacher 'other' .* \(id 4 is 'Zoe' there, 'Bob' here\)"):
-        made.teachers({})
+        study.teachers({})
 
 
 def test_a_teacher_is_the_student_with_a_context_or_another_model(data, folder, tmp_path):
     big = save_model(tmp_path / "big", seed=9)
-    made = study(data, f"student={folder}", f"teachers=Self-1C,{big}")
-    question = made.questions[0]
-    shown = {question.id: CONTEXTS["Self-1C"].placeholders(question)}
-    itself, other = made.teachers(shown)
+    study = make_study(data, f"student={folder}", f"teachers=Self-1C,{big}")
+    question = study.questions[0]
+    demonstrations = {question.id: CONTEXTS["Self-1C"].placeholders(question)}
+    itself, other = study.teachers(demonstrations)
     assert (itself.name, other.name) == ("Self-1C", "big")
-    assert itself.model is made.student.model
+    assert itself.model is study.student.model
     assert other.model is not itself.model
-    assert other.prompt(question) == made.student.prompt(question)
+    assert other.prompt(question) == study.student.prompt(question)
     assert len(itself.prompt(question)) > len(other.prompt(question))
     assert "{correct response 1}" in itself.prompt.shown(question)
 
@@ -219,17 +219,19 @@ def test_thinking_follows_the_student_if_the_template_supports_it(data, tmp_path
     kinds = {"switched": byte_tokenizer(SWITCHED), "plain": byte_tokenizer(CHATML), "base": byte_tokenizer(None)}
     for name, tokenizer in kinds.items():
         save_model(tmp_path / name, tokenizer=tokenizer)
-    made = study(
+    study = make_study(
         data,
         f"student={{model: {tmp_path / 'switched'}, thinking: false}}",
         f"source={tmp_path / 'plain'}",
         f"summariser={{model: {tmp_path / 'switched'}, name: s}}",
         f"teachers=[{tmp_path / 'base'}, {{name: t, model: {{model: {tmp_path / 'switched'}, thinking: true}}}}]",
     )
-    base, thinking = (spec.model for spec in made.teacher_specs)
-    of = [made._chat(model).thinking for model in (made.config.student, made.config.source, made.config.summariser)]
-    assert of == [False, None, False]
-    assert [made._chat(model).thinking for model in (base, thinking)] == [None, True]
+    base, thinking = (spec.model for spec in study.teacher_specs)
+    modes = [
+        study._chat(model).thinking for model in (study.config.student, study.config.source, study.config.summariser)
+    ]
+    assert modes == [False, None, False]
+    assert [study._chat(model).thinking for model in (base, thinking)] == [None, True]
 
 
 def test_fingerprints_do_not_depend_on_the_order_of_access(data, folder):
@@ -238,7 +240,7 @@ def test_fingerprints_do_not_depend_on_the_order_of_access(data, folder):
         f"source={{model: {folder}, name: b}}",
         "teachers=Self-1C (source)",
     ]
-    first, second = study(data, *named), study(data, *named)
+    first, second = make_study(data, *named), make_study(data, *named)
     fingerprints = [first.student.fingerprint, first.writers.sources["source"].sampler.fingerprint]
     assert [second.writers.sources["source"].sampler.fingerprint, second.student.fingerprint] == fingerprints[::-1]
     assert first.student.model is first.writers.sources["source"].sampler.model  # weights are loaded once
@@ -246,24 +248,24 @@ def test_fingerprints_do_not_depend_on_the_order_of_access(data, folder):
 
 
 def test_demonstration_writers_have_their_own_sampling_settings_and_context_limits(data, folder):
-    made = study(
+    study = make_study(
         data, f"student={folder}", "teachers=Self-Sum-1C", "sampling.max_tokens=6", "demonstrations.max_tokens=400",
         "seed=4", "batch=32",
     )  # fmt: skip
-    assert (made.student.sampling.temperature, made.student.sampling.max_tokens, made.student.sampling.seed) == (
+    assert (study.student.sampling.temperature, study.student.sampling.max_tokens, study.student.sampling.seed) == (
         1.0,
         6,
         4,
     )
-    writer, summariser = made.writers.sources["self"], made.writers.summariser
+    writer, summariser = study.writers.sources["self"], study.writers.summariser
     for source in (writer, summariser):
         assert (source.sampler.sampling.temperature, source.sampler.sampling.max_tokens) == (0.7, 400)
-    assert made.student.end_tokens == (made.chat.tokenizer.convert_tokens_to_ids(END),)
-    assert writer.unfit(made.questions[0]) is None
+    assert study.student.end_tokens == (study.chat.tokenizer.convert_tokens_to_ids(END),)
+    assert writer.unfit(study.questions[0]) is None
     assert "do not fit the context of 'tiny' (512)" in writer.unfit(Question("long", "pens " * 200, "1"))
     assert "do not fit" in summariser.unfit(Question("long", "pens " * 200))
-    assert made.screen().batch == 32
-    assert study(data, f"student={folder}").screen().batch == 512
+    assert study.screen().batch == 32
+    assert make_study(data, f"student={folder}").screen().batch == 512
 
 
 def test_thinking_without_template_support_is_rejected_before_weights_are_loaded(data, folder, monkeypatch):
@@ -272,23 +274,23 @@ def test_thinking_without_template_support_is_rejected_before_weights_are_loaded
 
     monkeypatch.setattr(opd_align.study.build, "load_model", load)
     with pytest.raises(OpdAlignError, match="no such switch"):
-        _ = study(data, f"student={{model: {folder}, thinking: true}}").student
+        _ = make_study(data, f"student={{model: {folder}, thinking: true}}").student
 
 
 def test_demonstrations_of_a_screening_are_reused_only_for_the_same_writers(data, folder, tmp_path):
     settings = ["teachers=[{name: bad, wrong: 1}]", "sampling.max_tokens=8", "rollouts=4"]
     screened = tmp_path / "screened"
-    made = study(data, f"student={folder}", *settings)
-    made.screen().into(screened, made.questions)
+    study = make_study(data, f"student={folder}", *settings)
+    study.screen().into(screened, study.questions)
     found = load_screening(screened)[1]
     assert all(responses for responses in found.values())
-    chosen = ["questions.bins=easy,medium,hard,extremely hard", f"questions.screening={screened}", *settings]
-    assert study(data, f"student={folder}", *chosen).collect_demonstrations(tmp_path / "same") == found
+    overrides = ["questions.bins=easy,medium,hard,extremely hard", f"questions.screening={screened}", *settings]
+    assert make_study(data, f"student={folder}", *overrides).collect_demonstrations(tmp_path / "same") == found
     assert not (tmp_path / "same").exists()
     other = save_model(tmp_path / "other", seed=8)
-    assert study(data, f"student={other}", *chosen).collect_demonstrations(tmp_path / "other-run") != found
+    assert make_study(data, f"student={other}", *overrides).collect_demonstrations(tmp_path / "other-run") != found
     assert (tmp_path / "other-run").is_dir()
-    warm = study(data, f"student={folder}", *chosen, "demonstrations.temperature=1.5")
+    warm = make_study(data, f"student={folder}", *overrides, "demonstrations.temperature=1.5")
     assert warm.collect_demonstrations(tmp_path / "warm") != found
 
 
@@ -297,9 +299,9 @@ def test_ungradable_and_too_long_questions_are_skipped_with_the_reason(folder, t
     rows.append({"id": "long", "question": "pens " * 500, "answer": "1"})
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    made = study(str(file), f"student={folder}", "teachers=[{name: bad, wrong: 1}]", "sampling.max_tokens=8")
-    found = made.collect_demonstrations(tmp_path / "run")
-    reasons = made.skipped_questions(found)
+    study = make_study(str(file), f"student={folder}", "teachers=[{name: bad, wrong: 1}]", "sampling.max_tokens=8")
+    found = study.collect_demonstrations(tmp_path / "run")
+    reasons = study.skipped_questions(found)
     assert reasons.keys() == {"open", "odd", "long"}
     assert reasons["open"] == reasons["odd"] == "no answer to compare with"
     assert reasons["long"].endswith("prompt tokens and up to 8 new ones do not fit the context of 'tiny' (512)")
@@ -354,7 +356,7 @@ def test_show_prompt_prints_the_prompts_of_student_and_teachers(folder, data, ca
     assert 'This is a correct response to the question:\n"""\n{correct response 1}\n"""' in one
     assert 'WRONG (do NOT imitate):\n"""\n{wrong response 1}\n"""' in mixed
     count = int(heads[0].split(" · ")[2].removesuffix(" tokens"))
-    assert count == len(study(data, f"student={folder}").student_prompt(study(data).questions[0]))
+    assert count == len(make_study(data, f"student={folder}").student_prompt(make_study(data).questions[0]))
 
 
 def test_the_directory_of_another_run_is_rejected_before_demonstrations_are_sampled(tmp_path, capsys, monkeypatch):

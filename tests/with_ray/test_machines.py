@@ -29,11 +29,11 @@ def machines() -> Iterator[Any]:
 
     watch = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_failure_threshold": 5}
     head = {"num_cpus": 0, "include_dashboard": False, "_system_config": watch}
-    made = Cluster(initialize_head=True, head_node_args=head)
-    made.add_node(num_cpus=1)
-    made.add_node(num_cpus=1)
-    yield made
-    made.shutdown()
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster.add_node(num_cpus=1)
+    cluster.add_node(num_cpus=1)
+    yield cluster
+    cluster.shutdown()
 
 
 def is_running(machine: Any, call: str) -> bool:

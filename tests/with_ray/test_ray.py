@@ -28,7 +28,7 @@ from opd_align.runs.run_directory import Usage
 # Ray and its dependencies emit warnings; warnings of our own code are errors in the other suites.
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
 
-NOWHERE = ["--set", "teachers=[{name: T, model: {model: embedded:teacher, device: nowhere}}]"]
+INVALID_DEVICE = ["--set", "teachers=[{name: T, model: {model: embedded:teacher, device: nowhere}}]"]
 RESULT = ("nodes.parquet", "children.parquet", "questions.parquet", "tokens.parquet", "summary.json", "manifest.json")
 
 
@@ -61,8 +61,8 @@ def actor_processes(parent: int, call: str = "Worker.analyze") -> list[psutil.Pr
 
 
 def wait_until(condition: Callable[[], Any], running: Callable[[], bool], timeout_s: float = 300.0) -> Any:
-    latest = time.monotonic() + timeout_s
-    while time.monotonic() < latest:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
         assert running()
         if found := condition():
             return found
@@ -126,8 +126,8 @@ def test_a_run_stops_if_its_actors_die_repeatedly(cluster: None, tmp_path: Path,
         target=lambda: codes.append(main([*SMALL, "--engine", "ray", "--out", str(tmp_path / "run")]))
     )
     driver.start()
-    latest = time.monotonic() + 120
-    while driver.is_alive() and time.monotonic() < latest:
+    deadline = time.monotonic() + 120
+    while driver.is_alive() and time.monotonic() < deadline:
         at_work = actor_processes(os.getpid(), "Worker.prepare")
         time.sleep(0.5)  # enough time to send WorkStarted
         for process in at_work:
@@ -245,7 +245,7 @@ def test_a_teacher_in_its_own_actor_gives_identical_scores(cluster: None, alone:
         (["--set", "teachers=[{name: reward, model: embedded:teacher}]"], "'reward' is reserved"),
         (["--set", "teachers=[]"], "needs a teacher, and none was given"),
         # Raised in a teacher's actor, with the same message as without actors.
-        ([*NOWHERE, "--apart", "T"], "cannot put 'embedded:teacher' on the device 'nowhere'"),
+        ([*INVALID_DEVICE, "--apart", "T"], "cannot put 'embedded:teacher' on the device 'nowhere'"),
         (["--set", "sampling.max_tokens=100000"], "do not fit the context"),  # raised in a worker
     ],
 )
@@ -253,9 +253,9 @@ def test_invalid_options_are_reported(
     cluster: None, tmp_path: Path, capsys: Any, options: list[str], message: str
 ) -> None:
     assert main([*SMALL, "--engine", "ray", "--out", str(tmp_path / "run"), *options]) == 2
-    shown = capsys.readouterr().err
-    assert message in shown
-    assert "Traceback" not in shown
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
 
 
 def test_a_cluster_that_is_not_there_is_said(tmp_path: Path) -> None:
