@@ -52,7 +52,7 @@ class Executor(Protocol):
     """Where the work of a run is done."""
 
     def on_main_process(self, function: Callable[[], T]) -> T:
-        """Calls a function on the process that holds the run directory; all processes get its result or its error."""
+        """Calls a function on the process that opens the run directory; all processes get its result or its error."""
         ...
 
     def analyze_groups(self, path: AnyPath, groups: Sequence[Group]) -> GroupResults:

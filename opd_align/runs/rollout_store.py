@@ -3,8 +3,8 @@
 A shard is one batch of rollouts as Parquet: one row per rollout, then one row per failure, and a digest of the content
 in the schema's metadata. Reading a shard therefore either returns exactly the batch that was written, or raises
 `DamagedFileError`. A shard is named after the content keys of its rollouts and written atomically, so any number of
-processes may read and write the same store: a batch made twice is the same batch. Rollouts are never deleted. Which
-run a store belongs to, and who may write to it, is decided in `run_directory`.
+processes may read and write the same store: a batch sampled twice is the same batch. Rollouts are never deleted.
+`run_directory` decides which run a store belongs to, and locks it.
 """
 
 from __future__ import annotations

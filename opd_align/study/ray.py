@@ -1,6 +1,6 @@
 """A study on a Ray cluster: groups of questions are analyzed by actors.
 
-The driver loads no model. It starts the actors, holds the run directory, counts actor restarts, reports pending actors,
+The driver loads no model. It starts the actors, opens the run directory, counts actor deaths, reports pending actors,
 and combines the results in the order of the questions. When an actor dies, Ray restarts it where resources are
 available and repeats its call, which finds finished rollouts in the run directory. The result is therefore that of a
 single process, to the byte where hardware and number of threads are the same. `ray_actors` has the code of the actors.
@@ -410,10 +410,10 @@ def _model_actor_specs(cluster: RayCluster, study: Study, default_gpus: float) -
 
 def _shared_address(path: PathLike) -> str:
     """An address that means the same on every machine that can reach it."""
-    given = as_path(path)
-    if isinstance(given, RemotePath) and given.address.startswith("memory:"):
-        raise OpdAlignError(f"{given} is in the memory of one process; use a disk or an object store with Ray")
-    return str(given if isinstance(given, RemotePath) else given.absolute())
+    location = as_path(path)
+    if isinstance(location, RemotePath) and location.address.startswith("memory:"):
+        raise OpdAlignError(f"{location} is in the memory of one process; use a disk or an object store with Ray")
+    return str(location if isinstance(location, RemotePath) else location.absolute())
 
 
 def _warn_about_loopback_urls(study: Study) -> None:
