@@ -179,7 +179,7 @@ def calibrated(run: PathLike, tokens_per_second: float | None = None) -> Measure
         raise OpdAlignError(f"{str(folder)!r} has no recorded time; set --tokens-per-second")
     if tokens_per_second is None and usage.tokens < MIN_TIMED_FRACTION * sampled:
         raise OpdAlignError(
-            f"{str(folder)!r} was resumed after a kill, or reuses another run's rollouts: only {usage.tokens:,} of its "
+            f"{str(folder)!r} was resumed, or reuses another run's rollouts: only {usage.tokens:,} of its "
             f"{sampled:,} tokens were timed, so its speed is unknown; use a run that was not interrupted, or set "
             "--tokens-per-second"
         )
