@@ -28,8 +28,8 @@ from trl import DistillationConfig, DistillationTrainer  # noqa: E402
 from opd_align import AlignmentCallback  # noqa: E402
 from opd_align.backends.hf import HFStudent, HFTeacher  # noqa: E402
 from opd_align.backends.loading import load_model  # noqa: E402
-from opd_align.runs.run_directory import analyze_into  # noqa: E402
-from opd_align.runs.shards import table_bytes  # noqa: E402
+from opd_align.runs.execute import analyze_into  # noqa: E402
+from opd_align.runs.rollout_store import table_bytes  # noqa: E402
 from opd_align.tasks import task  # noqa: E402
 
 ARITHMETIC = task("arithmetic")

@@ -36,11 +36,11 @@ def measured(questions: int) -> dict[str, pa.Table]:
     """Node tables of all questions by estimator, without questions that lack the teachers' demonstrations."""
     study = Study(read_config("demo", [f"questions.limit={questions}", "questions.seed=1000", "budget.targeted=3000"]))
     with tempfile.TemporaryDirectory() as folder:
-        demonstrations = study.demonstrated(Path(folder))
-    left_out = study.left_out(demonstrations)
+        demonstrations = study.collect_demonstrations(Path(folder))
+    skipped = study.skipped_questions(demonstrations)
     teachers, settings, grader = study.teachers(demonstrations), study.config.settings(), study.grader
     tables: dict[str, list[pa.Table]] = {estimator: [] for estimator in ESTIMATORS}
-    for question in track([question for question in study.questions if question.id not in left_out], "questions"):
+    for question in track([each for each in study.questions if each.id not in skipped], "questions"):
         evidence = collect(study.student, teachers, question, grader, settings=settings)
         for estimator in ESTIMATORS:
             tables[estimator].append(align(evidence, replace(settings, estimator=estimator)))

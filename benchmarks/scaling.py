@@ -1,16 +1,16 @@
-"""What a study costs, and what one more token, question or teacher adds to it.
+"""What a study costs, and how the cost grows with tokens, questions and teachers.
 
-Lengths, questions and rollouts in exact worlds, where a token costs next to nothing, so that all the rest shows;
-teachers and the planner on the models that ship with the package. Teachers share one tree: eight of them together
-stand beside eight runs of one teacher each. The planner sees a run on few questions and predicts one on many others,
-which is then made; `planner_relative_error` is the worst of its rollouts, tokens and seconds, calibrated with the same
-budget. Calibrated with a third of the visits it is told beside that, and is not what we promise: see LOG.md.
+Lengths, questions and rollouts are measured in exact worlds, where sampling costs almost nothing, so that the rest of
+the cost is visible; teachers and the cost estimate on the embedded models. Teachers share one tree: eight teachers in
+one run are compared with eight runs of one teacher each. The cost estimate is calibrated on a run with few questions
+and compared with a run on many others; `planner_relative_error` is the largest error of its rollouts, tokens and
+seconds, calibrated with the same budget. Errors of a calibration with a third of the visits are also reported, but not
+part of that number: see LOG.md.
 
     python benchmarks/scaling.py [--quick] [--json FILE]
 
-Seconds are those of the processor, on one thread, so that other work on the machine does not show; `clock` errors are
-those of the clock, which the planner itself goes by. `--quick` takes fewer worlds and questions, and lengths up to
-3,000.
+Seconds are CPU time on one thread, so that other processes do not matter; `clock` errors use wall time, as the estimate
+itself does. `--quick` uses fewer worlds and questions, and lengths up to 3,000.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from opd_align.backends.exact import ExactFamily
 from opd_align.backends.hf import HFTeacher
 from opd_align.backends.loading import load_model
 from opd_align.core.engine import Analysis, analyze
-from opd_align.runs.run_directory import Usage, analyze_into
+from opd_align.runs.execute import analyze_into
+from opd_align.runs.run_directory import Usage
 from opd_align.settings import Budget, Settings
 from opd_align.study.build import Study
 from opd_align.study.config import read_config
@@ -53,70 +54,72 @@ class Metered:
         return getattr(self.student, name)
 
     def sample(self, requests: Any) -> Any:
-        made = self.student.sample(requests)
-        self.tokens += int((made.length_R - made.launch_R).sum())
-        return made
+        rollouts = self.student.sample(requests)
+        self.tokens += int((rollouts.length_R - rollouts.launch_R).sum())
+        return rollouts
 
 
 def rollouts(analysis: Analysis) -> int:
     return sum(sum(analysis.questions[name].to_pylist()) for name in ("initial", "targeted"))
 
 
-def tilted(family: ExactFamily, number: int) -> Any:
-    """Teachers of all kinds: some lean toward success, some only have style, some lean away."""
+def make_teacher(family: ExactFamily, number: int) -> Any:
+    """Teachers of three kinds: better than the student, different in style only, and worse."""
     kinds = ("tilted_teacher", "style_teacher", "adversarial_teacher")
     return family.teacher(f"{number}", lambda world: getattr(world, kinds[number % 3])(seed=number))
 
 
 def by_length(lengths: Sequence[int]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    results: dict[str, float] = {}
     for length in lengths:
         family = ExactFamily.random(11, 1, length=length)
-        student, teacher = Metered(family), tilted(family, 0)
-        begin = time.process_time()
-        made = analyze(student, [teacher], family.questions, family, settings=Settings(budget=SMALL))
-        found[f"length_{length}_seconds"] = time.process_time() - begin
-        found[f"length_{length}_rollouts"] = rollouts(made)
-        found[f"length_{length}_tokens"] = student.tokens
+        student, teacher = Metered(family), make_teacher(family, 0)
+        start = time.process_time()
+        analysis = analyze(student, [teacher], family.questions, family, settings=Settings(budget=SMALL))
+        results[f"length_{length}_seconds"] = time.process_time() - start
+        results[f"length_{length}_rollouts"] = rollouts(analysis)
+        results[f"length_{length}_tokens"] = student.tokens
     first, last = lengths[0], lengths[-1]
     for name in ("rollouts", "tokens", "seconds"):
-        grown = found[f"length_{last}_{name}"] / found[f"length_{first}_{name}"]
-        found[f"{name}_growth_per_length_growth"] = grown / (last / first)
-    return found
+        growth = results[f"length_{last}_{name}"] / results[f"length_{first}_{name}"]
+        results[f"{name}_growth_per_length_growth"] = growth / (last / first)
+    return results
 
 
 def by_questions(few: int, many: int) -> dict[str, float]:
     family = ExactFamily.random(21, many, length=200)
-    teacher, seconds = tilted(family, 0), {}
-    for count in (1, few, many):  # the first warms up
-        begin = time.process_time()
+    teacher, seconds = make_teacher(family, 0), {}
+    for count in (1, few, many):  # the first is a warm-up
+        start = time.process_time()
         analyze(family, [teacher], family.questions[:count], family, settings=Settings(budget=SMALL))
-        seconds[count] = time.process_time() - begin
-    return {"seconds_a_question_many_over_few": seconds[many] / many / (seconds[few] / few)}
+        seconds[count] = time.process_time() - start
+    return {"seconds_per_question_many_over_few": seconds[many] / many / (seconds[few] / few)}
 
 
 def shared_tree(worlds: int) -> dict[str, float]:
-    """Rollouts of the paper's plan, a tenth of its visits: one tree for all teachers, and a tree for each."""
+    """Rollouts of the paper's allocation with a tenth of its visits: one tree for all teachers, or one tree each."""
     family = ExactFamily.random(31, worlds, length=200)
     settings = Settings(budget=Budget(initial=40, n_min=10))
-    teachers = [tilted(family, number) for number in range(TEACHERS)]
-    together = rollouts(analyze(family, teachers, family.questions, family, settings=settings))
-    alone = [rollouts(analyze(family, [each], family.questions, family, settings=settings)) for each in teachers]
+    teachers = [make_teacher(family, number) for number in range(TEACHERS)]
+    shared = rollouts(analyze(family, teachers, family.questions, family, settings=settings))
+    separate = [
+        rollouts(analyze(family, [teacher], family.questions, family, settings=settings)) for teacher in teachers
+    ]
     return {
-        "shared_rollouts": together,
-        "independent_rollouts": sum(alone),
-        "independent_over_shared_rollouts": sum(alone) / together,
+        "shared_rollouts": shared,
+        "independent_rollouts": sum(separate),
+        "independent_over_shared_rollouts": sum(separate) / shared,
     }
 
 
-def study(questions: int, offset: int, **budget: Any) -> Study:
+def make_study(questions: int, offset: int, **budget: Any) -> Study:
     config = read_config("demo", [f"questions.limit={questions}", f"questions.offset={offset}", "teachers=[]"])
     return Study(replace(config, budget=replace(Budget(n_min=20, by_update=10, by_gap=10), **budget)))
 
 
 def eight_teachers(questions: int) -> dict[str, float]:
-    """The same study with one teacher and with eight, which are the embedded one, each with noise of its own."""
-    asked = study(questions, 0, initial=60)
+    """The same study with one teacher and with eight: copies of the embedded one, each with different noise."""
+    study = make_study(questions, 0, initial=60)
     loaded = load_model("embedded:teacher").model
     teachers = []
     for number in range(TEACHERS):
@@ -124,50 +127,52 @@ def eight_teachers(questions: int) -> dict[str, float]:
         with torch.no_grad():
             for weight in model.parameters():
                 weight.add_(0.05 * weight.std() * torch.randn(weight.shape, generator=noise))
-        teachers.append(HFTeacher(f"teacher {number}", model, asked.prompting))
-    found: dict[str, float] = {}
-    for some in (teachers[:1], teachers[:1], teachers):  # the first warms up
-        student = Metered(asked.student)
-        begin = time.process_time()
-        made = analyze(student, some, asked.questions, asked.grader, settings=asked.config.settings())
-        found[f"teachers_{len(some)}_seconds"] = time.process_time() - begin
-        found[f"teachers_{len(some)}_rollouts"] = rollouts(made)
-        found[f"teachers_{len(some)}_tokens"] = student.tokens
+        teachers.append(HFTeacher(f"teacher {number}", model, study.student_prompt))
+    results: dict[str, float] = {}
+    for subset in (teachers[:1], teachers[:1], teachers):  # the first is a warm-up
+        student = Metered(study.student)
+        start = time.process_time()
+        analysis = analyze(student, subset, study.questions, study.grader, settings=study.config.settings())
+        results[f"teachers_{len(subset)}_seconds"] = time.process_time() - start
+        results[f"teachers_{len(subset)}_rollouts"] = rollouts(analysis)
+        results[f"teachers_{len(subset)}_tokens"] = student.tokens
     for name in ("seconds", "rollouts"):
-        found[f"teachers_8_over_1_{name}"] = found[f"teachers_8_{name}"] / found[f"teachers_1_{name}"]
-    return found
+        results[f"teachers_8_over_1_{name}"] = results[f"teachers_8_{name}"] / results[f"teachers_1_{name}"]
+    return results
 
 
 def planner(few: int, many: int) -> dict[str, float]:
-    """Few questions predict many others: calibrated with the same budget, and with a third of its visits."""
+    """The estimate from few questions for many others: with the same budget, and with a third of its visits."""
     large = {"initial": 120, "n_min": 30}
     with tempfile.TemporaryDirectory() as folder:
         seconds: dict[str, float] = {}
-        for name, asked in (
-            ("same", study(few, 0, **large)),
-            ("third", study(few, 0, initial=40, n_min=10)),
-            ("large", study(many, few, **large)),
+        for name, study in (
+            ("same", make_study(few, 0, **large)),
+            ("third", make_study(few, 0, initial=40, n_min=10)),
+            ("large", make_study(many, few, **large)),
         ):
-            teacher = HFTeacher("teacher", load_model("embedded:teacher").model, asked.prompting)
-            student, settings = asked.student, asked.config.settings()
-            begin = time.process_time()
-            made = analyze_into(
-                Path(folder) / name, student, [teacher], asked.questions, asked.grader, settings=settings
+            teacher = HFTeacher("teacher", load_model("embedded:teacher").model, study.student_prompt)
+            student, settings = study.student, study.config.settings()
+            start = time.process_time()
+            analysis = analyze_into(
+                Path(folder) / name, student, [teacher], study.questions, study.grader, settings=settings
             )
-            seconds[name] = time.process_time() - begin
-        spent = {name: Usage.of(Path(folder) / name) for name in seconds}
-        found: dict[str, float] = {}
+            seconds[name] = time.process_time() - start
+        usage = {name: Usage.load(Path(folder) / name) for name in seconds}
+        results: dict[str, float] = {}
         for name in ("same", "third"):
             run = Path(folder) / name
-            told = planned(asked.config.budget, many, 1, calibrated(run, spent[name].tokens / seconds[name]))
-            by_clock = planned(asked.config.budget, many, 1, calibrated(run)).seconds
-            found[f"planner_{name}_budget_rollouts_error"] = (told.initial + told.targeted) / rollouts(made) - 1
-            found[f"planner_{name}_budget_tokens_error"] = told.tokens / spent["large"].tokens - 1
-            found[f"planner_{name}_budget_seconds_error"] = told.seconds / seconds["large"] - 1
-            found[f"planner_{name}_budget_clock_error"] = by_clock / spent["large"].seconds - 1
+            estimate = planned(study.config.budget, many, 1, calibrated(run, usage[name].tokens / seconds[name]))
+            by_clock = planned(study.config.budget, many, 1, calibrated(run)).seconds
+            results[f"planner_{name}_budget_rollouts_error"] = (estimate.initial + estimate.targeted) / rollouts(
+                analysis
+            ) - 1
+            results[f"planner_{name}_budget_tokens_error"] = estimate.tokens / usage["large"].tokens - 1
+            results[f"planner_{name}_budget_seconds_error"] = estimate.seconds / seconds["large"] - 1
+            results[f"planner_{name}_budget_clock_error"] = by_clock / usage["large"].seconds - 1
     measures = ("rollouts", "tokens", "seconds")
-    found["planner_relative_error"] = max(abs(found[f"planner_same_budget_{name}_error"]) for name in measures)
-    return found
+    results["planner_relative_error"] = max(abs(results[f"planner_same_budget_{name}_error"]) for name in measures)
+    return results
 
 
 def measure(*, quick: bool) -> dict[str, float]:
@@ -180,20 +185,20 @@ def measure(*, quick: bool) -> dict[str, float]:
     return results
 
 
-WANTED = {
+TARGETS = {
     "teachers_8_over_1_seconds": "≤ 2", "independent_over_shared_rollouts": "≥ 5", "planner_relative_error": "≤ 0.3",
 }  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers as one flat object")
     arguments = parser.parse_args()
     results = measure(quick=arguments.quick)
-    table = Table("measure", "value", "wanted", title="what a study costs")
+    table = Table("measure", "value", "target", title="Cost of a study")
     for name, value in results.items():
-        table.add_row(name, f"{value:,.2f}", WANTED.get(name, ""))
+        table.add_row(name, f"{value:,.2f}", TARGETS.get(name, ""))
     Console().print(table)
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=2) + "\n")

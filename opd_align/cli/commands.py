@@ -100,7 +100,7 @@ def _check_flags(args: argparse.Namespace, config: StudyConfig) -> None:
 def _analyze_exact(args: argparse.Namespace, config: StudyConfig) -> Analysis:
     from opd_align.backends.exact import ExactFamily
     from opd_align.cli.progress import progress
-    from opd_align.runs.run_directory import analyze_into
+    from opd_align.runs.execute import analyze_into
 
     seed, settings = config.seed, config.settings()
     family = ExactFamily.random(seed, args.worlds, length=args.length, forks=args.forks, stakes=args.stakes)
@@ -209,11 +209,11 @@ def show_prompt(args: argparse.Namespace) -> int:
     study = _checked(_config(args))
     screened = load_screening(args.demonstrations_from)[1] if args.demonstrations_from else None
     for question in study.questions:
-        for role in [None, *study.roles]:
-            context = role.context if role else None
+        for spec in [None, *study.teacher_specs]:
+            context = spec.context if spec else None
             demonstrations = screened or ({question.id: context.placeholders(question)} if context else {})
-            prompting = replace(study.prompting_of(role), context=context, demonstrations=demonstrations)
-            print(f"── {question.id} · {role.name if role else 'student'} · {len(prompting(question)):,} tokens")
+            prompting = replace(study.prompt_of(spec), context=context, demonstrations=demonstrations)
+            print(f"── {question.id} · {spec.name if spec else 'student'} · {len(prompting(question)):,} tokens")
             print(prompting.text(question))
             print()
     return 0

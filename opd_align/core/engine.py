@@ -138,6 +138,24 @@ def analyze(
     settings = settings or Settings()
     questions = list(questions)
     check_inputs(teachers, questions, settings)
+    groups = question_groups(questions, settings)
+    results = analyze_groups(
+        student, teachers, groups, grader, settings=settings, on_progress=on_progress, workers=workers
+    )
+    return combine_results([result for group in results for result in group], settings)
+
+
+def analyze_groups(
+    student: Student,
+    teachers: Sequence[Teacher],
+    groups: Sequence[Sequence[Question]],
+    grader: Grader,
+    *,
+    settings: Settings,
+    on_progress: Callable[[Progress], None] | None = None,
+    workers: int = 1,
+) -> list[list[QuestionResult]]:
+    """Analyzes groups of questions, `workers` at a time in threads; for each group, the results of its questions."""
     if workers < 1:
         raise OpdAlignError(f"workers must be at least 1, not {workers}")
     stop = Event()
@@ -154,8 +172,7 @@ def analyze(
             report(Progress(question.id, DONE, 1, 1))
         return results
 
-    results = _map_in_threads(run, question_groups(questions, settings), workers, stop)
-    return combine_results([result for group in results for result in group], settings)
+    return _map_in_threads(run, groups, workers, stop)
 
 
 def question_groups(questions: Sequence[Question], settings: Settings) -> list[Sequence[Question]]:

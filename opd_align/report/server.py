@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 
 from opd_align.report.dashboard import dashboard_html, state, step_report, tokens
 from opd_align.report.history import HISTORY, RUN, TRAINING, read_training
+from opd_align.runs.filesystem import write_atomic
 from opd_align.runs.run_directory import SUMMARY
-from opd_align.runs.shards import write_atomic
 from opd_align.types import OpdAlignError
 
 ADDRESS = "127.0.0.1"

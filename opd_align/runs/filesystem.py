@@ -1,64 +1,76 @@
-"""Where the files of a run live: on a disk, or behind an address such as s3://bucket/run.
+"""Files of a run, on a local disk or in an object store such as s3://bucket/run, and atomic writing.
 
-A local path stays a `pathlib.Path`. Everything else that fsspec supports is a `RemotePath`, with the few methods of
-a path that runs need. An object store has neither folders nor renaming, and needs none: one put writes a whole file
-under its final name. Listings are never cached, since other processes may write to the same store.
+A local path stays a `pathlib.Path`. Everything else that fsspec supports is a `RemotePath`, which has the few path
+methods that runs need. Listings are never cached, since other processes may write to the same store.
+
+A file appears under its final name only when it is complete: on a local disk through a temporary file, fsync, rename
+and fsync of the folder; in an object store through a single put.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import wraps
+from itertools import count
 from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypeVar
+from uuid import uuid4
 
 from opd_align.types import OpdAlignError
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-LOCAL = ("file", "local")
+LOCAL_PROTOCOLS = ("file", "local")
+
+READ_RETRY_DELAYS_S = (0.2, 1.0, 4.0)
+"""Delays before a failed read is retried: object stores throttle requests, shared disks stall."""
+
+TEMPORARY_SUFFIX = ".tmp"
+DAMAGED_SUFFIX = ".damaged"
 
 
 def as_path(address: PathLike) -> AnyPath:
-    """A path as it is; an address with `://` through fsspec."""
+    """Converts a local path to `Path` and a URL (`protocol://...`) to `RemotePath`."""
     if isinstance(address, RemotePath):
         return address
     text = os.fspath(address)
-    protocol, mark, rest = text.partition("://")
-    if mark and not rest.strip("/") and not (protocol in LOCAL and rest):
-        raise OpdAlignError(f"{text!r} names no place; say what comes after {protocol}://")
-    if not mark or protocol in LOCAL:
-        return Path(rest if mark else text)
+    protocol, separator, rest = text.partition("://")
+    if separator and not rest.strip("/") and not (protocol in LOCAL_PROTOCOLS and rest):
+        raise OpdAlignError(f"{text!r} is incomplete: a path is missing after {protocol}://")
+    if not separator or protocol in LOCAL_PROTOCOLS:
+        return Path(rest if separator else text)
     try:
         import fsspec
 
         fs, path = fsspec.core.url_to_fs(text.rstrip("/"), use_listings_cache=False)
     except ImportError as error:  # fsspec itself, or what it needs for this protocol
-        # The extra brings S3; for other stores fsspec says itself what to install.
+        # The extra installs S3 support; for other stores fsspec's own message says what to install.
         hint = "; pip install 'opd-align[remote]'" if protocol in ("s3", "s3a") or error.name == "fsspec" else ""
         raise OpdAlignError(f"{text!r} cannot be opened: {error}{hint}") from error
     except ValueError as error:
-        raise OpdAlignError(f"{text!r} is no address that fsspec knows: {error}") from error
-    except Exception as error:  # every kind of place has errors of its own
+        raise OpdAlignError(f"{text!r} is not a URL that fsspec supports: {error}") from error
+    except Exception as error:  # every filesystem implementation has its own error types
         raise OpdAlignError(
-            f"{text!r} cannot be opened as a place for runs: {type(error).__name__}: {error}; give a folder, or an "
-            "address in a store such as s3://bucket/run"
+            f"{text!r} cannot be opened as a run directory: {type(error).__name__}: {error}; pass a local folder, or a "
+            "URL such as s3://bucket/run"
         ) from error
     return RemotePath(fs, path, text.rstrip("/"))
 
 
 def error_reason(error: OSError) -> str:
-    """The reason in a few words; a store's own errors have no `strerror`."""
+    """A short description of the error; errors of object stores have no `strerror`."""
     return error.strerror or str(error) or type(error).__name__
 
 
-def _plainly(method: Callable[P, T]) -> Callable[P, T]:
-    """Every store has errors of its own; whoever works with files expects `OSError`."""
+def _raises_os_error(method: Callable[P, T]) -> Callable[P, T]:
+    """Converts store-specific errors to `OSError`, which code that works with files expects."""
 
     @wraps(method)
     def wrapper(*args: P.args, **options: P.kwargs) -> T:
@@ -74,7 +86,13 @@ def _plainly(method: Callable[P, T]) -> Callable[P, T]:
 
 @dataclass(frozen=True)
 class RemotePath:
-    """A file or folder behind an address; folders are there as soon as something is in them."""
+    """A file or folder in an fsspec filesystem. A folder exists as soon as it contains a file.
+
+    Args:
+        fs: The fsspec filesystem.
+        path: The path within the filesystem, without the protocol.
+        address: The full URL, as shown to the user.
+    """
 
     fs: Any
     path: str
@@ -116,7 +134,7 @@ class RemotePath:
     def is_dir(self) -> bool:
         return self._kind() == "directory"
 
-    @_plainly
+    @_raises_os_error
     def _kind(self) -> str | None:
         self.fs.invalidate_cache()
         try:
@@ -130,30 +148,30 @@ class RemotePath:
     def glob(self, pattern: str) -> Iterator[RemotePath]:
         return iter([self / name for name in self._names() if fnmatchcase(name, pattern)])
 
-    @_plainly
+    @_raises_os_error
     def _names(self) -> list[str]:
         self.fs.invalidate_cache()
         try:
-            found = self.fs.ls(self.path, detail=False)
+            entries = self.fs.ls(self.path, detail=False)
         except FileNotFoundError:
             return []
         # Some stores keep an empty object for the folder itself.
-        names = {each.rstrip("/").rpartition("/")[2] for each in found if each.strip("/") != self.path.strip("/")}
+        names = {entry.rstrip("/").rpartition("/")[2] for entry in entries if entry.strip("/") != self.path.strip("/")}
         return sorted(names)
 
-    @_plainly
+    @_raises_os_error
     def read_bytes(self) -> bytes:
         return bytes(self.fs.cat_file(self.path))
 
-    @_plainly
+    @_raises_os_error
     def write_bytes(self, data: bytes | memoryview) -> None:
-        """One put: all of it, or nothing."""
+        """Writes the whole file with a single put, so that it is never visible in part."""
         self.fs.pipe_file(self.path, bytes(data))
 
     def write_text(self, text: str, encoding: str) -> None:
         self.write_bytes(text.encode(encoding))
 
-    @_plainly
+    @_raises_os_error
     def unlink(self, missing_ok: bool = False) -> None:
         try:
             self.fs.rm_file(self.path)
@@ -161,14 +179,74 @@ class RemotePath:
             if not missing_ok:
                 raise
 
-    @_plainly
+    @_raises_os_error
     def rename(self, other: RemotePath) -> None:
         self.fs.mv(self.path, other.path)
 
     def mkdir(self, *, parents: bool, exist_ok: bool) -> None:
-        """Nothing to do."""
+        """Does nothing: object stores have no folders."""
 
 
 AnyPath: TypeAlias = Path | RemotePath
 PathLike: TypeAlias = str | os.PathLike[str] | RemotePath
-"""What may be given for a place."""
+"""Everything that `as_path` accepts."""
+
+
+def write_atomic(path: AnyPath, data: bytes | memoryview) -> None:
+    """Writes a file atomically; on `OSError` no partial file is left behind."""
+    if isinstance(path, RemotePath):
+        return path.write_bytes(data)
+    # Not the process ID: on a shared disk, processes on two machines may have the same one.
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}{TEMPORARY_SUFFIX}")
+    try:
+        with temporary.open("xb", buffering=0) as file:
+            remaining = memoryview(data)
+            while len(remaining):
+                remaining = remaining[file.write(remaining) :]
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Flushes a folder's entries to disk, so that created and renamed files survive a power failure."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Deletes temporary files of killed processes; no other process may be writing to the folder."""
+    for file in folder.glob(f".*{TEMPORARY_SUFFIX}"):
+        file.unlink(missing_ok=True)
+
+
+def quarantine(path: AnyPath) -> str:
+    """Renames a damaged file and returns its new name; the file is never deleted."""
+    names = (f"{path.name}{DAMAGED_SUFFIX}{'' if n == 1 else f'-{n}'}" for n in count(1))
+    new_name = next(name for name in names if not path.with_name(name).exists())
+    path.rename(path.with_name(new_name))  # type: ignore[arg-type]  # both have the same type
+    return new_name
+
+
+def read_file(path: AnyPath) -> bytes | None:
+    """The content of a file, or `None` if it does not exist; failed reads are retried a few times."""
+    delays = iter(READ_RETRY_DELAYS_S)
+    while True:
+        try:
+            return path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (PermissionError, IsADirectoryError):
+            raise
+        except OSError:
+            delay = next(delays, None)
+            if delay is None:
+                raise
+            time.sleep(delay)

@@ -1,8 +1,8 @@
-"""The manifest: what a run is, so that a directory is continued only by the same run.
+"""The manifest: what a run is, so that a run directory is only resumed by the same run.
 
-It names student, tokenizer, teachers, grader, questions and settings by content, and lists the versions of what
-worked on the run. Everything but the versions must agree for a resume; a difference is named, key by key. The number
-of workers is no part of it. Here also: settings back from JSON, as far as JSON can hold them.
+It identifies student, tokenizer, teachers, grader, questions and settings by content, and lists the package versions
+that were used. Everything except the versions must agree for a resume; every difference is reported by its key. The
+number of workers is not part of it. This module also restores settings from a manifest.
 """
 
 from __future__ import annotations
@@ -24,50 +24,52 @@ from opd_align.settings import Budget, Rules, Settings
 from opd_align.types import Floats, Grader, OpdAlignError, Question, Student, Teacher
 
 FORMAT = 3
-SHOWN = 12
-"""How many differences are spelled out."""
+MAX_DIFFERENCES = 12
+"""How many differences an error message lists."""
 
-OWN = ("questions", "prompts", "made_with")
-"""What parts of one run may have of their own."""
+PER_PART_KEYS = ("questions", "prompts", "made_with")
+"""Keys in which runs that are merged may differ."""
 
 
 class RunMismatch(OpdAlignError):
-    """The directory holds a run of another student, other teachers, questions or settings."""
+    """The directory contains a run with another student, or other teachers, questions or settings."""
 
 
 @dataclass(frozen=True)
 class StoredObjective:
-    """An objective of the user's own, read back: its name is known, its formula is not."""
+    """A user-defined objective restored from a manifest, which stores its name but not its formula."""
 
     name: str
     signal: Literal["teacher", "future", "reward"]
 
     def update(self, nodes: Nodes) -> Floats:
-        raise OpdAlignError(f"objective {self.name!r} was read from a run directory, which does not hold its formula")
+        raise OpdAlignError(
+            f"objective {self.name!r} was loaded from a run directory, which does not contain its formula"
+        )
 
 
 def describe(
     student: Student, teachers: Sequence[Teacher], questions: Sequence[Question], grader: Grader, settings: Settings
 ) -> dict[str, Any]:
-    """What a run is, as JSON holds it.
+    """The manifest of a run, as JSON values.
 
-    Teachers and graders may say more of themselves in a `fingerprint`; whoever has a `prompt`, by what it reads.
+    Teachers and graders with a `fingerprint` are identified by it; models with a `prompt` also by their prompts.
     """
-    described = {
+    manifest = {
         "format": FORMAT,
         "kind": "analysis",
         "student": student.fingerprint,
         "tokenizer": getattr(getattr(student, "prompt", None), "tokenizer_hash", None),
-        "prompts": {speaker.name: _prompts_digest(speaker, questions) for speaker in _speakers(student, teachers)},
+        "prompts": {model.name: _prompts_digest(model, questions) for model in _prompted_models(student, teachers)},
         "teachers": {teacher.name: getattr(teacher, "fingerprint", None) for teacher in teachers},
         "grader": getattr(grader, "fingerprint", _type_name(grader)),
         "settings": _settings(settings),
         "questions": {question.id: question_digest(question) for question in questions},
     }
-    return _as_json(described)
+    return _as_json(manifest)
 
 
-def refuse_early(
+def check_same_run_early(
     folder: AnyPath,
     stored: Mapping[str, Any],
     known: Mapping[str, Any],
@@ -75,27 +77,29 @@ def refuse_early(
     settings: Settings,
     questions: Iterable[Question],
 ) -> None:
-    """Like `refuse_other`, by what is known before a model is loaded: questions may be left out later, and of the
-    teachers there are names.
+    """Like `check_same_run`, with what is known before a model is loaded.
+
+    Of the teachers only the names are compared, and questions that are not in the stored run are ignored: they may be
+    skipped later.
     """
-    asked = {question.id: question_digest(question) for question in questions}
-    then = {key: dict.fromkeys(stored["teachers"]) if key == "teachers" else stored.get(key) for key in known}
+    digests = {question.id: question_digest(question) for question in questions}
+    before = {key: dict.fromkeys(stored["teachers"]) if key == "teachers" else stored.get(key) for key in known}
     now = _as_json({**known, "settings": _settings(settings)})
-    now["questions"] = {name: told for name, told in asked.items() if name in stored["questions"]}
-    refuse_other(folder, {**then, "settings": stored["settings"], "questions": stored["questions"]}, now)
+    now["questions"] = {name: digest for name, digest in digests.items() if name in stored["questions"]}
+    check_same_run(folder, {**before, "settings": stored["settings"], "questions": stored["questions"]}, now)
 
 
-def _as_json(described: Mapping[str, Any]) -> dict[str, Any]:
-    plain: dict[str, Any] = json.loads(json.dumps(described, default=_plain))
+def _as_json(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    plain: dict[str, Any] = json.loads(json.dumps(manifest, default=_json_value))
     return plain
 
 
 def _settings(settings: Settings) -> dict[str, Any]:
-    return asdict(replace(settings, objectives=())) | {"objectives": [*map(_written, settings.objectives)]}
+    return asdict(replace(settings, objectives=())) | {"objectives": [*map(_objective_entry, settings.objectives)]}
 
 
 def versions() -> dict[str, str]:
-    """What is at work here."""
+    """Installed versions of Python and the packages that affect results."""
     found = {"python": platform.python_version()}
     for package in ("opd-align", "numpy", "scipy", "pyarrow", "torch", "transformers", "vllm"):
         with suppress(PackageNotFoundError):
@@ -104,86 +108,90 @@ def versions() -> dict[str, str]:
 
 
 def read_manifest(file: AnyPath) -> dict[str, Any] | None:
-    """A stored manifest, `None` where there is none."""
+    """Reads a manifest; `None` if the file does not exist."""
     try:
         manifest = json.loads(file.read_bytes())
-        found, maker = manifest["format"], manifest["made_with"][-1]
+        file_format, made_with = manifest["format"], manifest["made_with"][-1]
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise OpdAlignError(f"could not read {str(file)!r}: {error_reason(error)}") from error
     except (ValueError, LookupError, TypeError) as error:
         raise OpdAlignError(
-            f"{str(file)!r} cannot be read ({error}); put back a copy of it, or choose another directory. "
-            "The rollouts beside it are untouched"
+            f"{str(file)!r} cannot be read ({error}); restore it from a backup, or choose another directory. "
+            "The rollouts in the same directory were not changed"
         ) from error
-    if found != FORMAT:
+    if file_format != FORMAT:
         raise OpdAlignError(
-            f"{str(file.parent)!r} has format {found}, this opd-align reads format {FORMAT}; it was made with {maker}"
+            f"{str(file.parent)!r} has format {file_format}, but this version of opd-align reads format {FORMAT}; "
+            f"it was created with {made_with}"
         )
     return dict(manifest)
 
 
-def settings_of(manifest: Mapping[str, Any]) -> Settings:
-    """The settings back; an objective that is not built in comes back as a `StoredObjective`."""
+def settings_from_manifest(manifest: Mapping[str, Any]) -> Settings:
+    """Restores the settings; an objective that is not built in becomes a `StoredObjective`."""
     types: dict[str, Any] = {_type_name(objective): type(objective) for objective in (*OBJECTIVES, Ideal())}
     stored = dict(manifest["settings"])
     objectives: list[Objective] = []
     for entry in stored.pop("objectives"):
-        made = types.get(entry["type"])
-        if made is None:
+        objective_type = types.get(entry["type"])
+        if objective_type is None:
             objectives.append(StoredObjective(entry["name"], entry["signal"]))
         else:
-            objectives.append(made(**{field.name: entry[field.name] for field in fields(made)}))
+            objectives.append(objective_type(**{field.name: entry[field.name] for field in fields(objective_type)}))
     budget, rules = Budget(**stored.pop("budget")), Rules(**stored.pop("rules"))
     return Settings(objectives=objectives, budget=budget, rules=rules, **stored)
 
 
-def refuse_other(folder: AnyPath, stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises `RunMismatch`, with every difference named, unless both describe the same run."""
+def check_same_run(folder: AnyPath, stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises `RunMismatch`, which lists the differences, unless both manifests describe the same run."""
     lines = _differences(stored, now, "in the directory", "now")
     if lines:
         raise RunMismatch(
-            f"{str(folder)!r} holds another run; choose another directory, or undo the difference:\n{lines}"
+            f"{str(folder)!r} contains another run; choose another directory, or undo these changes:\n{lines}"
         )
 
 
-def joined_manifest(manifests: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What one run on the questions of all would be, by the runs' names; refuses runs that differ in anything else."""
+def merge_manifests(manifests: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The manifest of one run on the questions of all runs, which are given by name.
+
+    Raises `RunMismatch` if the runs differ in anything but their questions.
+    """
     (first, manifest), *others = manifests.items()
-    whole = json.loads(json.dumps(manifest))
+    merged = json.loads(json.dumps(manifest))
     for name, other in others:
-        own, theirs = ({k: v for k, v in side.items() if k not in OWN} for side in (manifest, other))
-        lines = _differences(own, theirs, f"in {first}", f"in {name}")
+        left, right = ({k: v for k, v in side.items() if k not in PER_PART_KEYS} for side in (manifest, other))
+        lines = _differences(left, right, f"in {first}", f"in {name}")
         if lines:
-            raise RunMismatch(f"{first!r} and {name!r} are no parts of one run:\n{lines}")
-        twice = whole["questions"].keys() & other["questions"].keys()
-        if twice:
-            both = min(twice)
-            if whole["questions"][both] != other["questions"][both]:
+            raise RunMismatch(f"{first!r} and {name!r} cannot be merged, their settings differ:\n{lines}")
+        duplicates = merged["questions"].keys() & other["questions"].keys()
+        if duplicates:
+            duplicate = min(duplicates)
+            if merged["questions"][duplicate] != other["questions"][duplicate]:
                 raise RunMismatch(
-                    f"question {both!r} of {name!r} is another one than in a run before it: rows without an id are "
-                    "numbered; give each row of your data an id of its own"
+                    f"question {duplicate!r} of {name!r} has the ID of a different question in an earlier run: rows "
+                    "without an ID are numbered; give each row of your data a unique ID"
                 )
-            raise RunMismatch(f"question {both!r} of {name!r} is also in a run before it; each may come once")
-        whole["questions"] |= other["questions"]
-        for speaker, digest in other.get("prompts", {}).items():
-            whole["prompts"][speaker] = _sum_of([whole["prompts"][speaker], digest])
-        whole["made_with"] += [each for each in other["made_with"] if each not in whole["made_with"]]
-    return dict(whole)
+            raise RunMismatch(f"question {duplicate!r} of {name!r} is also in an earlier run; each may occur only once")
+        merged["questions"] |= other["questions"]
+        for model, digest in other.get("prompts", {}).items():
+            merged["prompts"][model] = _sum_of([merged["prompts"][model], digest])
+        merged["made_with"] += [entry for entry in other["made_with"] if entry not in merged["made_with"]]
+    return dict(merged)
 
 
 def _differences(one: Mapping[str, Any], other: Mapping[str, Any], there: str, here: str) -> str:
-    """What differs, key by key, a line each; which versions were at work does not count."""
+    """One line per key that differs; package versions are ignored."""
     left, right = (_flat({key: value for key, value in side.items() if key != "made_with"}) for side in (one, other))
-    differing = [key for key in {**left, **right} if _shown(left, key, None) != _shown(right, key, None)]
-    lines = [f"  {key}: {_shown(left, key)} {there}, {_shown(right, key)} {here}" for key in differing]
+    differing = [key for key in {**left, **right} if _shortened(left, key, None) != _shortened(right, key, None)]
+    lines = [f"  {key}: {_shortened(left, key)} {there}, {_shortened(right, key)} {here}" for key in differing]
     if not lines:
-        # Rows follow the order in which things were given.
+        # The order matters: it is the order of the rows in the result.
         orders = zip(_orders(one).items(), _orders(other).values(), strict=True)
-        lines = [f"  {key}: in another order {here}" for (key, before), after in orders if before != after]
-    more = [f"  … and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
-    return "\n".join([*lines[:SHOWN], *more])
+        lines = [f"  {key}: different order {here}" for (key, before), after in orders if before != after]
+    more = [f"  … and {len(lines) - MAX_DIFFERENCES} more"] if len(lines) > MAX_DIFFERENCES else []
+    return "\n".join([*lines[:MAX_DIFFERENCES], *more])
 
 
 def _orders(manifest: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -204,14 +212,14 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _shown(side: Mapping[str, Any], key: str, width: int | None = 60) -> str:
+def _shortened(side: Mapping[str, Any], key: str, width: int | None = 60) -> str:
     if key not in side:
         return "absent"
     text = json.dumps(side[key], ensure_ascii=False)
     return text if width is None or len(text) <= width else f"{text[: width // 2]}…{text[-width // 2 :]}"
 
 
-def _written(objective: Any) -> dict[str, Any]:
+def _objective_entry(objective: Any) -> dict[str, Any]:
     parameters = {}
     if is_dataclass(objective):
         parameters = {field.name: getattr(objective, field.name) for field in fields(objective)}
@@ -223,21 +231,21 @@ def _type_name(value: object) -> str:
 
 
 def question_digest(question: Question) -> str:
-    """A question by its content, as manifests name it."""
-    content = json.dumps([question.text, question.answer, dict(question.fields)], sort_keys=True, default=_plain)
+    """Digest of a question's content, as stored in manifests."""
+    content = json.dumps([question.text, question.answer, dict(question.fields)], sort_keys=True, default=_json_value)
     return blake2b(content.encode(), digest_size=8).hexdigest()
 
 
-def _speakers(student: Any, teachers: Sequence[Any]) -> list[Any]:
-    return [speaker for speaker in (student, *teachers) if callable(getattr(speaker, "prompt", None))]
+def _prompted_models(student: Any, teachers: Sequence[Any]) -> list[Any]:
+    return [model for model in (student, *teachers) if callable(getattr(model, "prompt", None))]
 
 
-def _prompts_digest(speaker: Any, questions: Sequence[Question]) -> str:
-    """All that a speaker reads before a completion; a sum over the questions, so that runs can be joined."""
+def _prompts_digest(model: Any, questions: Sequence[Question]) -> str:
+    """Digest of a model's prompts; a sum over the questions, so that manifests can be merged."""
     digests = []
     for question in questions:
         digest = blake2b(f"{question.id}\0".encode(), digest_size=8)
-        digest.update(np.asarray(list(speaker.prompt(question)), ">u4").tobytes())
+        digest.update(np.asarray(list(model.prompt(question)), ">u4").tobytes())
         digests.append(digest.hexdigest())
     return _sum_of(digests)
 
@@ -246,8 +254,8 @@ def _sum_of(digests: Iterable[str]) -> str:
     return f"{sum(int(digest, 16) for digest in digests) % 2**64:016x}"
 
 
-def _plain(value: Any) -> Any:
-    """Something that JSON does not know, as something that is the same in the next process."""
+def _json_value(value: Any) -> Any:
+    """Converts a value that JSON does not support to one that is the same in every process."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, set | frozenset):

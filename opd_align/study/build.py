@@ -1,7 +1,8 @@
-"""A study: what a configuration names, as objects.
+"""A study: the objects that a configuration names.
 
-Names are resolved and questions read before any model is loaded, so that a mistake costs a second. The same student,
-prompts and writers of demonstrations serve a screening and an analysis; models that are named twice are loaded once.
+Names are resolved and questions are read before any model is loaded, so that mistakes are found within a second. A
+screening and an analysis use the same student, prompts and demonstration writers; a model that is named twice is loaded
+once.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from opd_align.backends.loading import (
     short_name,
 )
 from opd_align.core.engine import Analysis
+from opd_align.runs.execute import analyze_into
 from opd_align.runs.filesystem import AnyPath, PathLike, as_path
-from opd_align.runs.manifest import read_manifest, refuse_early
-from opd_align.runs.run_directory import DEMONSTRATIONS, MANIFEST, RunDirectory, analyze_into, has_results
+from opd_align.runs.manifest import check_same_run_early, read_manifest
+from opd_align.runs.run_directory import DEMONSTRATIONS, MANIFEST, RunDirectory, has_results
 from opd_align.study.config import ModelConfig, StudyConfig, TeacherConfig
 from opd_align.tasks import Task, TextGrader, custom_task, task
 from opd_align.teachers.contexts import SELF, Context, ContextPrompt, Demonstration, context
@@ -49,12 +51,18 @@ SOURCE = "source"
 
 
 class SkippedQuestionsWarning(UserWarning):
-    """A question that cannot be compared, and why."""
+    """A question is skipped, with the reason."""
 
 
 @dataclass(frozen=True)
 class TeacherSpec:
-    """A teacher before its model is loaded; without a model it is the student."""
+    """A teacher before its model is loaded.
+
+    Args:
+        name: The teacher's name, unique within a study.
+        context: What its prompt contains in addition to the student's prompt. `None`: nothing.
+        model: Its model. `None`: the student.
+    """
 
     name: str
     context: Context | None
@@ -63,127 +71,141 @@ class TeacherSpec:
 
 @dataclass(frozen=True)
 class PreparedStudy:
-    """What an analysis starts from: what the teachers are shown, which questions are asked, which are not, and why."""
+    """What an analysis starts from.
+
+    Args:
+        demonstrations: The demonstrations for the teachers' prompts, by question ID.
+        questions: The questions to analyze.
+        skipped: The questions that are not analyzed: ID → reason.
+    """
 
     demonstrations: Mapping[str, Sequence[Demonstration]]
     questions: Sequence[Question]
-    left_out: Mapping[str, str]
+    skipped: Mapping[str, str]
 
     def warn(self) -> None:
-        """Names the questions that cannot be compared fairly."""
-        for name, reason in self.left_out.items():
-            warnings.warn(f"question {name!r} is left out: {reason}", SkippedQuestionsWarning, stacklevel=3)
+        """Warns about the questions that are skipped."""
+        for name, reason in self.skipped.items():
+            warnings.warn(f"skipping question {name!r}: {reason}", SkippedQuestionsWarning, stacklevel=3)
 
 
 @dataclass(frozen=True)
 class Study:
-    """A configuration's objects, made when they are first asked for; `task`, `questions` and `roles` need no model.
+    """The objects of a configuration, created when first used; `task`, `questions` and `teacher_specs` need no model.
 
-    `elsewhere` has, by the names of teachers, what makes a teacher whose model is loaded in another process.
+    Args:
+        config: The configuration.
+        teacher_factories: For teachers whose models are loaded in other processes: name → function that creates the
+            teacher from its name, its prompt and the sampling temperature.
     """
 
     config: StudyConfig
-    elsewhere: Mapping[str, Callable[[str, ContextPrompt, float], Any]] = field(default_factory=dict)
+    teacher_factories: Mapping[str, Callable[[str, ContextPrompt, float], Any]] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Everything that can go wrong before a model is loaded."""
+        """Raises `OpdAlignError` for every mistake that can be found before a model is loaded."""
         self.config.settings()
         TrialBudget(max_trials=self.config.demonstrations.trials)
         self._sampling()
         self._sampling(demo=True)
-        for model in (self.config.student, self.config.source, self.config.summariser, *(r.model for r in self.roles)):
+        for model in (
+            self.config.student,
+            self.config.source,
+            self.config.summariser,
+            *(t.model for t in self.teacher_specs),
+        ):
             if model is not None:
                 check_model(model.model, dtype=model.dtype)
-        givers = [SELF] if self.config.source is None else [SELF, SOURCE]
-        for each in self.contexts:
-            if each.source not in givers and each.correct + each.wrong:
-                hint = "give the key source a model" if each.source == SOURCE else f"choose one of {', '.join(givers)}"
+        sources = [SELF] if self.config.source is None else [SELF, SOURCE]
+        for used in self.contexts:
+            if used.source not in sources and used.correct + used.wrong:
+                hint = "set source to a model" if used.source == SOURCE else f"choose one of {', '.join(sources)}"
                 raise OpdAlignError(
-                    f"context {each.name!r} shows responses by {each.source!r}, which is no model; {hint}"
+                    f"context {used.name!r} uses responses of {used.source!r}, which is not a model; {hint}"
                 )
-        names = [role.name for role in self.roles]
-        twice = [name for name in names if names.count(name) > 1]
-        if twice:
-            raise OpdAlignError(f"teachers: {twice[0]!r} appears more than once; give each its own name")
+        names = [spec.name for spec in self.teacher_specs]
+        duplicates = [name for name in names if names.count(name) > 1]
+        if duplicates:
+            raise OpdAlignError(f"teachers: {duplicates[0]!r} appears more than once; give each its own name")
         if not self.questions:
-            raise OpdAlignError("questions: there are none")
+            raise OpdAlignError("questions: no questions are selected")
 
     @property
     def name(self) -> str:
-        """Task, student and a digest of the whole configuration: the same study, the same name."""
-        told = blake2b(repr(self.config).encode(), digest_size=3).hexdigest()
+        """Task, student and a digest of the configuration: equal configurations have equal names."""
+        digest = blake2b(repr(self.config).encode(), digest_size=3).hexdigest()
         student = self.config.student.name or short_name(self.config.student.model)
-        return f"{self.config.task.name}-{student}-{told}"
+        return f"{self.config.task.name}-{student}-{digest}"
 
     @cached_property
     def task(self) -> Task:
-        chosen = self.config.task
-        if chosen.kind is None:
-            return task(chosen.name)
+        config = self.config.task
+        if config.kind is None:
+            return task(config.name)
         optional = {
-            "instruction": chosen.instruction, "hub": chosen.hub, "config": chosen.hub_config, "split": chosen.split,
+            "instruction": config.instruction, "hub": config.hub, "config": config.hub_config, "split": config.split,
         }  # fmt: skip
         return custom_task(
-            chosen.name,
-            kind=chosen.kind,
-            question=chosen.question,
-            answer=chosen.answer,
-            choices=chosen.choices,
-            passage=chosen.passage,
+            config.name,
+            kind=config.kind,
+            question=config.question,
+            answer=config.answer,
+            choices=config.choices,
+            passage=config.passage,
             **{name: value for name, value in optional.items() if value is not None},
         )
 
     @cached_property
     def questions(self) -> list[Question]:
-        chosen = self.config.questions
-        wanted, bins = list(chosen.ids), chosen.bins or ("medium", "hard")
-        if chosen.screening is None and chosen.bins is not None:
-            raise OpdAlignError("questions: bins choose from a screening; give one (--questions-from)")
-        if chosen.screening is not None:
-            wanted = load_screening(chosen.screening)[0].selected(bins)
-            if not wanted:
-                raise OpdAlignError(f"no question of {chosen.screening!r} is in the bins {', '.join(bins)}")
-        if not wanted:
-            return self._read(chosen.limit, chosen.offset)
-        by_id = {question.id: question for question in self._read(None, 0)}
-        unknown = [name for name in wanted if name not in by_id]
+        config = self.config.questions
+        ids, bins = list(config.ids), config.bins or ("medium", "hard")
+        if config.screening is None and config.bins is not None:
+            raise OpdAlignError("questions: bins select from a screening; give one (--questions-from)")
+        if config.screening is not None:
+            ids = load_screening(config.screening)[0].selected(bins)
+            if not ids:
+                raise OpdAlignError(f"no question of {config.screening!r} is in the bins {', '.join(bins)}")
+        if not ids:
+            return self._read_questions(config.limit, config.offset)
+        by_id = {question.id: question for question in self._read_questions(None, 0)}
+        unknown = [name for name in ids if name not in by_id]
         if unknown:
             raise OpdAlignError(
                 f"questions: there is no question {unknown[0]!r} in the data of task {self.task.name!r}"
             )
-        found = [by_id[name] for name in wanted]
-        return found[chosen.offset :][: chosen.limit]
+        selected = [by_id[name] for name in ids]
+        return selected[config.offset :][: config.limit]
 
-    def _read(self, limit: int | None, offset: int) -> list[Question]:
-        chosen = self.config.questions
-        return self.task.load(chosen.file, split=self.config.task.split, limit=limit, offset=offset, seed=chosen.seed)
+    def _read_questions(self, limit: int | None, offset: int) -> list[Question]:
+        config = self.config.questions
+        return self.task.load(config.file, split=self.config.task.split, limit=limit, offset=offset, seed=config.seed)
 
     @cached_property
-    def roles(self) -> list[TeacherSpec]:
-        return [_role(teacher) for teacher in self.config.teachers]
+    def teacher_specs(self) -> list[TeacherSpec]:
+        return [_teacher_spec(teacher) for teacher in self.config.teachers]
 
     @property
     def contexts(self) -> list[Context]:
-        # Two models may teach with the same context; it is screened, and its demonstrations collected, once.
-        return list(dict.fromkeys(role.context for role in self.roles if role.context is not None))
+        # Several teachers may have the same context; it is screened, and its demonstrations are collected, once.
+        return list(dict.fromkeys(spec.context for spec in self.teacher_specs if spec.context is not None))
 
     @cached_property
     def chat(self) -> Chat:
         return self._chat(self.config.student)
 
     @cached_property
-    def prompting(self) -> ContextPrompt:
+    def student_prompt(self) -> ContextPrompt:
         return ContextPrompt(self.chat, self.task)
 
     @cached_property
     def student(self) -> Any:
-        return self._sampler(self.config.student, self.prompting, self._sampling(), scored=True)
+        return self._sampler(self.config.student, self.student_prompt, self._sampling(), scored=True)
 
     @property
-    def local(self) -> list[ModelConfig]:
-        """The models whose weights are loaded here, each once: a server's are not."""
+    def local_models(self) -> list[ModelConfig]:
+        """The models whose weights are loaded by this study, each once; those on servers are not."""
         writers = [self.config.source, self.config.summariser]
-        served = [model for model in (*writers, *(role.model for role in self.roles)) if model is not None]
+        served = [model for model in (*writers, *(spec.model for spec in self.teacher_specs)) if model is not None]
         models = [self.config.student, *(model for model in served if not find_backend(model.backend).remote)]
         return list({model.model: model for model in models}.values())
 
@@ -192,23 +214,22 @@ class Study:
         return TextGrader(self.task, self.chat.decode, self.student.end_tokens)
 
     @property
-    def known(self) -> dict[str, Any]:
-        """What a run's manifest will say that can be told without a model: tokenizer, grader, names of the teachers."""
+    def known_manifest(self) -> dict[str, Any]:
+        """The part of a run's manifest that is known without a model: tokenizer, grader, names of the teachers."""
         grader = TextGrader(self.task, self.chat.decode, ()).fingerprint
-        teachers = dict.fromkeys(role.name for role in self.roles)
-        return {"tokenizer": self.prompting.tokenizer_hash, "grader": grader, "teachers": teachers}
+        teachers = dict.fromkeys(spec.name for spec in self.teacher_specs)
+        return {"tokenizer": self.student_prompt.tokenizer_hash, "grader": grader, "teachers": teachers}
 
     @cached_property
-    def cast(self) -> DemonstrationWriters:
-        """Who writes demonstrations, as far as the contexts need them."""
-        chosen = self.config.demonstrations
-        needed = {each.source for each in self.contexts if each.correct + each.wrong}
+    def writers(self) -> DemonstrationWriters:
+        """The models that write demonstrations, as far as the contexts need them."""
+        needed = {context.source for context in self.contexts if context.correct + context.wrong}
         sources = {}
         for name, model in ((SELF, self.config.student), (SOURCE, self.config.source)):
             if name in needed and model is not None:
                 sources[name] = self._source(name, model)
         summariser = None
-        if any(each.summarised for each in self.contexts):
+        if any(context.summarised for context in self.contexts):
             model = self.config.summariser or self.config.source or self.config.student
             chat = self._chat(model)
             sampler = self._sampler(
@@ -217,14 +238,14 @@ class Study:
                 self._sampling(demo=True),
             )
             summariser = DemonstrationSource("summariser", sampler, chat.decode, NoGrading(), _limit(sampler))
-        cast = DemonstrationWriters(sources, summariser, TrialBudget(max_trials=chosen.trials))
-        cast.check(self.contexts)
-        return cast
+        writers = DemonstrationWriters(sources, summariser, TrialBudget(max_trials=self.config.demonstrations.trials))
+        writers.check(self.contexts)
+        return writers
 
     def screen(self, **options: Any) -> Screener:
-        """The screening of the student under all contexts."""
+        """A screening of the student with all contexts."""
         options = {"rollouts": self.config.rollouts, "batch": min(self.config.batch, Screener.batch), **options}
-        return Screener(self.student, self.prompting, self.contexts, self.cast, **options)
+        return Screener(self.student, self.student_prompt, self.contexts, self.writers, **options)
 
     def teachers(self, demonstrations: Mapping[str, Sequence[Demonstration]]) -> list[Any]:
         """The teachers, with the demonstrations in their prompts."""
@@ -232,94 +253,101 @@ class Study:
         from opd_align.backends.scoring import check_tokenizers
 
         made: list[Any] = []
-        for role in self.roles:
+        for role in self.teacher_specs:
             model = role.model or self.config.student
-            prompting = replace(self.prompting_of(role), demonstrations=demonstrations)
+            prompting = replace(self.prompt_of(role), demonstrations=demonstrations)
             if role.model is not None:
                 check_tokenizers(self.chat.tokenizer, prompting.chat.tokenizer, role.name)
             backend = find_backend(model.backend)
             if role.model is not None and backend.remote:
                 made.append(backend.build_teacher(role.name, model, prompting))
                 continue
-            if role.name in self.elsewhere:
-                made.append(self.elsewhere[role.name](role.name, prompting, self.config.sampling.temperature))
+            if role.name in self.teacher_factories:
+                made.append(self.teacher_factories[role.name](role.name, prompting, self.config.sampling.temperature))
                 continue
             made.append(HFTeacher(role.name, self._loaded(model).model, prompting))
         return made
 
-    def prompting_of(self, role: TeacherSpec | None) -> ContextPrompt:
-        """How a teacher is asked, demonstrations aside; `None` is the student."""
-        if role is None:
-            return self.prompting
-        return ContextPrompt(self._chat(role.model or self.config.student), self.task, role.context)
+    def prompt_of(self, spec: TeacherSpec | None) -> ContextPrompt:
+        """The prompt of a teacher, without demonstrations; `None` is the student."""
+        if spec is None:
+            return self.student_prompt
+        return ContextPrompt(self._chat(spec.model or self.config.student), self.task, spec.context)
 
-    def demonstrated(
+    def collect_demonstrations(
         self, path: AnyPath, on_progress: Callable[[str, int, int], None] | None = None
     ) -> dict[str, list[Demonstration]]:
-        """What the contexts need: from the screening that the questions came from, or collected into `path`."""
-        if not any(each.correct + each.wrong for each in self.contexts):
+        """What the contexts need: from the screening that selected the questions, or sampled into `path`."""
+        if not any(context.correct + context.wrong for context in self.contexts):
             return {}
-        # Where no reply can be judged, every trial would be spent in vain.
-        open_ones = without_gold_answer(self.task, self.questions)
-        asked = [question for question in self.questions if question.id not in open_ones]
-        manifest = demonstrations_manifest(self.cast, self.contexts, self.questions)
+        # Without a gold answer no response can be graded, and all trials would be wasted.
+        ungradable = without_gold_answer(self.task, self.questions)
+        questions = [question for question in self.questions if question.id not in ungradable]
+        manifest = demonstrations_manifest(self.writers, self.contexts, self.questions)
         if self.config.questions.screening is not None:
-            found = load_screening(self.config.questions.screening)[1]
-            if self._wrote(as_path(self.config.questions.screening), manifest) and not missing_demonstrations(
-                asked, self.contexts, found
-            ):
-                return found
+            screened = load_screening(self.config.questions.screening)[1]
+            if self._has_same_writers(
+                as_path(self.config.questions.screening), manifest
+            ) and not missing_demonstrations(questions, self.contexts, screened):
+                return screened
         with RunDirectory(path, manifest) as run:
             return collect_demonstrations(
-                recorded_writers(run, self.cast), self.contexts, asked, on_progress=on_progress
+                recorded_writers(run, self.writers), self.contexts, questions, on_progress=on_progress
             )
 
-    def _wrote(self, screening: AnyPath, mine: Mapping[str, Any]) -> bool:
-        """Whether a screening's demonstrations are by the same writers as those of this study."""
-        theirs = read_manifest(screening / "manifest.json") or {}
-        same = mine["summariser"] in (None, theirs.get("summariser"))
-        return same and mine["sources"].items() <= theirs.get("sources", {}).items()
+    def _has_same_writers(self, screening: AnyPath, manifest: Mapping[str, Any]) -> bool:
+        """Whether the demonstrations of a screening were written by the models of this study."""
+        stored = read_manifest(screening / MANIFEST) or {}
+        same_summariser = manifest["summariser"] in (None, stored.get("summariser"))
+        return same_summariser and manifest["sources"].items() <= stored.get("sources", {}).items()
 
-    def left_out(self, demonstrations: Mapping[str, Sequence[Demonstration]]) -> dict[str, str]:
-        """Question → why it cannot be compared: a demonstration is missing, or a prompt does not fit."""
-        room = self.config.sampling.max_tokens
-        lacking = missing_demonstrations(self.questions, self.contexts, demonstrations, self.cast)
-        reasons = {name: f"{context}: {reason}" for name, by in lacking.items() for context, reason in by.items()}
+    def skipped_questions(self, demonstrations: Mapping[str, Sequence[Demonstration]]) -> dict[str, str]:
+        """Question ID → why it cannot be compared: a demonstration is missing, or a prompt is too long."""
+        max_tokens = self.config.sampling.max_tokens
+        missing = missing_demonstrations(self.questions, self.contexts, demonstrations, self.writers)
+        reasons = {
+            name: f"{context}: {reason}"
+            for name, by_context in missing.items()
+            for context, reason in by_context.items()
+        }
         reasons |= without_gold_answer(self.task, self.questions)
-        for speaker in (self.student, *self.teachers(demonstrations)):
-            able = [question for question in self.questions if question.id not in reasons]
-            reasons |= prompts_too_long(speaker, able, room)
+        for model in (self.student, *self.teachers(demonstrations)):
+            remaining = [question for question in self.questions if question.id not in reasons]
+            reasons |= prompts_too_long(model, remaining, max_tokens)
         return reasons
 
-    def prepared(self, path: AnyPath, on_phase: Callable[[str, int, int], None] | None = None) -> PreparedStudy:
-        """Demonstrations, collected into the run directory, and the questions that can be compared fairly.
+    def prepare(self, path: AnyPath, on_phase: Callable[[str, int, int], None] | None = None) -> PreparedStudy:
+        """Collects demonstrations into the run directory and selects the questions that can be compared.
 
-        Another run's directory is refused before that, as far as it can be told from what needs no model.
+        A directory of another run is rejected first, as far as that is known without loading a model.
         """
         stored = read_manifest(path / MANIFEST)
         if stored is not None and stored.get("kind") == "analysis" and has_results(path):
-            refuse_early(path, stored, self.known, settings=self.config.settings(), questions=self.questions)
-        demonstrations = self.demonstrated(path / DEMONSTRATIONS, on_phase)
-        left_out = self.left_out(demonstrations)
-        asked = [question for question in self.questions if question.id not in left_out]
-        if not asked:
-            raise OpdAlignError(f"no question is left to analyse; the last one: {[*left_out.values()][-1]}")
-        return PreparedStudy(demonstrations, asked, left_out)
+            check_same_run_early(
+                path, stored, self.known_manifest, settings=self.config.settings(), questions=self.questions
+            )
+        demonstrations = self.collect_demonstrations(path / DEMONSTRATIONS, on_phase)
+        skipped = self.skipped_questions(demonstrations)
+        questions = [question for question in self.questions if question.id not in skipped]
+        if not questions:
+            raise OpdAlignError(f"all questions are skipped; reason for the last one: {[*skipped.values()][-1]}")
+        return PreparedStudy(demonstrations, questions, skipped)
 
     def analyze(self, path: PathLike, **options: Any) -> Analysis:
-        """Demonstrations, then the analysis, both in a run directory: new, or continued where it was left.
+        """Collects demonstrations, then analyzes, both in a run directory, which is new or resumed.
 
-        Questions that cannot be compared fairly are left out, and named in a warning.
+        Questions that cannot be compared are skipped with a warning. `options` are those of `analyze_into`, and
+        `on_phase`, which is called with the progress of preparation.
         """
-        ready = self.prepared(as_path(path), options.pop("on_phase", None))
-        ready.warn()
-        teachers, settings = self.teachers(ready.demonstrations), self.config.settings()
-        return analyze_into(path, self.student, teachers, ready.questions, self.grader, settings=settings, **options)
+        prepared = self.prepare(as_path(path), options.pop("on_phase", None))
+        prepared.warn()
+        teachers, settings = self.teachers(prepared.demonstrations), self.config.settings()
+        return analyze_into(path, self.student, teachers, prepared.questions, self.grader, settings=settings, **options)
 
     def _chat(self, model: ModelConfig) -> Chat:
         if model.thinking is not None or model is self.config.student:
             return Chat(self._tokenizer(model), model.thinking)
-        # The student's wish, where this model's template knows how.
+        # The student's setting, if this model's chat template supports it.
         plain = Chat(self._tokenizer(model))
         return replace(plain, thinking=self.config.student.thinking) if plain.switch else plain
 
@@ -333,13 +361,13 @@ class Study:
     def _sampling(self, *, demo: bool = False) -> Any:
         from opd_align.settings import Sampling
 
-        plain, shown = self.config.sampling, self.config.demonstrations
-        sampling = Sampling(plain.temperature, plain.top_p, plain.top_k, plain.max_tokens, self.config.seed)
+        config, demonstrations = self.config.sampling, self.config.demonstrations
+        sampling = Sampling(config.temperature, config.top_p, config.top_k, config.max_tokens, self.config.seed)
         if not demo:
             return sampling
-        room = plain.max_tokens if shown.max_tokens is None else shown.max_tokens
+        max_tokens = config.max_tokens if demonstrations.max_tokens is None else demonstrations.max_tokens
         try:
-            return replace(sampling, temperature=shown.temperature, max_tokens=room)
+            return replace(sampling, temperature=demonstrations.temperature, max_tokens=max_tokens)
         except OpdAlignError as error:
             raise OpdAlignError(f"demonstrations: {error}") from error
 
@@ -379,46 +407,46 @@ class Study:
 
 
 def _limit(sampler: Any) -> Callable[[Question], str | None]:
-    """Why a question does not fit a sampler's context."""
-    room = sampler.sampling.max_tokens
-    # Known once: a server would be asked again for every question.
-    known = cache(lambda: _Asked(sampler.name, sampler.prompt, sampler.context_length))
-    return lambda question: prompts_too_long(known(), [question], room).get(question.id)
+    """A function that says why a question does not fit a sampler's context; `None` if it fits."""
+    max_tokens = sampler.sampling.max_tokens
+    # Cached: `context_length` of a server sends a request.
+    limits = cache(lambda: _ContextLimits(sampler.name, sampler.prompt, sampler.context_length))
+    return lambda question: prompts_too_long(limits(), [question], max_tokens).get(question.id)
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _ContextLimits:
     name: str
     prompt: Callable[[Question], Sequence[int]]
     context_length: int | None
 
 
-def _role(teacher: TeacherConfig) -> TeacherSpec:
-    own = teacher.correct is not None or teacher.wrong is not None
-    shown: Context | None = None
+def _teacher_spec(teacher: TeacherConfig) -> TeacherSpec:
+    has_counts = teacher.correct is not None or teacher.wrong is not None
+    own: Context | None = None
     if teacher.context is not None:
-        if own or teacher.summarised:
+        if has_counts or teacher.summarised:
             raise OpdAlignError(
-                f"teachers: {teacher.context!r} is built in; leave out correct, wrong and summarised, or the context"
+                f"teachers: {teacher.context!r} is built in; remove correct, wrong and summarised, or the context"
             )
-        shown = context(teacher.context)
-    elif own:
+        own = context(teacher.context)
+    elif has_counts:
         if not teacher.name:
             raise OpdAlignError("teachers: a context of your own needs a name")
-        shown = Context(
+        own = Context(
             teacher.name, teacher.correct or 0, teacher.wrong or 0, teacher.summarised, teacher.source or SELF
         )
     elif teacher.model is None:
         raise OpdAlignError("teachers: each needs a context, a model, or both")
     elif teacher.summarised or teacher.source:
-        raise OpdAlignError("teachers: summarised and source belong to a context; say how many correct and wrong ones")
-    if teacher.name and shown is not None:
-        shown = replace(shown, name=teacher.name)
-    if shown is not None and teacher.source and teacher.context:
-        shown = replace(shown, source=teacher.source)
+        raise OpdAlignError("teachers: summarised and source belong to a context; set correct and wrong too")
+    if teacher.name and own is not None:
+        own = replace(own, name=teacher.name)
+    if own is not None and teacher.source and teacher.context:
+        own = replace(own, source=teacher.source)
     model = teacher.model
-    fallback = model.name or short_name(model.model) if model else ""
-    name = teacher.name or (shown.name if shown else fallback)
-    if shown is not None and model is not None and not teacher.name:
-        name = f"{shown.name} · {fallback}"
-    return TeacherSpec(name, shown, model)
+    model_name = model.name or short_name(model.model) if model else ""
+    name = teacher.name or (own.name if own else model_name)
+    if own is not None and model is not None and not teacher.name:
+        name = f"{own.name} · {model_name}"
+    return TeacherSpec(name, own, model)

@@ -1,8 +1,8 @@
-"""Configuration: from YAML and flags to a study's objects.
+"""The configuration of a study, from YAML files and command-line flags.
 
-A configuration is plain values with the paper's defaults; it is checked as a whole before a model is loaded, and an
-unknown key is answered with the nearest known one. `Study` turns it into what the engine takes: student, teachers,
-questions, grader. Config objects stop here.
+A configuration holds plain values, by default the paper's. It is checked as a whole before a model is loaded; an error
+about an unknown key suggests the most similar known one. `Study` creates the objects that the engine takes (student,
+teachers, questions, grader) from it; configuration objects are not used beyond that.
 """
 
 from __future__ import annotations
@@ -31,11 +31,20 @@ EMBEDDED_STUDENT = "embedded:student"
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A model: `model` is a folder, a .gguf file, a Hub name, or embedded:student / embedded:teacher.
+    """A model and how it samples. Scoring always uses local weights.
 
-    `backend` samples: `hf`, `vllm`, `server`, or the import name of a module that defines a `Backend`. With `server`,
-    `url` is the address of a server, or of several that serve the same weights, `served_as` the model's name there, and
-    `http` the connection settings. Scoring always loads the weights here.
+    Args:
+        model: A local folder, a .gguf file, a Hub name, `embedded:student` or `embedded:teacher`.
+        name: The name in results. `None`: derived from `model`.
+        adapter: A PEFT adapter, as a folder or Hub name. `None`: no adapter.
+        dtype: A torch dtype such as `bfloat16`; `auto`: that of the checkpoint.
+        device: A torch device such as `cuda:1`; `auto`: a GPU if there is one.
+        thinking: Switches the thinking mode of the chat template on or off. `None`: the template's default.
+        backend: What samples: `hf`, `vllm`, `server`, or the import name of a module that defines a `Backend`.
+        url: With backend `server`: the URL of the server, or of several servers of the same model.
+        served_as: With backend `server`: the model's name on the server. `None`: `model`.
+        http: With backend `server`: connection settings, such as timeouts.
+        options: With backend `vllm`: further arguments of the vLLM engine.
     """
 
     model: str
@@ -69,8 +78,17 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TeacherConfig:
-    """A teacher: a built-in `context` by name, or one of your own (`correct`, `wrong`, `summarised`), or an external
-    `model` that reads the student's prompt, or both: another model with a context.
+    """A teacher: a context of the student, a model, or both (another model with a context).
+
+    Args:
+        name: The name in results. `None`: the name of the context or the model.
+        context: A built-in context by name, such as `Self-1C`. `None`: none, or one defined by `correct` and `wrong`.
+        model: The teacher's model. `None`: the student.
+        correct: For a context of your own: number of correct demonstrations in the prompt.
+        wrong: For a context of your own: number of incorrect demonstrations in the prompt.
+        summarised: For a context of your own: whether the demonstrations are summaries of responses.
+        source: Who writes the demonstrations: `self` (the student) or `source` (the model `StudyConfig.source`).
+            `None`: as defined by the context, otherwise `self`.
     """
 
     name: str | None = None
@@ -84,7 +102,20 @@ class TeacherConfig:
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """A built-in task by `name`, or data of your own: `kind` of answer and the names of its fields."""
+    """A built-in task, or the format of your own data.
+
+    Args:
+        name: The name of a built-in task; with `kind`, any name for your own.
+        kind: For your own data: the kind of answer. `None`: a built-in task.
+        question: For your own data: the field with the question.
+        answer: For your own data: the field with the answer.
+        choices: For your own data: the field with the answer choices. `None`: no choices.
+        passage: For your own data: the field with a text that the question is about. `None`: no passage.
+        instruction: For your own data: the instruction in the prompt. `None`: the default for the kind.
+        hub: For your own data: the dataset on the Hub. `None`: read from a file.
+        hub_config: For your own data: the configuration of the dataset. `None`: its default.
+        split: The split of the dataset. `None`: the task's default.
+    """
 
     name: str
     kind: Literal["choice", "true_false", "number", "maths"] | None = None
@@ -98,19 +129,24 @@ class TaskConfig:
     split: str | None = None
 
     def __post_init__(self) -> None:
-        own = [each.name for each in fields(self) if each.name not in ("name", "kind", "split")]
-        given = [name for name in own if getattr(self, name) != getattr(type(self), name)]
+        custom_keys = [key.name for key in fields(self) if key.name not in ("name", "kind", "split")]
+        given = [name for name in custom_keys if getattr(self, name) != getattr(type(self), name)]
         if self.kind is None and given:
-            raise OpdAlignError(
-                f"{given[0]} belongs to data of your own, which needs a kind; {self.name!r} has its own"
-            )
+            raise OpdAlignError(f"{given[0]} is for your own data and needs a kind; {self.name!r} is a built-in task")
 
 
 @dataclass(frozen=True)
 class QuestionsConfig:
-    """Which questions: from a file or the Hub, a part of them, or those that a screening put into given bins.
+    """Which questions are used.
 
-    `bins` are medium and hard if not said otherwise. `seed` is for tasks that make their questions up.
+    Args:
+        file: A file with questions. `None`: the task's dataset on the Hub.
+        limit: The maximum number of questions. `None`: all.
+        offset: How many questions are skipped at the start.
+        ids: The IDs of the questions. Empty: all.
+        screening: A finished screening, whose questions in `bins` are used. `None`: no screening.
+        bins: Difficulty bins of the screening. `None`: medium and hard.
+        seed: The seed of tasks that generate their questions.
     """
 
     file: str | None = None
@@ -123,14 +159,21 @@ class QuestionsConfig:
 
     def __post_init__(self) -> None:
         if self.offset < 0 or (self.limit is not None and self.limit < 0):
-            raise OpdAlignError(f"offset ({self.offset}) and limit ({self.limit}) count questions, from 0")
+            raise OpdAlignError(f"offset ({self.offset}) and limit ({self.limit}) must be at least 0")
         if self.ids and self.screening is not None:
-            raise OpdAlignError("ids and screening both choose the questions; give one of them")
+            raise OpdAlignError("ids and screening both select questions; set only one of them")
 
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How completions are drawn."""
+    """How completions are sampled.
+
+    Args:
+        temperature: Sampling temperature, above 0.
+        top_p: Nucleus sampling: cumulative probability, in (0, 1].
+        top_k: Number of most probable tokens to sample from; 0: all.
+        max_tokens: Maximum length of a completion, in tokens.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -140,7 +183,13 @@ class SamplingConfig:
 
 @dataclass(frozen=True)
 class DemonstrationsConfig:
-    """How demonstrations are looked for: `trials` responses a question at most."""
+    """How demonstrations are sampled.
+
+    Args:
+        temperature: Sampling temperature, above 0.
+        trials: Maximum number of responses per question that are sampled to find demonstrations.
+        max_tokens: Maximum length of a response, in tokens. `None`: as in `SamplingConfig`.
+    """
 
     temperature: float = 0.7
     trials: int = 60
@@ -149,7 +198,26 @@ class DemonstrationsConfig:
 
 @dataclass(frozen=True)
 class StudyConfig:
-    """Everything about a run. Teachers are contexts of the student and external models; see TeacherConfig."""
+    """The configuration of a study.
+
+    Args:
+        student: The student model.
+        teachers: The teachers to compare.
+        task: The task, which defines prompts and grading.
+        questions: Which questions of the task are used.
+        source: A model that writes demonstrations for contexts with source `source`. `None`: no such contexts.
+        summariser: The model that summarises demonstrations. `None`: `source`, otherwise the student.
+        sampling: How the student samples.
+        demonstrations: How demonstrations are sampled.
+        rollouts: Rollouts per question and context in a screening, at least 1.
+        budget: How many rollouts an analysis samples per question.
+        rules: Rules of the estimates and intervals.
+        objectives: The distillation objectives to compare, by name; `jsd(0.3)` is the generalised JSD with β = 0.3.
+        estimator: How success probabilities are estimated.
+        shrink: Whether estimates are shrunk towards a prior.
+        batch: Number of rollouts per request to the backend, at least 1.
+        seed: The seed of all sampling.
+    """
 
     student: ModelConfig = field(default_factory=lambda: ModelConfig(EMBEDDED_STUDENT))
     teachers: Sequence[TeacherConfig] = ()
@@ -174,9 +242,9 @@ class StudyConfig:
                 raise OpdAlignError(f"{name} must be at least 1, not {getattr(self, name)}")
 
     def settings(self) -> Settings:
-        """The engine's settings."""
+        """The settings of the analysis."""
         return Settings(
-            [objective(name) for name in self.objectives],
+            [objective_by_name(name) for name in self.objectives],
             self.budget,
             self.rules,
             self.estimator,
@@ -185,23 +253,25 @@ class StudyConfig:
         )
 
 
-def objective(name: str) -> Objective:
-    """An objective by name; `jsd(0.3)` gives the generalised JSD another β."""
-    named = {each.name: each for each in OBJECTIVES}
-    if name in named:
-        return named[name]
+def objective_by_name(name: str) -> Objective:
+    """A built-in objective; `jsd(0.3)` is the generalised JSD with β = 0.3."""
+    by_name = {objective.name: objective for objective in OBJECTIVES}
+    if name in by_name:
+        return by_name[name]
     if name.startswith("jsd(") and name.endswith(")"):
         try:
             return GeneralisedJSD(float(name[4:-1]))
         except ValueError:
             pass
-    raise OpdAlignError(f"objectives: {_unknown('objective', name, [*named, 'jsd(β)'])}")
+    raise OpdAlignError(f"objectives: {_unknown('objective', name, [*by_name, 'jsd(β)'])}")
 
 
 def read_config(file: str | Path | None = None, overrides: Sequence[str] = ()) -> StudyConfig:
-    """A configuration from a YAML file or one that ships, by its name; then overrides.
+    """Reads a YAML file, or a built-in configuration by its name, and applies overrides.
 
-    An override is written `key=value`, with dots for depth: `budget.initial=100`.
+    Args:
+        file: The YAML file or the name. `None`: the defaults.
+        overrides: `key=value`, with dots for nested keys: `budget.initial=100`. Later ones take precedence.
     """
     import yaml
 
@@ -215,11 +285,11 @@ def read_config(file: str | Path | None = None, overrides: Sequence[str] = ()) -
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise OpdAlignError(f"{str(file)!r} is not YAML: {error}") from error
         if not isinstance(tree, dict):
-            raise OpdAlignError(f"{str(file)!r} must hold keys and values, not {type(tree).__name__}")
+            raise OpdAlignError(f"{str(file)!r} must contain keys and values, not {type(tree).__name__}")
     for override in overrides:
         key, sign, text = override.partition("=")
         if not sign:
-            raise OpdAlignError(f"an override is written key=value, not {override!r}")
+            raise OpdAlignError(f"an override must have the form key=value, not {override!r}")
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError as error:
@@ -227,34 +297,34 @@ def read_config(file: str | Path | None = None, overrides: Sequence[str] = ()) -
         _set(tree, key.strip().split("."), value)
     if isinstance(tree.get("student"), dict):
         tree["student"].setdefault("model", EMBEDDED_STUDENT)
-    return built(StudyConfig, tree, "")
+    return parse_dataclass(StudyConfig, tree, "")
 
 
-def shipped() -> dict[str, Path]:
-    """The configurations that come with the package, by name."""
+def builtin_configs() -> dict[str, Path]:
+    """The configurations that are part of the package, by name."""
     return {file.stem: file for file in sorted(CONFIGS.glob("*.yaml"))}
 
 
-def _config_file(named: str | Path) -> Path:
-    path = Path(named)
+def _config_file(name: str | Path) -> Path:
+    path = Path(name)
     if path.is_file() or path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
         return path
-    known = shipped()
-    if str(named) not in known:
-        raise OpdAlignError(f"{_unknown('configuration', str(named), list(known))} (or give a YAML file)")
-    return known[str(named)]
+    known = builtin_configs()
+    if str(name) not in known:
+        raise OpdAlignError(f"{_unknown('configuration', str(name), list(known))} (or pass a YAML file)")
+    return known[str(name)]
 
 
 def _set(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    *above, last = path
-    for key in above:
+    *parents, last = path
+    for key in parents:
         if tree.get(key) is None:
             tree[key] = {}
         inner = tree[key]
-        if isinstance(inner, str):  # a model by its name alone
+        if isinstance(inner, str):  # the short form, such as the name of a model
             inner = tree[key] = {_short_form(key): inner}
         if not isinstance(inner, dict):
-            raise OpdAlignError(f"{'.'.join(path)}: {key!r} holds {inner!r}, which has no keys")
+            raise OpdAlignError(f"{'.'.join(path)}: {key!r} is {inner!r}, which has no keys")
         tree = inner
     tree[last] = value
 
@@ -263,19 +333,19 @@ def _short_form(key: str) -> str:
     return {"task": "name", "questions": "file"}.get(key, "model")
 
 
-def built(kind: type[T], tree: Any, at: str) -> T:
-    """A dataclass from plain values; every complaint names the key."""
+def parse_dataclass(kind: type[T], tree: Any, at: str) -> T:
+    """A dataclass from plain values; every error names the key, with the prefix `at`."""
     if not isinstance(tree, Mapping):
         raise OpdAlignError(f"{at.rstrip('.') or 'the configuration'}: expected keys and values, got {tree!r}")
     hints = get_type_hints(kind)
-    known = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
+    known = {key.name: key for key in fields(kind)}  # type: ignore[arg-type]
     for key in tree:
         if key not in known:
             raise OpdAlignError(_unknown("key", str(key), list(known), at))
-    for name, each in known.items():
-        if name not in tree and each.default is MISSING and each.default_factory is MISSING:
+    for name, key_field in known.items():
+        if name not in tree and key_field.default is MISSING and key_field.default_factory is MISSING:
             raise OpdAlignError(f"{at}{name} is missing")
-    values = {key: _value(hints[key], value, f"{at}{key}") for key, value in tree.items()}
+    values = {key: _parse_value(hints[key], value, f"{at}{key}") for key, value in tree.items()}
     try:
         return kind(**values)
     except OpdAlignError as error:
@@ -283,57 +353,57 @@ def built(kind: type[T], tree: Any, at: str) -> T:
         raise OpdAlignError(f"{prefix}{error}") from error
 
 
-def _value(hint: Any, value: Any, at: str) -> Any:
+def _parse_value(hint: Any, value: Any, at: str) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         if value is None and NoneType in arguments:
             return None
-        (hint,) = [each for each in arguments if each is not NoneType]
-        return _value(hint, value, at)
+        (hint,) = [argument for argument in arguments if argument is not NoneType]
+        return _parse_value(hint, value, at)
     if origin is Literal:
         if value not in arguments:
-            raise OpdAlignError(f"{at}: {_unknown('value', str(value), [str(each) for each in arguments])}")
+            raise OpdAlignError(f"{at}: {_unknown('value', str(value), [str(argument) for argument in arguments])}")
         return value
     if isinstance(hint, type) and is_dataclass(hint):
-        # A key with nothing after it is a section whose lines were all taken out.
-        return built(hint, {} if value is None else _long_form(hint, value), f"{at}.")
+        # A key without a value is a section whose lines were all removed.
+        return parse_dataclass(hint, {} if value is None else _long_form(hint, value), f"{at}.")
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, Mapping | None):
             raise OpdAlignError(f"{at}: expected keys and values, got {value!r}")
         return dict(value or {})
     if origin is not None and issubclass(origin, Sequence):
-        if value is None:  # an empty value of YAML
+        if value is None:  # an empty value in YAML
             value = []
         if isinstance(value, str):
-            value = [each.strip() for each in value.split(",") if each.strip()]
+            value = [item.strip() for item in value.split(",") if item.strip()]
         if not isinstance(value, list | tuple):
             raise OpdAlignError(f"{at}: expected a list, got {value!r}")
-        return tuple(_value(arguments[0], each, f"{at}[{number}]") for number, each in enumerate(value))
+        return tuple(_parse_value(arguments[0], item, f"{at}[{index}]") for index, item in enumerate(value))
     if hint is float and isinstance(value, int | str) and not isinstance(value, bool):
-        with suppress(ValueError):  # YAML reads 1e-3 as text
+        with suppress(ValueError):  # YAML parses 1e-3 as a string
             return float(value)
     if isinstance(hint, type) and (not isinstance(value, hint) or (hint is int and isinstance(value, bool))):
-        raise OpdAlignError(f"{at}: expected {_spoken(hint)}, got {value!r}")
+        raise OpdAlignError(f"{at}: expected {_type_description(hint)}, got {value!r}")
     return value
 
 
 def _long_form(kind: type, value: Any) -> Any:
-    """A model, task, teacher or file may be given by its name alone."""
+    """Expands the short form: a model, task, teacher or file given by its name."""
     if not isinstance(value, str):
         return value
     if kind is TeacherConfig:
-        # What is nearly a context is a context mistyped: as a model it would be looked for on the Hub.
+        # A name that resembles a context is a misspelled context: as a model it would be searched on the Hub.
         near = get_close_matches(value.lower(), [name.lower() for name in CONTEXTS], 1, 0.7)
         return {"context": value} if near or value.lower().startswith("self") else {"model": value}
     return {{ModelConfig: "model", TaskConfig: "name", QuestionsConfig: "file"}.get(kind, "name"): value}
 
 
-def _spoken(kind: type) -> str:
+def _type_description(kind: type) -> str:
     return {int: "a whole number", float: "a number", str: "text", bool: "true or false"}.get(kind, kind.__name__)
 
 
 def _unknown(what: str, name: str, valid: Sequence[str], at: str = "") -> str:
-    # Compared without `at`, which all have in common: that would make anything near.
+    # Compared without the common prefix `at`, which would make all names similar.
     near = get_close_matches(name, valid, 1, 0.5)
     hint = f"; did you mean {at + near[0]!r}?" if near else "."
-    return f"unknown {what} {at + name!r}{hint} There are: {', '.join(at + each for each in valid)}"
+    return f"unknown {what} {at + name!r}{hint} Available: {', '.join(at + option for option in valid)}"

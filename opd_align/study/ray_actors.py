@@ -1,18 +1,16 @@
-"""What the actors of a study do, each in a process of its own wherever Ray found room for it.
+"""The Ray actors of a study, each in its own process on some machine of the cluster.
 
-A worker has a study of its own, made from the same plain configuration: sampler, scorers, grader. It writes its
-rollouts to the run's shelf, so that its next life finds there what was made. An actor is born with plain values and
-does nothing yet: whatever goes wrong goes wrong in a call, and is told in the words of a run without actors. Others are
-found by name; who hires and what comes of it is the business of `cluster`.
+A worker builds its own study from the same plain configuration: sampler, scorers, grader. It writes its rollouts to the
+run directory, where it finds them again after a restart. Constructors of actors do no work: errors then occur in a call
+and are reported as in a run without actors. Actors find each other by name; `ray` starts them and collects the results.
 
-A teacher too large to sit beside the student is an actor of its own. Its body reads there; its last hidden states come
-back (and once its output layer), never logits: scores are as exact as if it sat here.
+A teacher that is too large for the worker's device runs in its own actor. That actor computes the last hidden states,
+which are sent to the worker (with the output layer, once), never logits: scores are exactly those of a local model.
 """
 
 from __future__ import annotations
 
 import os
-import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,12 +19,10 @@ from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
-from opd_align.core.collect import DONE, Progress
-from opd_align.core.engine import QuestionResult, analyze_group
+from opd_align.runs.execute import GroupResults, LocalExecutor
 from opd_align.runs.filesystem import as_path
 from opd_align.runs.manifest import describe
-from opd_align.runs.rollout_store import CachedStudent, DamagedFileWarning, RolloutStore
-from opd_align.runs.run_directory import Usage
+from opd_align.runs.rollout_store import DamagedFileWarning
 from opd_align.study.build import PreparedStudy, Study
 from opd_align.study.config import ModelConfig, StudyConfig
 from opd_align.teachers.contexts import ContextPrompt, Demonstration
@@ -35,141 +31,163 @@ from opd_align.types import Floats, OpdAlignError, Question, Rollouts, Tokens
 
 @dataclass(frozen=True)
 class WorkStarted:
-    """Some work was begun, in which life of its actor: several lives of the same work were ended by death."""
+    """An actor process started some work; if several processes started the same work, all but the last one died."""
 
     work: str
-    life: str
+    process: str
 
 
 @dataclass(frozen=True)
-class GroupResult:
-    """What a worker has to tell about a group of questions: their parts, what that took, and files found damaged."""
+class WorkerResult:
+    """The results of the group number `index`, and messages about damaged files that were found."""
 
-    at: int
-    parts: Sequence[QuestionResult]
-    spent: Usage
-    damage: Sequence[str]
+    index: int
+    done: GroupResults
+    damaged_files: Sequence[str]
 
 
 class EventQueue:
-    """An actor that keeps what others have to tell until the driver asks."""
+    """An actor that stores events of other actors until the driver takes them."""
 
     def __init__(self) -> None:
-        self.messages: list[Any] = []
+        self.events: list[Any] = []
 
-    def put(self, message: Any) -> None:
-        """Keeps a message."""
-        self.messages.append(message)
+    def put(self, event: Any) -> None:
+        """Adds an event."""
+        self.events.append(event)
 
     def take(self) -> list[Any]:
-        """All messages since the last time."""
-        taken, self.messages = self.messages, []
-        return taken
+        """Removes and returns all events."""
+        events, self.events = self.events, []
+        return events
 
 
 @dataclass(frozen=True)
 class ActorContext:
-    """Where an actor sits: what it is called, the folder that relative names start from, and the name of the mail.
+    """What an actor needs to know about the run.
 
-    Not its handle: Ray complains of actors that are to be started again with handles of others.
+    Args:
+        name: The actor's name in messages.
+        folder: The working directory, from which relative paths start.
+        events: The name of the `EventQueue` actor; not its handle, because Ray warns about restartable actors whose
+            arguments contain handles of other actors.
     """
 
     name: str
     folder: str
-    mail: str
+    events: str
 
     def enter(self) -> ActorContext:
-        """Goes to the folder; a machine that does not have it has no use for relative names."""
+        """Changes to the working directory; on a machine that does not have it, relative paths cannot be used."""
         with suppress(OSError):
             os.chdir(self.folder)
         return self
 
-    def tell(self, message: Any) -> None:
-        """Returns when the message is kept: one that dies with its sender would never have been."""
-        import_ray().get(self._mail.put.remote(message))
+    def send(self, event: Any) -> None:
+        """Sends an event to the driver; waits until it is in the queue, so that it is not lost if the actor dies."""
+        import_ray().get(self._queue.put.remote(event))
 
     @cached_property
-    def _mail(self) -> Any:
-        return import_ray().get_actor(self.mail)
+    def _queue(self) -> Any:
+        return import_ray().get_actor(self.events)
 
 
 class Worker:
-    """An actor that works on one group of questions at a time; `apart` has the actors of teachers, both by name."""
+    """An actor that analyzes one group of questions at a time.
+
+    Args:
+        context: What the actor needs to know about the run.
+        config: The configuration of the study.
+        path: The run directory.
+        reuse: A run directory whose rollouts are reused; `None`: no reuse.
+        model_actors: For teachers with their own actor, teacher name → name of the actor.
+    """
 
     def __init__(
-        self, desk: ActorContext, config: StudyConfig, path: str, reuse: str | None, apart: Mapping[str, str]
+        self,
+        context: ActorContext,
+        config: StudyConfig,
+        path: str,
+        reuse: str | None,
+        model_actors: Mapping[str, str],
     ) -> None:
-        self.desk, self.config, self.path, self.reuse, self.apart = desk.enter(), config, path, reuse, apart
-        self.life = uuid4().hex
+        self.context, self.config, self.path, self.reuse = context.enter(), config, path, reuse
+        self.actor_of_teacher = model_actors
+        self.process = uuid4().hex
 
     @cached_property
-    def bodies(self) -> dict[str, _ModelActor]:
-        made = {actor: _ModelActor(actor) for actor in self.apart.values()}
-        return {name: made[actor] for name, actor in self.apart.items()}
+    def model_actors(self) -> dict[str, _ModelActorHandle]:
+        handles = {actor: _ModelActorHandle(actor) for actor in self.actor_of_teacher.values()}
+        return {teacher: handles[actor] for teacher, actor in self.actor_of_teacher.items()}
 
     @cached_property
     def study(self) -> Study:
-        return Study(self.config, {name: body.teacher for name, body in self.bodies.items()})
+        return Study(self.config, {teacher: handle.teacher for teacher, handle in self.model_actors.items()})
 
     def prepare(self) -> tuple[PreparedStudy, dict[str, Any]]:
-        """What the analysis starts from, and the manifest of the run."""
-        self.desk.tell(WorkStarted("the demonstrations", self.life))
+        """Prepares the study; returns it with the manifest of the run."""
+        self.context.send(WorkStarted("the demonstrations", self.process))
         study = self.study
-        ready = study.prepared(as_path(self.path), lambda *phase: self.desk.tell(phase))
-        teachers = study.teachers(ready.demonstrations)
-        return ready, describe(study.student, teachers, ready.questions, study.grader, study.config.settings())
+        prepared = study.prepare(as_path(self.path), lambda *phase: self.context.send(phase))
+        teachers = study.teachers(prepared.demonstrations)
+        return prepared, describe(study.student, teachers, prepared.questions, study.grader, study.config.settings())
 
     def analyze(
-        self, at: int, questions: Sequence[Question], demonstrations: Mapping[str, Sequence[Demonstration]]
-    ) -> GroupResult:
-        """One group of questions, as far as it is not on the shelf yet."""
-        self.desk.tell(WorkStarted(f"question {', '.join(repr(question.id) for question in questions)}", self.life))
+        self, index: int, questions: Sequence[Question], demonstrations: Mapping[str, Sequence[Demonstration]]
+    ) -> WorkerResult:
+        """Analyzes one group of questions; rollouts that are on disk are not sampled again."""
+        question_ids = ", ".join(repr(question.id) for question in questions)
+        self.context.send(WorkStarted(f"question {question_ids}", self.process))
         study = self.study
-        recorded = CachedStudent(RolloutStore(self.path, reuse=self.reuse), study.student, study.grader)
-        teachers = study.teachers(demonstrations)
-        for body in self.bodies.values():
-            _ = body.about
-        begin = time.monotonic()  # models are loaded by now, here and apart: once a life, not once a question
-        with warnings.catch_warnings(record=True) as heard:
-            warnings.simplefilter("always", DamagedFileWarning)
-            parts = analyze_group(
-                recorded, teachers, questions, recorded, settings=study.config.settings(), on_progress=self.desk.tell
-            )
-        spent = Usage(recorded.tokens, time.monotonic() - begin)
-        for question in questions:
-            self.desk.tell(Progress(question.id, DONE, 1, 1))
-        return GroupResult(
-            at, parts, spent, [str(each.message) for each in heard if each.category is DamagedFileWarning]
+        executor = LocalExecutor(
+            study.student,
+            study.teachers(demonstrations),
+            study.grader,
+            study.config.settings(),
+            self.reuse,
+            on_progress=self.context.send,
         )
+        for handle in self.model_actors.values():
+            _ = handle.info  # loads the model now: usage does not include loading, which happens once per process
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", DamagedFileWarning)
+            done = executor.analyze_groups(as_path(self.path), [questions])
+        damaged_files = [str(entry.message) for entry in caught if entry.category is DamagedFileWarning]
+        return WorkerResult(index, done, damaged_files)
 
 
 class ModelActor:
-    """An actor that is a teacher's model: it reads completions after prompts, and tells what scoring needs of that."""
+    """An actor that holds a teacher's model and computes what scoring needs from it.
 
-    def __init__(self, desk: ActorContext, model: ModelConfig) -> None:
-        self.desk, self.config = desk.enter(), model
+    Args:
+        context: What the actor needs to know about the run.
+        model: The model to load, at the first call.
+    """
+
+    def __init__(self, context: ActorContext, model: ModelConfig) -> None:
+        self.context, self.config = context.enter(), model
 
     @cached_property
     def model(self) -> Any:
         from opd_align.backends.loading import load_model
 
-        self.desk.tell(WorkStarted(self.desk.name, uuid4().hex))
-        chosen = self.config
-        return load_model(chosen.model, adapter=chosen.adapter, dtype=chosen.dtype, device=chosen.device).model
+        self.context.send(WorkStarted(self.context.name, uuid4().hex))
+        config = self.config
+        return load_model(config.model, adapter=config.adapter, dtype=config.dtype, device=config.device).model
 
     @cached_property
-    def told(self) -> tuple[str, int | None]:
+    def _info(self) -> tuple[str, int | None]:
         from opd_align.backends.hf import HFTeacher
 
-        teacher = HFTeacher(self.desk.name, self.model, lambda question: ())
+        teacher = HFTeacher(self.context.name, self.model, lambda question: ())
         return teacher.fingerprint, teacher.context_length
 
-    def about(self) -> tuple[str, int | None]:
+    def info(self) -> tuple[str, int | None]:
         """Fingerprint and context length."""
-        return self.told
+        return self._info
 
     def head(self, name: str) -> Any:
-        """The output layer, on the CPU; any few tokens will do to see that it is one."""
+        """The output layer, on the CPU; the prompt is only used to check the layer."""
         from copy import deepcopy
 
         from opd_align.backends.scoring import PromptedModel, output_layer
@@ -183,7 +201,7 @@ class ModelActor:
         from opd_align.backends.scoring import PromptedModel, hidden_states
 
         with torch.no_grad():
-            # A view would take the prompt's states along.
+            # A view would also send the prompt's states.
             return hidden_states(PromptedModel(name, self.model, prompt), [completion]).cpu().clone()
 
     def token_log_probs(self, name: str, prompt: Sequence[int], rollouts: Rollouts, temperature: float) -> Floats:
@@ -195,23 +213,23 @@ class ModelActor:
 
 
 @dataclass(frozen=True)
-class _ModelActor:
-    """A teacher's model in another process, as a worker knows it; its output layer is fetched once."""
+class _ModelActorHandle:
+    """A worker's handle of a `ModelActor`; the output layer is fetched once per device."""
 
     name: str
 
     def teacher(self, name: str, prompt: ContextPrompt, temperature: float) -> ActorTeacher:
         return ActorTeacher(name, prompt, temperature, self)
 
-    def ask(self, method: str, *arguments: Any) -> Any:
+    def call(self, method: str, *arguments: Any) -> Any:
         ray = import_ray()
         with reraise_ray_errors(ray):
             return ray.get(getattr(self._actor, method).remote(*arguments))
 
     @cached_property
-    def about(self) -> tuple[str, int | None]:
-        told: tuple[str, int | None] = self.ask("about")
-        return told
+    def info(self) -> tuple[str, int | None]:
+        fingerprint, context_length = self.call("info")
+        return fingerprint, context_length
 
     @cached_property
     def heads(self) -> dict[Any, Any]:
@@ -224,30 +242,37 @@ class _ModelActor:
 
 @dataclass(frozen=True)
 class ActorTeacher:
-    """A teacher whose model is an actor of its own; what it reads is written here."""
+    """A teacher whose model runs in its own actor; its prompts are built in the worker.
+
+    Args:
+        name: The teacher's name.
+        prompt: Builds the prompt of a question.
+        temperature: The sampling temperature, which token log-probabilities use.
+        actor: The handle of the model's actor.
+    """
 
     name: str
     prompt: ContextPrompt
     temperature: float
-    body: _ModelActor
+    actor: _ModelActorHandle
 
     @property
     def fingerprint(self) -> str:
-        return self.body.about[0]
+        return self.actor.info[0]
 
     @property
     def context_length(self) -> int | None:
-        return self.body.about[1]
+        return self.actor.info[1]
 
     def head(self, device: Any) -> Any:
         """The output layer on a device."""
-        if device not in self.body.heads:
-            self.body.heads[device] = self.body.ask("head", self.name).to(device)
-        return self.body.heads[device]
+        if device not in self.actor.heads:
+            self.actor.heads[device] = self.actor.call("head", self.name).to(device)
+        return self.actor.heads[device]
 
     def hidden_states(self, question: Question, completion: Tokens) -> Any:
         """The last hidden state before each token of a completion."""
-        return self.body.ask("hidden_states", self.name, list(self.prompt(question)), completion)
+        return self.actor.call("hidden_states", self.name, list(self.prompt(question)), completion)
 
     def score_inputs(self, question: Question, completion: Tokens, device: Any) -> Any:
         """What scoring needs along a completion: hidden states and output layer, both on `device`."""
@@ -257,30 +282,31 @@ class ActorTeacher:
 
     def token_log_probs(self, question: Question, rollouts: Rollouts) -> Floats:
         """Log-probability of every token of every rollout, flat."""
-        return self.body.ask("token_log_probs", self.name, list(self.prompt(question)), rollouts, self.temperature)
+        return self.actor.call("token_log_probs", self.name, list(self.prompt(question)), rollouts, self.temperature)
 
 
 @contextmanager
 def reraise_ray_errors(ray: Any) -> Iterator[None]:
-    """What went wrong in an actor, as if it had happened here."""
+    """Raises errors of an actor as if they had occurred in this process."""
     try:
         yield
-    except ray.exceptions.RayTaskError as error:  # comes first: it may pass for the error that it carries
+    except ray.exceptions.RayTaskError as error:  # first: it may also be an instance of the error that it wraps
         if isinstance(error.cause, OpdAlignError):
             raise error.cause from None
         raise
     except ray.exceptions.RayActorError as error:
-        # Whoever dies is started again; for good it is gone if it could not be made, or was sent away from outside.
+        # Actors that die are restarted; this one could not be created, or was killed from outside.
         reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
         raise OpdAlignError(
-            f"an actor is gone for good: {reason.strip()} What is finished is kept: the same command goes on from there"
+            f"an actor was lost and cannot be restarted: {reason.strip()} Finished work is stored: run the same "
+            "command again to resume"
         ) from error
 
 
 def import_ray() -> Any:
-    """Ray, which only a cluster needs."""
+    """The `ray` module; raises `OpdAlignError` if it is not installed."""
     try:
         import ray
     except ImportError as error:
-        raise OpdAlignError("a cluster needs Ray: pip install 'opd-align[ray]'") from error
+        raise OpdAlignError("--engine ray needs Ray: pip install 'opd-align[ray]'") from error
     return ray

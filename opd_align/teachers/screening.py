@@ -20,9 +20,8 @@ import pyarrow as pa
 from opd_align.core.metrics import Estimate, interval
 from opd_align.runs.filesystem import PathLike, as_path
 from opd_align.runs.manifest import FORMAT, question_digest, read_manifest
-from opd_align.runs.rollout_store import CachedStudent
+from opd_align.runs.rollout_store import CachedStudent, DamagedFileError, read_table, table_bytes
 from opd_align.runs.run_directory import RunDirectory
-from opd_align.runs.shards import DamagedFileError, read_table, table_bytes
 from opd_align.tasks import TextGrader, Verdict
 from opd_align.teachers.contexts import Context, ContextPrompt, Demonstration
 from opd_align.teachers.demonstrations import (
@@ -171,14 +170,14 @@ class Screener:
         grader = TextGrader(self.prompting.task, self.prompting.chat.decode, self.student.end_tokens)
         with RunDirectory(path, self._manifest(questions, grader)) as run:
             screening, demonstrations = self._sample(run, grader, questions)
-            run.keep(DEMONSTRATIONS, table_bytes(_demonstration_table(demonstrations)))
-            run.keep(MISSING, table_bytes(screening.missing))
-            run.keep(PASSES, table_bytes(screening.passes))
+            run.write_file(DEMONSTRATIONS, table_bytes(_demonstration_table(demonstrations)))
+            run.write_file(MISSING, table_bytes(screening.missing))
+            run.write_file(PASSES, table_bytes(screening.passes))
             summary = {
                 "variants": list(screening.variants), "sources": list(screening.sources),
                 "compared": len(screening.compared),
             }  # fmt: skip
-            run.keep(SCREENED, f"{json.dumps(summary, indent=1)}\n".encode())
+            run.write_file(SCREENED, f"{json.dumps(summary, indent=1)}\n".encode())
         return screening
 
     def _check(self, questions: Sequence[Question]) -> None:
@@ -234,7 +233,7 @@ class Screener:
     def _sample_variant(
         self, run: RunDirectory, grader: TextGrader, name: str, student: Any, questions: Sequence[Question]
     ) -> list[dict[str, Any]]:
-        recorded = run.recorded(student, grader)
+        recorded = run.cached(student, grader)
         per_call = max(1, self.batch // self.rollouts)
         rows: list[dict[str, Any]] = []
         self.on_progress(name, 0, len(questions))
@@ -302,7 +301,7 @@ def recorded_writers(run: RunDirectory, writers: DemonstrationWriters) -> Demons
     """The same writers, with every sample recorded in a run directory."""
 
     def recorded(source: DemonstrationSource) -> DemonstrationSource:
-        student = run.recorded(source.sampler, source.grader)
+        student = run.cached(source.sampler, source.grader)
         return replace(source, sampler=student, grader=student)
 
     return replace(

@@ -14,8 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from opd_align.runs.filesystem import write_atomic
 from opd_align.runs.manifest import question_digest
-from opd_align.runs.shards import write_atomic
 from opd_align.teachers.contexts import Context, Demonstration
 from opd_align.teachers.demonstrations import DemonstrationWriters, collect_demonstrations
 from opd_align.teachers.eligibility import missing_demonstrations

@@ -8,9 +8,8 @@ any of them goes on, so none waits for another. The models are borrowed; what is
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -18,24 +17,17 @@ from typing import Any
 
 from opd_align.backends.chat import Chat
 from opd_align.backends.hf import HFStudent, HFTeacher
-from opd_align.core.engine import (
-    Analysis,
-    QuestionResult,
-    analyze_group,
-    check_inputs,
-    combine_results,
-    question_groups,
-)
+from opd_align.core.engine import Analysis, check_inputs
+from opd_align.runs.execute import LocalExecutor, execute_run
 from opd_align.runs.manifest import RunMismatch, describe
-from opd_align.runs.rollout_store import CachedStudent, RolloutStore
-from opd_align.runs.run_directory import RunDirectory, Usage
+from opd_align.runs.run_directory import RunDirectory
 from opd_align.settings import Settings
 from opd_align.teachers.contexts import SELF, Context, context
 from opd_align.teachers.demonstrations import DemonstrationSource, DemonstrationWriters, NoGrading, TrialBudget
 from opd_align.teachers.eligibility import prompts_too_long
 from opd_align.training.adapters import TrainerAdapter
 from opd_align.training.demonstration_cache import DemonstrationCache
-from opd_align.training.distributed import EvaluationFailed, on_all_ranks
+from opd_align.training.distributed import EvaluationFailed, RankExecutor, on_all_ranks
 from opd_align.training.held_out import HeldOut
 from opd_align.training.model_state import gathered_parameters, preserve_model_state
 from opd_align.training.overhead import FEWEST
@@ -138,47 +130,23 @@ class Evaluator:
         return int(self.host.trainer.accelerator.num_processes)
 
     def evaluate(self, settings: Settings, step: int, scale: float = 1.0) -> tuple[Analysis, str]:
-        """The analysis at this step on a share of the questions, and the name of its run directory in the folder.
+        """The analysis at this step on a share `scale` of the questions, and the name of its run directory.
 
-        A smaller share is a part of a larger one: fewer questions save more time than fewer rollouts of each, since a
-        batch takes as long as its longest rollout, and what is said of a node stays as sure.
+        The questions of a smaller share are also in a larger one. Fewer questions save more time than fewer rollouts
+        per question, since a batch takes as long as its longest rollout, and the estimates stay as precise.
         """
-        with self._at_hand() as (student, cast, teachers), ExitStack() as opened:
-            asked = self._asked(student, cast, teachers, scale)
+        with self._at_hand() as (student, cast, teachers):
+            questions = self._asked(student, cast, teachers, scale)
             grader = cast.sources[SELF].grader
 
-            def begin() -> str:
-                if self.rank:
-                    return ""
-                manifest = describe(student, teachers, asked, grader, settings)
-                run = self._directory(f"step-{step:06d}", manifest)
-                opened.enter_context(run)
-                runs.append(run)
-                return run.path.name
+            def open_directory() -> RunDirectory:
+                manifest = describe(student, teachers, questions, grader, settings)
+                return self._directory(f"step-{step:06d}", manifest)
 
-            runs: list[RunDirectory] = []
-            name = on_all_ranks(begin)[0]
-
-            def work() -> tuple[list[list[QuestionResult]], Usage]:
-                begin = time.monotonic()
-                recorded = CachedStudent(RolloutStore(self.folder / name), student, grader)
-                parts = [
-                    analyze_group(recorded, teachers, group, recorded, settings=settings)
-                    for group in units[self.rank :: self.world]
-                ]
-                return parts, Usage(recorded.tokens, time.monotonic() - begin)
-
-            units = question_groups(asked, settings)
-            shares = on_all_ranks(work)
-            parts = [shares[number % self.world][0][number // self.world] for number in range(len(units))]
-            analysis = combine_results([part for group in parts for part in group], settings)
-
-            def finish() -> None:
-                for run in runs:
-                    run.finish(analysis, sum((spent for _, spent in shares), Usage()))
-
-            on_all_ranks(finish)
-            return analysis, name
+            local = LocalExecutor(student, teachers, grader, settings)
+            executor = RankExecutor(local, self.rank, self.world)
+            analysis, path = execute_run(executor, open_directory, questions, settings)
+            return analysis, path.name
 
     def _directory(self, name: str, manifest: Mapping[str, Any]) -> RunDirectory:
         """A run directory of that name, or of one beside it where another run has it: a training that went back."""

@@ -24,7 +24,7 @@ from opd_align.runs.filesystem import as_path
 from opd_align.runs.run_directory import RunDirectory, Usage
 from opd_align.settings import Budget
 from opd_align.study.build import Study
-from opd_align.study.config import read_config, shipped
+from opd_align.study.config import builtin_configs, read_config
 from opd_align.study.plan import Measured, calibrated, measure, planned, targeted_rollouts
 from opd_align.types import Failure, OpdAlignError, Question, Rollouts
 
@@ -125,7 +125,7 @@ def test_a_failing_student_gives_an_error_instead_of_a_plan():
         def sample(self, requests):
             return replace(Rollouts.of([]), failures=(Failure(1, "out of memory"),))
 
-    with pytest.raises(OpdAlignError, match="no plan: out of memory"):
+    with pytest.raises(OpdAlignError, match="no estimate is possible: out of memory"):
         measure(SimpleNamespace(student=Failing(), questions=[Question("q")]))
 
 
@@ -134,7 +134,7 @@ def test_a_resumed_run_cannot_be_used_for_speed(run, tmp_path):
     resumed = Path(shutil.copytree(run, tmp_path / "resumed"))
     spent = json.loads((run / "spent.json").read_text())
     (resumed / "spent.json").write_text(json.dumps({"tokens": spent["tokens"] // 10, "seconds": spent["seconds"]}))
-    with pytest.raises(OpdAlignError, match=rf"was resumed, .* of its {spent['tokens']:,} tokens .* say --tokens-per"):
+    with pytest.raises(OpdAlignError, match=rf"was resumed, .* of its {spent['tokens']:,} tokens .* set --tokens-per"):
         calibrated(resumed)
     assert calibrated(resumed, 100.0).length == calibrated(run).length
 
@@ -162,7 +162,7 @@ def test_a_small_run_predicts_the_cost_of_a_larger_one(run, tmp_path, capsys):
     assert measured.length == pytest.approx(np.mean(natural))
     assert measured.targeted_length == pytest.approx(np.mean(forced))
     assert measured.needed == 1.0  # the limit of 1,500 was used up
-    spent = Usage.of(as_path(run))
+    spent = Usage.load(as_path(run))
     assert spent.tokens == sum(natural) + sum(forced)
     assert measured.tokens_per_second == pytest.approx(spent.tokens / spent.seconds)
     assert calibrated(run, 50.0).tokens_per_second == 50.0
@@ -174,8 +174,8 @@ def test_a_small_run_predicts_the_cost_of_a_larger_one(run, tmp_path, capsys):
     shown = " ".join(capsys.readouterr().out.split())
     tokens = 2 * spent.tokens
     assert f"{tokens:,} at" in shown
-    assert f"about {tokens / 400 / 60:,.1f} minutes at 100 tokens/s (as said) on each of 4 GPUs" in shown
-    assert f"{tokens / 360000:,.1f} GPU hours, ${tokens / 360000 * 2.5:,.2f} at $2.50 an hour" in shown
+    assert f"about {tokens / 400 / 60:,.1f} minutes at 100 tokens/s (as given) on each of 4 GPUs" in shown
+    assert f"{tokens / 360000:,.1f} GPU hours, ${tokens / 360000 * 2.5:,.2f} at $2.50 per hour" in shown
 
 
 def test_a_calibration_with_another_budget_gives_a_note(run, tmp_path, capsys):
@@ -188,7 +188,7 @@ def test_a_calibration_with_another_budget_gives_a_note(run, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--dry-run", "--gpus", "0"], "a plan needs a GPU"),
+        (["--dry-run", "--gpus", "0"], "gpus must be at least 1"),
         (["--dry-run", "--tokens-per-second", "-1"], "a speed above 0"),
         (["--dry-run", "--tokens-per-second", "0"], "a speed above 0"),
         (["--dry-run", "--tokens-per-second", "inf"], "a speed above 0"),
@@ -206,14 +206,14 @@ def test_invalid_cost_options_are_refused(options, message, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_every_configuration_of_the_package_is_valid():
-    configurations = shipped()
+def test_every_shipped_configuration_is_whole():
+    configurations = builtin_configs()
     assert {"demo", "boolq_qwen3_0.6b", "mmlu_qwen3_0.6b", "aime2025_qwen3_0.6b"} <= set(configurations)
     for name, file in configurations.items():
         config = read_config(file)
         config.settings()
         study = Study(config)
-        assert len(study.roles) == (3 if name == "demo" else 8), name
+        assert len(study.teacher_specs) == (3 if name == "demo" else 8), name
         assert study.task.name in name or name == "demo"
     assert read_config("aime2025_qwen3_1.7b").rules.n_sig == 40
 

@@ -1,4 +1,4 @@
-"""Run directories behind addresses: the same files as on a disk, put there whole, whoever else is writing."""
+"""Run directories in object stores: the same files as on a local disk, written atomically."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import pytest
 
 from opd_align.backends.exact import ExactFamily
 from opd_align.cli.main import main
+from opd_align.runs.execute import analyze_into
 from opd_align.runs.filesystem import AnyPath, RemotePath, as_path
 from opd_align.runs.manifest import RunMismatch, describe
-from opd_align.runs.rollout_store import DamagedFileWarning, RolloutStore
-from opd_align.runs.run_directory import RunDirectory, analyze_into, check_directory
-from opd_align.runs.shards import Batch, read_shard, write_shard
+from opd_align.runs.rollout_store import Batch, DamagedFileWarning, RolloutStore, read_shard, write_shard
+from opd_align.runs.run_directory import RunDirectory, check_directory
 from opd_align.settings import Budget, Settings
 from opd_align.types import OpdAlignError, Rollouts
 
@@ -48,9 +48,9 @@ def on_disk(family: ExactFamily, teachers: list[Any], tmp_path_factory: pytest.T
 
 @pytest.fixture(scope="session")
 def bucket() -> Iterator[str]:
-    """A bucket of a real HTTP server that speaks S3, on loopback."""
-    pytest.importorskip("s3fs", reason="make test-s3 installs what speaks S3")
-    moto = pytest.importorskip("moto.server", reason="make test-s3 installs a server that speaks S3")
+    """A bucket of a local S3 server."""
+    pytest.importorskip("s3fs", reason="S3 support is not installed (make test-s3)")
+    moto = pytest.importorskip("moto.server", reason="no S3 server is installed (make test-s3)")
     server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     with pytest.MonkeyPatch.context() as patch:
@@ -66,7 +66,7 @@ def bucket() -> Iterator[str]:
 
 @pytest.fixture(params=["memory", "s3"])
 def address(request: pytest.FixtureRequest) -> str:
-    """A new place for a run, in each kind of store."""
+    """A new run directory in each kind of store."""
     root = "memory:/" if request.param == "memory" else request.getfixturevalue("bucket")
     return f"{root}/{uuid4().hex}/run"
 
@@ -75,7 +75,7 @@ def files(folder: AnyPath) -> dict[str, bytes]:
     return {f"{file.name}": file.read_bytes() for part in (folder, folder / "rollouts") for file in part.glob("*.*")}
 
 
-def test_a_local_path_stays_what_it_is(tmp_path: Path) -> None:
+def test_local_paths_are_not_changed(tmp_path: Path) -> None:
     assert as_path("runs/x") == Path("runs/x")
     assert as_path(tmp_path) is tmp_path or as_path(tmp_path) == tmp_path
     assert as_path(f"file://{tmp_path}") == tmp_path
@@ -86,12 +86,12 @@ def test_a_local_path_stays_what_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["s3://", "memory://", "memory:///", "file://", "zip://x", "dir://x"])
-def test_what_names_no_place_is_refused(address: str) -> None:
-    with pytest.raises(OpdAlignError, match=r"names no place|cannot be opened|no address"):
+def test_incomplete_urls_are_rejected(address: str) -> None:
+    with pytest.raises(OpdAlignError, match=r"is incomplete|cannot be opened|is not a URL"):
         as_path(address)
 
 
-def test_the_extra_is_named_only_where_it_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_extra_is_suggested_only_for_s3(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object, **__: object) -> None:
         raise ImportError("Please install gcsfs to access Google Storage")
 
@@ -103,7 +103,7 @@ def test_the_extra_is_named_only_where_it_helps(monkeypatch: pytest.MonkeyPatch)
 
 
 class NoCredentialsError(Exception):
-    """As a store's own library has it."""
+    """Stands for an error type of a store's own library."""
 
 
 class Closed(fsspec.AbstractFileSystem):  # type: ignore[misc]
@@ -115,10 +115,10 @@ class Closed(fsspec.AbstractFileSystem):  # type: ignore[misc]
     ls = cat_file = pipe_file = info
 
 
-def test_a_store_that_lets_nobody_in_is_said_plainly(
+def test_missing_credentials_are_reported(
     on_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("opd_align.runs.shards.READ_AGAIN_S", ())
+    monkeypatch.setattr("opd_align.runs.filesystem.READ_RETRY_DELAYS_S", ())
     fsspec.register_implementation("closed", Closed, clobber=True)
     exact = ["analyze", "--student", "exact", "--worlds", "1", "--length", "16"]
     with_models = [
@@ -133,61 +133,63 @@ def test_a_store_that_lets_nobody_in_is_said_plainly(
         *with_models,
     ):
         assert main(command) == 2, command
-        said = capsys.readouterr().err
-        if command in with_models and find_spec("torch") is None:  # where S3 is tested there are no models
-            assert "language models need torch: pip install 'opd-align[hf,tasks]'" in said
+        error = capsys.readouterr().err
+        if command in with_models and find_spec("torch") is None:  # the S3 test environment has no models
+            assert "language models need torch: pip install 'opd-align[hf,tasks]'" in error
         else:
-            assert "Unable to locate credentials" in said
+            assert "Unable to locate credentials" in error
 
 
-def test_a_manifest_that_is_a_folder_is_said_plainly(tmp_path: Path) -> None:
+def test_a_manifest_that_is_a_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").mkdir()
     for look in (RunDirectory.load, lambda path: check_directory(path, "analysis")):
         with pytest.raises(OpdAlignError, match=r"could not read .*manifest.json"):
             look(tmp_path)
 
 
-def test_what_nobody_knows_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(OpdAlignError, match="'s4://x' is no address that fsspec knows"):
+def test_unknown_protocols_are_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(OpdAlignError, match="'s4://x' is not a URL that fsspec supports"):
         as_path("s4://x")
     with pytest.raises(SystemExit):
         main(["analyze", "--student", "exact", "--out", "s4://bucket/run"])
-    assert "no address that fsspec knows" in capsys.readouterr().err
+    assert "not a URL that fsspec supports" in capsys.readouterr().err
 
 
-def test_a_run_there_is_the_run_on_a_disk(
+def test_a_run_in_a_store_equals_the_run_on_disk(
     family: ExactFamily, teachers: list[Any], on_disk: Path, address: str
 ) -> None:
-    class Stumbling(ExactFamily):
+    class Interrupted(ExactFamily):
         calls = 0
 
         def sample(self, requests: Any) -> Rollouts:
-            Stumbling.calls += 1
-            if Stumbling.calls == 4:
-                raise RuntimeError("stumbled")
+            Interrupted.calls += 1
+            if Interrupted.calls == 4:
+                raise RuntimeError("interrupted")
             return super().sample(requests)
 
-    stumbling = Stumbling(family.worlds)
-    with pytest.raises(RuntimeError, match="stumbled"):
-        analyze_into(address, stumbling, teachers, family.questions, family, settings=SETTINGS)
-    analyze_into(address, stumbling, teachers, family.questions, family, settings=SETTINGS)
-    there, here = files(as_path(address)), files(on_disk)
-    assert {name: there[name] for name in RESULT} == {name: here[name] for name in RESULT}
-    assert there.keys() == here.keys()
-    assert Stumbling.calls == len(list((on_disk / "rollouts").glob("*.parquet"))) - 2 + 1  # two only grade
+    interrupted = Interrupted(family.worlds)
+    with pytest.raises(RuntimeError, match="interrupted"):
+        analyze_into(address, interrupted, teachers, family.questions, family, settings=SETTINGS)
+    analyze_into(address, interrupted, teachers, family.questions, family, settings=SETTINGS)
+    in_store, local = files(as_path(address)), files(on_disk)
+    assert {name: in_store[name] for name in RESULT} == {name: local[name] for name in RESULT}
+    assert in_store.keys() == local.keys()
+    assert (
+        Interrupted.calls == len(list((on_disk / "rollouts").glob("*.parquet"))) - 2 + 1
+    )  # two shards hold only grades
     assert RunDirectory.load(address).nodes.num_rows == RunDirectory.load(on_disk).nodes.num_rows
 
 
-def test_other_settings_are_refused_there_too(family: ExactFamily, teachers: list[Any], address: str) -> None:
+def test_other_settings_are_rejected_in_a_store(family: ExactFamily, teachers: list[Any], address: str) -> None:
     analyze_into(address, family, teachers, family.questions, family, settings=SETTINGS)
     with pytest.raises(RunMismatch, match=r"settings.batch: 40 in the directory, 41 now"):
         analyze_into(address, family, teachers, family.questions, family, settings=replace(SETTINGS, batch=41))
 
 
-def test_a_run_whose_place_was_taken_in_the_meantime_writes_no_result(
+def test_a_run_whose_directory_was_taken_by_another_run_writes_no_result(
     family: ExactFamily, teachers: list[Any], address: str
 ) -> None:
-    """A store has no locks: two that begin at the same moment both believe that the place is theirs."""
+    """A store has no locks, so two runs may start in the same directory at the same time."""
     mine = describe(family, teachers, family.questions, family, SETTINGS)
     other = replace(SETTINGS, batch=41)
     analysis = analyze_into(f"memory://{uuid4().hex}", family, teachers, family.questions, family, settings=SETTINGS)
@@ -199,58 +201,58 @@ def test_a_run_whose_place_was_taken_in_the_meantime_writes_no_result(
     assert files(as_path(address)) == before
 
 
-def test_a_damaged_shard_there_is_set_aside(family: ExactFamily, teachers: list[Any], address: str) -> None:
+def test_a_damaged_shard_in_a_store_is_renamed(family: ExactFamily, teachers: list[Any], address: str) -> None:
     analyze_into(address, family, teachers, family.questions, family, settings=SETTINGS)
     victim = next((as_path(address) / "rollouts").glob("*.parquet"))
     whole = victim.read_bytes()
     victim.write_bytes(b"junk")
-    with pytest.warns(DamagedFileWarning, match="set aside"):
+    with pytest.warns(DamagedFileWarning, match="renamed to"):
         analyze_into(address, family, teachers, family.questions, family, settings=SETTINGS)
     assert victim.read_bytes() == whole
     assert victim.with_name(f"{victim.name}.damaged").read_bytes() == b"junk"
 
 
-def test_writers_of_the_same_batch_do_not_collide(address: str, tmp_path: Path) -> None:
-    """Readers beside them see nothing, or all of it."""
+def test_concurrent_writers_of_the_same_batch_do_not_collide(address: str, tmp_path: Path) -> None:
+    """A concurrent reader sees no file or the complete file."""
     (tmp_path / "disk").mkdir()
     batch = Batch(Rollouts.of([[1, 2, 3]] * 500), ["q"] * 500)
     for folder in (as_path(address) / "rollouts", tmp_path / "disk"):
-        seen, wrong, stop = [], [], threading.Event()
+        seen, errors, stop = [], [], threading.Event()
 
         def write(folder: AnyPath = folder) -> None:
             for _ in range(20):
                 write_shard(folder / "batch.parquet", batch)
 
-        def read(folder: AnyPath = folder, seen: Any = seen, wrong: Any = wrong, stop: Any = stop) -> None:
+        def read(folder: AnyPath = folder, seen: Any = seen, errors: Any = errors, stop: Any = stop) -> None:
             while not stop.is_set():
                 try:
                     found = read_shard(folder / "batch.parquet")
                     seen.append(found is not None and len(found.rollouts))
                 except Exception as error:
-                    wrong.append(error)
+                    errors.append(error)
 
         reader = threading.Thread(target=read)
         writers = [threading.Thread(target=write) for _ in range(4)]
-        for each in (reader, *writers):
-            each.start()
+        for thread in (reader, *writers):
+            thread.start()
         for writer in writers:
             writer.join()
         stop.set()
         reader.join()
-        assert not wrong
+        assert not errors
         assert set(seen) <= {False, 500}
         assert [file.name for file in folder.iterdir()] == ["batch.parquet"]
 
 
-def test_two_machines_with_the_same_process_number_do_not_collide(tmp_path: Path, monkeypatch: Any) -> None:
+def test_machines_with_equal_process_ids_do_not_collide(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(os, "getpid", lambda: 7)
     batch = Batch(Rollouts.of([[1]]), ["q"])
-    (tmp_path / f".batch.parquet.{os.getpid()}-0.tmp").write_bytes(b"the other one is at it")
+    (tmp_path / f".batch.parquet.{os.getpid()}-0.tmp").write_bytes(b"written by the other machine")
     write_shard(tmp_path / "batch.parquet", batch)
     assert read_shard(tmp_path / "batch.parquet") is not None
 
 
-def test_what_a_store_says_is_an_os_error() -> None:
+def test_errors_of_a_store_are_os_errors() -> None:
     class Refusing:
         def invalidate_cache(self) -> None: ...
 
@@ -265,13 +267,13 @@ def test_what_a_store_says_is_an_os_error() -> None:
     remote = RemotePath(Refusing(), "b/run", "s3://b/run")
     with pytest.raises(OSError, match="RuntimeError: no credentials"):
         remote.exists()
-    with pytest.raises(OpdAlignError, match=r"cannot work in 's3://b/run': RuntimeError: no credentials"):
+    with pytest.raises(OpdAlignError, match=r"cannot write to 's3://b/run': RuntimeError: no credentials"):
         RunDirectory(remote, {})
     with pytest.raises(OpdAlignError, match=r"could not write to 's3://b/run': RuntimeError: no credentials"):
         RolloutStore(remote).write("batch", Batch(Rollouts.of([[1]]), ["q"]))
 
 
-def test_the_command_line_works_there(address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_works_with_a_store(address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = [
         "analyze",
         "--student",

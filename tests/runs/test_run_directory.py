@@ -1,4 +1,4 @@
-"""The run directory: what is on disk is used, what is damaged is named, and nothing is lost or mixed up."""
+"""The run directory: stored rollouts are reused, damage is reported, and runs are never mixed."""
 
 from __future__ import annotations
 
@@ -25,11 +25,19 @@ from opd_align.cli.main import main
 from opd_align.core.alignment import SCHEMA, pairs_of, teachers_of
 from opd_align.core.engine import Analysis, analyze
 from opd_align.core.objectives import OBJECTIVES, DrGRPO, GeneralisedJSD, ReverseKL, unified_update
-from opd_align.runs import shards
+from opd_align.runs import filesystem, rollout_store
+from opd_align.runs.execute import analyze_into
 from opd_align.runs.manifest import RunMismatch, StoredObjective, describe
-from opd_align.runs.rollout_store import CachedStudent, DamagedFileWarning, RolloutStore
-from opd_align.runs.run_directory import RunBusy, RunDirectory, Usage, analyze_into
-from opd_align.runs.shards import Batch, DamagedFileError, read_shard, write_shard
+from opd_align.runs.rollout_store import (
+    Batch,
+    CachedStudent,
+    DamagedFileError,
+    DamagedFileWarning,
+    RolloutStore,
+    read_shard,
+    write_shard,
+)
+from opd_align.runs.run_directory import RunBusy, RunDirectory, Usage
 from opd_align.settings import Budget, Rules, Settings
 from opd_align.types import Failure, Finish, OpdAlignError, Outcome, Question, Rollouts, SampleRequest
 
@@ -53,7 +61,7 @@ def teachers(family: ExactFamily) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def plain(family: ExactFamily, teachers: list[Any]) -> Analysis:
-    """The same analysis without a store."""
+    """The same analysis without a run directory."""
     return analyze(family, teachers, family.questions, family, settings=SETTINGS)
 
 
@@ -66,26 +74,26 @@ def finished(family: ExactFamily, teachers: list[Any], tmp_path_factory: pytest.
 
 @pytest.fixture
 def run(finished: Path, tmp_path: Path) -> Path:
-    """A copy of a finished run, to be spoiled."""
+    """A copy of a finished run that a test may change."""
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
 @dataclass
 class Counting:
-    """A family that counts what is asked of it; `fail_at` raises at that sampling call."""
+    """A family that records calls; the sampling call number `fail_at` raises."""
 
     family: ExactFamily
     fail_at: int | None = None
-    asked: list[int] = field(default_factory=list)
+    requested: list[int] = field(default_factory=list)
     graded: int = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.family, name)
 
     def sample(self, requests: Sequence[SampleRequest]) -> Rollouts:
-        self.asked.append(sum(request.n for request in requests))
-        if self.fail_at is not None and len(self.asked) > self.fail_at:
-            raise RuntimeError("the student stumbled")
+        self.requested.append(sum(request.n for request in requests))
+        if self.fail_at is not None and len(self.requested) > self.fail_at:
+            raise RuntimeError("the student failed on purpose")
         return self.family.sample(requests)
 
     def grade(self, question: Question, rollouts: Rollouts) -> Any:
@@ -94,11 +102,11 @@ class Counting:
 
 
 def same_rows(one: pa.Table, other: pa.Table) -> bool:
-    """Equal tables, NaN equal to itself (which Arrow's own comparison denies)."""
-    return one.schema.equals(other.schema) and shards.table_bytes(one) == shards.table_bytes(other)
+    """Equal tables, NaN equal to itself (unlike in Arrow's own comparison)."""
+    return one.schema.equals(other.schema) and rollout_store.table_bytes(one) == rollout_store.table_bytes(other)
 
 
-def again(path: Path, family: Any, teachers: list[Any], settings: Settings = SETTINGS, **more: Any) -> Analysis:
+def run_into(path: Path, family: Any, teachers: list[Any], settings: Settings = SETTINGS, **more: Any) -> Analysis:
     return analyze_into(path, family, teachers, family.questions, family, settings=settings, **more)
 
 
@@ -109,7 +117,7 @@ def files(path: Path) -> set[str]:
 # -- round trip -----------------------------------------------------------------------------------------------
 
 
-def test_the_store_changes_nothing_of_the_analysis(finished: Path, plain: Analysis) -> None:
+def test_a_run_directory_does_not_change_the_analysis(finished: Path, plain: Analysis) -> None:
     loaded = RunDirectory.load(finished)
     assert loaded.nodes.num_rows > 50
     assert same_rows(loaded.nodes, plain.nodes)
@@ -122,53 +130,51 @@ def test_the_store_changes_nothing_of_the_analysis(finished: Path, plain: Analys
     assert loaded.settings == plain.settings == SETTINGS
 
 
-def test_what_is_returned_is_what_is_read_back(family: ExactFamily, teachers: list[Any], tmp_path: Path) -> None:
+def test_the_loaded_analysis_equals_the_returned_one(family: ExactFamily, teachers: list[Any], tmp_path: Path) -> None:
     settings = Settings([*OBJECTIVES, GeneralisedJSD(0.25)], replace(BUDGET, allocation="adaptive"), batch=64)
-    made = again(tmp_path / "run", family, teachers, settings)
+    analysis = run_into(tmp_path / "run", family, teachers, settings)
     loaded = RunDirectory.load(tmp_path / "run")
-    assert same_rows(made.nodes, loaded.nodes)
-    assert same_rows(made.questions, loaded.questions)
-    assert made.settings == loaded.settings
+    assert same_rows(analysis.nodes, loaded.nodes)
+    assert same_rows(analysis.questions, loaded.questions)
+    assert analysis.settings == loaded.settings
 
 
-def test_what_the_tokens_read_is_kept(family: ExactFamily, teachers: list[Any], tmp_path: Path) -> None:
-    class Telling(Counting):
+def test_token_texts_are_stored(family: ExactFamily, teachers: list[Any], tmp_path: Path) -> None:
+    class WithTexts(Counting):
         def token_text(self, token: int) -> str:
             return f"\nword {token} é"
 
-    made = again(tmp_path / "run", Telling(family), teachers)
+    analysis = run_into(tmp_path / "run", WithTexts(family), teachers)
     loaded = RunDirectory.load(tmp_path / "run")
-    assert loaded.texts == made.texts == {token: f"\nword {token} é" for token in made.texts}
-    assert set(made.texts) == set(made.children["token"].to_pylist())
+    assert loaded.texts == analysis.texts == {token: f"\nword {token} é" for token in analysis.texts}
+    assert set(analysis.texts) == set(analysis.children["token"].to_pylist())
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8])
-def test_the_number_of_workers_changes_no_byte(
+def test_the_number_of_workers_does_not_change_the_files(
     family: ExactFamily, teachers: list[Any], finished: Path, tmp_path: Path, workers: int
 ) -> None:
-    again(tmp_path / "run", family, teachers, workers=workers)
+    run_into(tmp_path / "run", family, teachers, workers=workers)
     for name in (*TABLES, "summary.json", "manifest.json"):
         assert (tmp_path / "run" / name).read_bytes() == (finished / name).read_bytes()
     assert files(tmp_path / "run") == files(finished)
 
 
-def test_a_finished_run_is_done_again_without_a_single_rollout(
-    family: ExactFamily, teachers: list[Any], run: Path
-) -> None:
+def test_running_a_finished_run_again_samples_nothing(family: ExactFamily, teachers: list[Any], run: Path) -> None:
     before = {name: (run / name).read_bytes() for name in files(run) if name != "lock"}
     student = Counting(family)
-    again(run, student, teachers)
-    assert not student.asked
+    run_into(run, student, teachers)
+    assert not student.requested
     assert not student.graded  # added endings included
     assert {name: (run / name).read_bytes() for name in files(run) if name != "lock"} == before
 
 
-def test_anyone_can_open_it(finished: Path, plain: Analysis, family: ExactFamily) -> None:
+def test_the_files_are_plain_parquet_and_json(finished: Path, plain: Analysis, family: ExactFamily) -> None:
     rollouts = pa.concat_tables([pq.read_table(file) for file in sorted((finished / "rollouts").glob("*.parquet"))])
-    assert rollouts.column_names == shards.SCHEMA.names
+    assert rollouts.column_names == rollout_store.SHARD_SCHEMA.names
     record = plain.questions.to_pylist()
-    made = sum(row["initial"] + row["targeted"] + row["certain"] for row in record)
-    assert len(rollouts) == made == len(rollouts["key"].unique())
+    total = sum(row["initial"] + row["targeted"] + row["certain"] for row in record)
+    assert len(rollouts) == total == len(rollouts["key"].unique())
     world = family.worlds["world-1"]
     own = rollouts.filter(pa.compute.equal(rollouts["question"], "world-1")).to_pylist()
     assert len(own) > 200
@@ -183,16 +189,16 @@ def test_anyone_can_open_it(finished: Path, plain: Analysis, family: ExactFamily
     }  # fmt: skip
 
 
-def test_an_objective_of_ones_own_comes_back_by_name(family: ExactFamily, teachers: list[Any], tmp_path: Path) -> None:
+def test_a_user_defined_objective_is_loaded_by_name(family: ExactFamily, teachers: list[Any], tmp_path: Path) -> None:
     class Mine:
         name, signal, scale = "mine", "teacher", 2.0
 
         def update(self, nodes: Any) -> Any:
             return unified_update(nodes.p, nodes.log_t)
 
-    made = again(tmp_path / "run", family, teachers, replace(SETTINGS, objectives=[Mine()]))
+    analysis = run_into(tmp_path / "run", family, teachers, replace(SETTINGS, objectives=[Mine()]))
     loaded = RunDirectory.load(tmp_path / "run")
-    assert same_rows(made.nodes, loaded.nodes)
+    assert same_rows(analysis.nodes, loaded.nodes)
     assert loaded.settings.objectives == (StoredObjective("mine", "teacher"),)
     with pytest.raises(OpdAlignError, match="formula"):
         loaded.settings.objectives[0].update(None)  # type: ignore[arg-type]
@@ -201,28 +207,28 @@ def test_an_objective_of_ones_own_comes_back_by_name(family: ExactFamily, teache
 # -- resume ---------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_stumbled_goes_on_where_it_was(
+def test_a_failed_run_is_resumed_without_sampling_run_into(
     family: ExactFamily, teachers: list[Any], finished: Path, tmp_path: Path
 ) -> None:
-    batches, stumbles = 0, 0
+    batches, failures = 0, 0
     while True:
         student = Counting(family, fail_at=4)
         try:
-            again(tmp_path / "run", student, teachers, workers=1 + stumbles % 2)
+            run_into(tmp_path / "run", student, teachers, workers=1 + failures % 2)
             break
         except RuntimeError:
-            stumbles += 1
+            failures += 1
             batches += 4
-    batches += len(student.asked)
+    batches += len(student.requested)
     clean = Counting(family)
     analyze(clean, teachers, family.questions, family, settings=SETTINGS)
-    assert stumbles >= 3
-    assert batches == len(clean.asked)
+    assert failures >= 3
+    assert batches == len(clean.requested)
     assert (tmp_path / "run" / "nodes.parquet").read_bytes() == (finished / "nodes.parquet").read_bytes()
     assert files(tmp_path / "run") == files(finished)
 
 
-def test_a_second_delivery_of_a_batch_changes_nothing(family: ExactFamily, finished: Path, tmp_path: Path) -> None:
+def test_writing_a_batch_twice_changes_nothing(family: ExactFamily, finished: Path, tmp_path: Path) -> None:
     file = next((finished / "rollouts").glob("*.parquet"))
     batch = read_shard(file)
     assert batch is not None
@@ -232,91 +238,93 @@ def test_a_second_delivery_of_a_batch_changes_nothing(family: ExactFamily, finis
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_another_batch_has_another_name() -> None:
+def test_different_batches_have_different_ids() -> None:
     keys = [np.arange(3, dtype=np.uint64), np.arange(5, 6, dtype=np.uint64)]
-    names = {shards.batch_id(keys, "sample"), shards.batch_id(keys[::-1], "sample"), shards.batch_id(keys, "grade")}
-    assert len(names | {shards.batch_id(keys[:1], "sample")}) == 4
+    names = {
+        rollout_store.batch_id(keys, "sample"),
+        rollout_store.batch_id(keys[::-1], "sample"),
+        rollout_store.batch_id(keys, "grade"),
+    }
+    assert len(names | {rollout_store.batch_id(keys[:1], "sample")}) == 4
 
 
-def test_a_directory_without_a_finished_batch_takes_new_settings(
+def test_a_directory_without_a_finished_batch_accepts_new_settings(
     family: ExactFamily, teachers: list[Any], tmp_path: Path
 ) -> None:
     with pytest.raises(RuntimeError):
-        again(tmp_path, Counting(family, fail_at=0), teachers)
+        run_into(tmp_path, Counting(family, fail_at=0), teachers)
     changed = replace(SETTINGS, budget=replace(BUDGET, initial=40))
-    again(tmp_path, family, teachers, changed)
+    run_into(tmp_path, family, teachers, changed)
     assert RunDirectory.load(tmp_path).settings == changed
-    shutil.rmtree(tmp_path / "rollouts")  # to save space, say: the result is still that of its settings
+    shutil.rmtree(tmp_path / "rollouts")  # for example to save space; the results still belong to their settings
     with pytest.raises(RunMismatch):
-        again(tmp_path, family, teachers)
+        run_into(tmp_path, family, teachers)
 
 
-def test_an_impossible_call_leaves_no_directory_behind(family: ExactFamily, tmp_path: Path) -> None:
+def test_an_invalid_call_creates_no_directory(family: ExactFamily, tmp_path: Path) -> None:
     with pytest.raises(OpdAlignError, match="needs a teacher"):
-        again(tmp_path / "run", family, [])
+        run_into(tmp_path / "run", family, [])
     assert not (tmp_path / "run").exists()
 
 
-# -- what is unknown, what failed -----------------------------------------------------------------------------
+# -- unknown outcomes and failures -----------------------------------------------------------------------------
 
 
 @dataclass
-class Doubtful(Counting):
-    """Cannot grade a third of the completions, and fails to make a few."""
+class PartlyFailing(Counting):
+    """Grades a third of the completions as unknown, and fails to sample a few."""
 
     def sample(self, requests: Sequence[SampleRequest]) -> Rollouts:
-        made = super().sample(requests)
-        lost = made.key_R % np.uint64(29) == 0
-        failures = tuple(Failure(int(key), f"out of luck: {key % 3}") for key in made.key_R[lost])
-        return replace(made.take(~lost), failures=failures)
+        rollouts = super().sample(requests)
+        lost = rollouts.key_R % np.uint64(29) == 0
+        failures = tuple(Failure(int(key), f"failed: {key % 3}") for key in rollouts.key_R[lost])
+        return replace(rollouts.take(~lost), failures=failures)
 
     def grade(self, question: Question, rollouts: Rollouts) -> Any:
         return np.where(rollouts.key_R % np.uint64(3) == 0, Outcome.UNKNOWN, super().grade(question, rollouts))
 
 
-def test_unknown_and_failed_rollouts_stay_what_they_are(
-    family: ExactFamily, teachers: list[Any], tmp_path: Path
-) -> None:
-    student = Doubtful(family)
+def test_unknown_and_failed_rollouts_survive_a_resume(family: ExactFamily, teachers: list[Any], tmp_path: Path) -> None:
+    student = PartlyFailing(family)
     expected = analyze(student, teachers, family.questions, student, settings=SETTINGS)
     assert min(expected.questions["unknown"].to_pylist()) > 20
     assert min(expected.questions["failed"].to_pylist()) > 2
     for expect_work in (True, False, False):
-        student = Doubtful(family)
-        made = again(tmp_path / "run", student, teachers)
-        assert same_rows(made.nodes, expected.nodes)
-        assert same_rows(made.questions, expected.questions)
-        assert bool(student.asked) == bool(student.graded) == expect_work
+        student = PartlyFailing(family)
+        analysis = run_into(tmp_path / "run", student, teachers)
+        assert same_rows(analysis.nodes, expected.nodes)
+        assert same_rows(analysis.questions, expected.questions)
+        assert bool(student.requested) == bool(student.graded) == expect_work
 
 
 @pytest.mark.parametrize("where", ["memory://passing/run", None])
 @pytest.mark.parametrize("times", [1, 2, 99])
-def test_a_file_that_cannot_be_read_just_now_is_not_damaged(
+def test_a_temporary_read_error_is_not_damage(
     where: str | None, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: Any
 ) -> None:
-    monkeypatch.setattr(shards, "READ_AGAIN_S", (0.0, 0.0, 0.0))
-    shelf = RolloutStore(where or tmp_path)
-    shelf.folder.mkdir(parents=True, exist_ok=True)
-    shelf.write("b" * 32, Batch(Rollouts.of([[1, 2, 3]]), ["q"]))
-    reads, left = type(shelf.folder).read_bytes, [times]
+    monkeypatch.setattr(filesystem, "READ_RETRY_DELAYS_S", (0.0, 0.0, 0.0))
+    store = RolloutStore(where or tmp_path)
+    store.folder.mkdir(parents=True, exist_ok=True)
+    store.write("b" * 32, Batch(Rollouts.of([[1, 2, 3]]), ["q"]))
+    read_bytes, remaining = type(store.folder).read_bytes, [times]
 
     def throttled(file: Any) -> bytes:
-        left[0] -= 1
-        if left[0] >= 0:
+        remaining[0] -= 1
+        if remaining[0] >= 0:
             raise OSError(errno.EMFILE, "SlowDown")
-        return reads(file)
+        return read_bytes(file)
 
-    monkeypatch.setattr(type(shelf.folder), "read_bytes", throttled)
+    monkeypatch.setattr(type(store.folder), "read_bytes", throttled)
     if times < 4:
-        assert shelf.read("b" * 32) is not None
+        assert store.read("b" * 32) is not None
     else:
         with pytest.raises(OpdAlignError, match=r"could not read .*SlowDown; nothing was changed"):
-            shelf.read("b" * 32)
-    assert [file.name for file in shelf.folder.iterdir()] == [f"{'b' * 32}.parquet"]
+            store.read("b" * 32)
+    assert [file.name for file in store.folder.iterdir()] == [f"{'b' * 32}.parquet"]
     assert not recwarn.list
 
 
-def test_a_batch_of_which_nothing_came_is_not_kept(family: ExactFamily, tmp_path: Path) -> None:
+def test_a_batch_that_failed_completely_is_not_stored(family: ExactFamily, tmp_path: Path) -> None:
     class Refused(Counting):
         def sample(self, requests: Sequence[SampleRequest]) -> Rollouts:
             keys = np.concatenate(self.keys(requests)).tolist()
@@ -324,21 +332,21 @@ def test_a_batch_of_which_nothing_came_is_not_kept(family: ExactFamily, tmp_path
 
     request = SampleRequest(family.questions[0], np.empty(0, np.uint32), 3)
     (tmp_path / "rollouts").mkdir()
-    shelf, student = RolloutStore(tmp_path), Refused(family)
-    assert len(CachedStudent(shelf, student, student).sample([request]).failures) == 3
-    assert not list(shelf.folder.iterdir())
-    shelf.write(shards.batch_id(student.keys([request]), "sample"), Batch(student.sample([request]), ["x"] * 3))
-    assert len(CachedStudent(shelf, family, family).sample([request])) == 3  # one of old is not believed
+    store, student = RolloutStore(tmp_path), Refused(family)
+    assert len(CachedStudent(store, student, student).sample([request]).failures) == 3
+    assert not list(store.folder.iterdir())
+    store.write(rollout_store.batch_id(student.keys([request]), "sample"), Batch(student.sample([request]), ["x"] * 3))
+    assert len(CachedStudent(store, family, family).sample([request])) == 3  # nor reused if it is there
 
 
-def test_a_failure_is_a_row_with_a_reason(tmp_path: Path) -> None:
-    made = replace(
+def test_a_failure_is_stored_as_a_row_with_a_reason(tmp_path: Path) -> None:
+    with_failure = replace(
         Rollouts.of([[3, 1, EOS], [3]], outcome=[1, -1], launch=[1, 0], key=[7, 2**64 - 1], truncated=[False, True]),
         failures=(Failure(9, "the server died"),),
     )
     for rollouts, questions in (
-        (made, ["a", "b", "a"]),
-        (replace(Rollouts.of([]), failures=made.failures), ["a"]),
+        (with_failure, ["a", "b", "a"]),
+        (replace(Rollouts.of([]), failures=with_failure.failures), ["a"]),
         (Rollouts.of([]), []),
         (Rollouts.of([[], [5]]), ["a", "a"]),
     ):
@@ -364,36 +372,36 @@ def test_a_batch_of_several_questions_is_graded_question_by_question(family: Exa
     a, b, _ = family.questions
     requests = [SampleRequest(q, np.empty(0, np.uint32), 30, first) for first in (0, 30) for q in (a, b)]
     with RunDirectory(tmp_path, describe(family, [], [a, b], family, SETTINGS)) as run:
-        made = run.recorded(family, family).sample(requests)
+        sampled = run.cached(family, family).sample(requests)
     expected = family.sample(requests)
-    np.testing.assert_array_equal(made.tokens, expected.tokens)
+    np.testing.assert_array_equal(sampled.tokens, expected.tokens)
     question_R = np.repeat([0, 1, 0, 1], 30)
     for index, question in enumerate((a, b)):
         own = expected.take(question_R == index)
-        np.testing.assert_array_equal(made.outcome_R[question_R == index], family.grade(question, own))
+        np.testing.assert_array_equal(sampled.outcome_R[question_R == index], family.grade(question, own))
 
 
-def test_rollouts_that_nobody_asked_for_are_refused(family: ExactFamily, tmp_path: Path) -> None:
-    class Confused(Counting):
+def test_rollouts_that_were_not_requested_are_rejected(family: ExactFamily, tmp_path: Path) -> None:
+    class WrongKeys(Counting):
         def sample(self, requests: Sequence[SampleRequest]) -> Rollouts:
-            made = super().sample(requests)
-            return replace(made, key_R=made.key_R + np.uint64(1))
+            rollouts = super().sample(requests)
+            return replace(rollouts, key_R=rollouts.key_R + np.uint64(1))
 
     request = SampleRequest(family.questions[0], np.empty(0, np.uint32), 3)
     with RunDirectory(tmp_path, describe(family, [], family.questions, family, SETTINGS)) as run:
-        with pytest.raises(ValueError, match="not asked for"):
-            run.recorded(Confused(family), family).sample([request])
-        assert not any(run.shelf.folder.iterdir())
+        with pytest.raises(ValueError, match="not requested"):
+            run.cached(WrongKeys(family), family).sample([request])
+        assert not any(run.store.folder.iterdir())
 
 
 # -- other settings -------------------------------------------------------------------------------------------
 
 
-def test_every_difference_is_named_with_both_values(family: ExactFamily, teachers: list[Any], run: Path) -> None:
+def test_every_difference_is_listed_with_both_values(family: ExactFamily, teachers: list[Any], run: Path) -> None:
     other = Settings([ReverseKL(), GeneralisedJSD(0.5)], replace(BUDGET, initial=61), SETTINGS.rules, batch=49)
     before = {name: (run / name).read_bytes() for name in files(run)}
     with pytest.raises(RunMismatch) as caught:
-        again(run, family, teachers[:1], other)
+        run_into(run, family, teachers[:1], other)
     message = str(caught.value)
     assert "settings.budget.initial: 60 in the directory, 61 now" in message
     assert "settings.batch: 50 in the directory, 49 now" in message
@@ -404,15 +412,15 @@ def test_every_difference_is_named_with_both_values(family: ExactFamily, teacher
     assert {name: (run / name).read_bytes() for name in files(run)} | {"lock": b""} == before | {"lock": b""}
 
 
-def test_another_student_or_other_questions_are_refused(family: ExactFamily, teachers: list[Any], run: Path) -> None:
-    elsewhere = ExactFamily(dict(reversed(family.worlds.items())))
+def test_another_student_or_other_questions_are_rejected(family: ExactFamily, teachers: list[Any], run: Path) -> None:
+    other = ExactFamily(dict(reversed(family.worlds.items())))
     with pytest.raises(RunMismatch, match="student: "):
-        again(run, elsewhere, teachers)
-    asked = [replace(family.questions[0], answer="42"), *family.questions[1:]]
+        run_into(run, other, teachers)
+    questions = [replace(family.questions[0], answer="42"), *family.questions[1:]]
     with pytest.raises(RunMismatch, match=r'questions\.world-0: "\w+" in the directory, "\w+" now') as caught:
-        analyze_into(run, family, teachers, asked, family, settings=SETTINGS)
+        analyze_into(run, family, teachers, questions, family, settings=SETTINGS)
     assert "world-1" not in str(caught.value)
-    with pytest.raises(RunMismatch, match="questions: in another order"):
+    with pytest.raises(RunMismatch, match="questions: different order"):
         analyze_into(run, family, teachers, family.questions[::-1], family, settings=SETTINGS)
     with pytest.raises(RunMismatch, match=r"questions\.world-2: .* absent now"):
         analyze_into(run, family, teachers, family.questions[:2], family, settings=SETTINGS)
@@ -421,7 +429,7 @@ def test_another_student_or_other_questions_are_refused(family: ExactFamily, tea
         analyze_into(run, family, teachers, many, family, settings=SETTINGS)
 
 
-def test_what_is_described_does_not_depend_on_the_process(family: ExactFamily) -> None:
+def test_the_manifest_does_not_depend_on_the_process(family: ExactFamily) -> None:
     question = Question("q", fields={"set": {"b", "a"}, "f": lambda: 0, "array": np.arange(3), "path": Path("x")})
     one, two = (describe(family, [], [replace(question)], family, SETTINGS) for _ in range(2))
     assert one == two
@@ -429,87 +437,89 @@ def test_what_is_described_does_not_depend_on_the_process(family: ExactFamily) -
     assert describe(family, [], [other], family, SETTINGS)["questions"] != one["questions"]
 
 
-def test_an_unreadable_manifest_is_named_and_left_alone(family: ExactFamily, teachers: list[Any], run: Path) -> None:
+def test_an_unreadable_manifest_is_reported_and_not_changed(
+    family: ExactFamily, teachers: list[Any], run: Path
+) -> None:
     for content, message in ((b'{"format": 1', "cannot be read"), (b"[]", "cannot be read")):
         (run / "manifest.json").write_bytes(content)
-        for attempt in (lambda: again(run, family, teachers), lambda: RunDirectory.load(run)):
+        for attempt in (lambda: run_into(run, family, teachers), lambda: RunDirectory.load(run)):
             with pytest.raises(OpdAlignError, match=message):
                 attempt()
         assert (run / "manifest.json").read_bytes() == content
 
 
-def test_a_later_format_is_refused(family: ExactFamily, teachers: list[Any], run: Path) -> None:
+def test_another_format_is_rejected(family: ExactFamily, teachers: list[Any], run: Path) -> None:
     manifest = json.loads((run / "manifest.json").read_text())
     (run / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
     with pytest.raises(OpdAlignError, match="format 99"):
-        again(run, family, teachers)
+        run_into(run, family, teachers)
 
 
-def test_other_versions_are_no_other_run_but_are_noted(family: ExactFamily, teachers: list[Any], run: Path) -> None:
+def test_other_package_versions_are_accepted_and_recorded(family: ExactFamily, teachers: list[Any], run: Path) -> None:
     manifest = json.loads((run / "manifest.json").read_text())
     manifest["made_with"] = [{"numpy": "0.1"}]
     (run / "manifest.json").write_text(json.dumps(manifest))
-    again(run, family, teachers)
-    noted = json.loads((run / "manifest.json").read_text())["made_with"]
-    assert noted[0] == {"numpy": "0.1"}
-    assert noted[1]["pyarrow"] == pa.__version__
+    run_into(run, family, teachers)
+    made_with = json.loads((run / "manifest.json").read_text())["made_with"]
+    assert made_with[0] == {"numpy": "0.1"}
+    assert made_with[1]["pyarrow"] == pa.__version__
 
 
 # -- damage ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "foreign", "swapped"])
-def test_a_damaged_shard_is_set_aside_and_made_again(
+def test_a_damaged_shard_is_renamed_and_sampled_run_into(
     family: ExactFamily, teachers: list[Any], run: Path, finished: Path, damage: str
 ) -> None:
     victim, other = sorted((run / "rollouts").glob("*.parquet"))[:2]
     whole = victim.read_bytes()
-    spoiled = {
+    damaged_bytes = {
         "cut": whole[: len(whole) // 2],
         "flipped": whole[:200] + bytes([whole[200] ^ 4]) + whole[201:],
         "empty": b"",
         "foreign": (run / "nodes.parquet").read_bytes(),
         "swapped": other.read_bytes(),
     }[damage]
-    victim.write_bytes(spoiled)
+    victim.write_bytes(damaged_bytes)
     student = Counting(family)
-    with pytest.warns(DamagedFileWarning, match=f"{victim.name} is damaged .* set aside as {victim.name}.damaged"):
-        again(run, student, teachers)
-    assert len(student.asked) <= 1
-    assert victim.with_name(f"{victim.name}.damaged").read_bytes() == spoiled
+    with pytest.warns(DamagedFileWarning, match=f"{victim.name} is damaged .* renamed to {victim.name}.damaged"):
+        run_into(run, student, teachers)
+    assert len(student.requested) <= 1
+    assert victim.with_name(f"{victim.name}.damaged").read_bytes() == damaged_bytes
     assert victim.read_bytes() == whole
     assert (run / "nodes.parquet").read_bytes() == (finished / "nodes.parquet").read_bytes()
-    # The second time, too, nothing is overwritten.
+    # A second damaged file does not overwrite the first.
     victim.write_bytes(b"again")
     with pytest.warns(DamagedFileWarning, match="damaged-2"):
-        again(run, family, teachers)
-    assert victim.with_name(f"{victim.name}.damaged").read_bytes() == spoiled
+        run_into(run, family, teachers)
+    assert victim.with_name(f"{victim.name}.damaged").read_bytes() == damaged_bytes
 
 
-def test_no_flipped_bit_goes_unnoticed(finished: Path, tmp_path: Path) -> None:
+def test_every_flipped_bit_is_detected(finished: Path, tmp_path: Path) -> None:
     source = next((finished / "rollouts").glob("*.parquet"))
     whole, expected = source.read_bytes(), read_shard(source)
     assert expected is not None
     rng = np.random.default_rng(0)
-    noticed = 0
+    detected = 0
     for position in rng.choice(len(whole), 300, replace=False):
-        spoiled = bytearray(whole)
-        spoiled[position] ^= 1 << int(rng.integers(8))
-        (tmp_path / source.name).write_bytes(spoiled)
+        damaged_bytes = bytearray(whole)
+        damaged_bytes[position] ^= 1 << int(rng.integers(8))
+        (tmp_path / source.name).write_bytes(damaged_bytes)
         try:
             back = read_shard(tmp_path / source.name)
         except DamagedFileError:
-            noticed += 1
+            detected += 1
             continue
-        # A bit that nobody reads (statistics, padding): then the batch must be the one that was written.
+        # A bit that is not read (statistics, padding): the batch must then be the one that was written.
         assert back is not None
         np.testing.assert_array_equal(back.rollouts.tokens, expected.rollouts.tokens)
         np.testing.assert_array_equal(back.rollouts.key_R, expected.rollouts.key_R)
         np.testing.assert_array_equal(back.rollouts.outcome_R, expected.rollouts.outcome_R)
-    assert noticed > 100
+    assert detected > 100
 
 
-def test_half_written_files_are_ignored_and_cleared_away(
+def test_temporary_files_are_ignored_and_removed(
     family: ExactFamily, teachers: list[Any], run: Path, finished: Path
 ) -> None:
     shard = next((run / "rollouts").glob("*.parquet"))
@@ -521,31 +531,31 @@ def test_half_written_files_are_ignored_and_cleared_away(
     for file in half:
         file.write_bytes(b"PAR1 half")
     assert same_rows(RunDirectory.load(run).nodes, RunDirectory.load(finished).nodes)
-    assert all(file.exists() for file in half)  # reading does not tidy up: somebody may be writing
-    again(run, family, teachers)
+    assert all(file.exists() for file in half)  # loading removes nothing: another process may be writing
+    run_into(run, family, teachers)
     assert files(run) == files(finished)
 
 
-def test_a_run_that_died_before_its_manifest_is_a_new_one(
+def test_a_run_killed_before_its_manifest_was_written_starts_run_into(
     family: ExactFamily, teachers: list[Any], tmp_path: Path, finished: Path
 ) -> None:
     (tmp_path / "rollouts").mkdir()
     (tmp_path / "lock").write_text("pid 1 on nowhere\n")
     (tmp_path / ".manifest.json.5-0.tmp").write_text("{")
-    again(tmp_path, family, teachers)
+    run_into(tmp_path, family, teachers)
     assert files(tmp_path) == files(finished)
 
 
-def test_damaged_tables_are_made_anew_from_the_rollouts(
+def test_damaged_tables_are_rebuilt_from_the_rollouts(
     family: ExactFamily, teachers: list[Any], run: Path, finished: Path
 ) -> None:
     for name in TABLES:
         (run / name).write_bytes((run / name).read_bytes()[:100])
-        with pytest.raises(OpdAlignError, match=f"{name}' cannot be read .* none of which is sampled again"):
+        with pytest.raises(OpdAlignError, match=f"{name}' cannot be read .* nothing is sampled again"):
             RunDirectory.load(run)
         student = Counting(family)
-        again(run, student, teachers)
-        assert not student.asked
+        run_into(run, student, teachers)
+        assert not student.requested
         assert (run / name).read_bytes() == (finished / name).read_bytes()
 
 
@@ -553,16 +563,16 @@ def test_damaged_tables_are_made_anew_from_the_rollouts(
 
 
 @pytest.mark.parametrize("call", ["write", "fsync", "rename"])
-def test_a_full_disk_is_said_and_leaves_no_half_file(
+def test_a_full_disk_is_reported_and_leaves_no_partial_file(
     family: ExactFamily, teachers: list[Any], tmp_path: Path, finished: Path, monkeypatch: Any, call: str
 ) -> None:
-    left = 12  # calls that still fit
+    remaining = 12  # calls that succeed
 
     def failing(real: Any) -> Any:
         def wrapper(*args: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left < 0:
+            nonlocal remaining
+            remaining -= 1
+            if remaining < 0:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return real(*args)
 
@@ -574,17 +584,19 @@ def test_a_full_disk_is_said_and_leaves_no_half_file(
         elif call == "rename":
             patch.setattr(Path, "replace", failing(Path.replace))
         else:
-            patch.setattr(shards, "table_bytes", failing(shards.table_bytes))
-        with pytest.raises(OpdAlignError, match=r"No space left on device; \d+ finished batches are safe in") as caught:
-            again(tmp_path / "run", family, teachers)
+            patch.setattr(rollout_store, "table_bytes", failing(rollout_store.table_bytes))
+        with pytest.raises(
+            OpdAlignError, match=r"No space left on device; \d+ finished batches are stored in"
+        ) as caught:
+            run_into(tmp_path / "run", family, teachers)
     assert "run the same command again" in str(caught.value)
     kept = list((tmp_path / "run" / "rollouts").iterdir())
     assert kept
     assert all(file.suffix == ".parquet" and read_shard(file) for file in kept)
     assert not list((tmp_path / "run").glob(".*"))
     student = Counting(family)
-    again(tmp_path / "run", student, teachers)
-    assert student.asked
+    run_into(tmp_path / "run", student, teachers)
+    assert student.requested
     assert files(tmp_path / "run") == files(finished)
     assert (tmp_path / "run" / "nodes.parquet").read_bytes() == (finished / "nodes.parquet").read_bytes()
 
@@ -600,65 +612,67 @@ exit $code
 """
 
 
-def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
-    """A tmpfs of 96 KiB in a mount namespace of its own; needs the right to make one."""
+def test_a_disk_that_is_full_for_real(tmp_path: Path) -> None:
+    """Uses a tmpfs of 96 KiB in a new mount namespace; needs permission to mount."""
     probe = ["unshare", "-m", "true"]
     if shutil.which("unshare") is None or subprocess.run(probe, capture_output=True).returncode:
-        pytest.skip("may not mount a small disk here; run as root on Linux to try one that is really full")
+        pytest.skip("no permission to mount a tmpfs; run as root on Linux")
     command = [
         sys.executable, "-m", "opd_align.cli", "analyze", "--student", "exact", "--worlds", "2", "--length", "40",
         "--initial", "100", "--targeted", "3000", "--batch", "100", "--out", str(tmp_path / "run"),
     ]  # fmt: skip
     script = ["unshare", "-m", "sh", "-c", SMALL_DISK, "sh", str(tmp_path), *command]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=120, cwd=Path(shards.__file__).parents[2])
+    done = subprocess.run(script, capture_output=True, text=True, timeout=120, cwd=Path(filesystem.__file__).parents[2])
     if done.returncode == 77:
-        pytest.skip("may not mount a small disk here; run as root on Linux to try one that is really full")
+        pytest.skip("no permission to mount a tmpfs; run as root on Linux")
     assert done.returncode == 2, done.stderr
     assert "No space left on device" in done.stderr
-    assert "finished batches are safe in" in done.stderr
+    assert "finished batches are stored in" in done.stderr
     assert "Traceback" not in done.stderr
     assert ".tmp" not in done.stderr
 
 
-def test_a_directory_that_cannot_be_written_is_said(
+def test_a_read_only_directory_is_reported(
     family: ExactFamily, teachers: list[Any], run: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    def refused(*_: Any, **__: Any) -> Any:
+    def read_only(*_: Any, **__: Any) -> Any:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "open", refused)
+        patch.setattr(os, "open", read_only)
         with pytest.raises(OpdAlignError, match="Read-only file system; choose another directory"):
-            again(run, family, teachers)
+            run_into(run, family, teachers)
         assert RunDirectory.load(run).nodes.num_rows > 50
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "mkdir", refused)
+        patch.setattr(Path, "mkdir", read_only)
         with pytest.raises(OpdAlignError, match="Read-only"):
-            again(tmp_path / "new", family, teachers)
+            run_into(tmp_path / "new", family, teachers)
 
 
-def test_other_peoples_directories_are_refused(family: ExactFamily, teachers: list[Any], tmp_path: Path) -> None:
+def test_directories_with_other_content_are_rejected(family: ExactFamily, teachers: list[Any], tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(OpdAlignError, match=r"not empty and not a run directory \(it holds 'thesis.tex'"):
-        again(tmp_path, family, teachers)
+    with pytest.raises(OpdAlignError, match=r"not empty and not a run directory \(it contains 'thesis.tex'"):
+        run_into(tmp_path, family, teachers)
     assert files(tmp_path) == {"thesis.tex"}
     with pytest.raises(OpdAlignError, match="is a file"):
-        again(tmp_path / "thesis.tex", family, teachers)
+        run_into(tmp_path / "thesis.tex", family, teachers)
     with pytest.raises(OpdAlignError, match="Not a directory"):
-        again(tmp_path / "thesis.tex" / "run", family, teachers)
+        run_into(tmp_path / "thesis.tex" / "run", family, teachers)
 
 
-def test_rollouts_without_a_manifest_are_not_taken_over(family: ExactFamily, teachers: list[Any], run: Path) -> None:
+def test_rollouts_without_a_manifest_are_rejected(family: ExactFamily, teachers: list[Any], run: Path) -> None:
     for name in ("manifest.json", "summary.json", "spent.json", *TABLES):
         (run / name).unlink()
     with pytest.raises(OpdAlignError, match="'rollouts' but no manifest"):
-        again(run, family, teachers)
+        run_into(run, family, teachers)
 
 
-# -- two at a time --------------------------------------------------------------------------------------------
+# -- concurrency ----------------------------------------------------------------------------------------------
 
 
-def test_a_second_process_is_told_who_is_at_work(family: ExactFamily, teachers: list[Any], run: Path) -> None:
+def test_a_second_process_is_rejected_with_the_id_of_the_first(
+    family: ExactFamily, teachers: list[Any], run: Path
+) -> None:
     holding = f"""
 import fcntl, os, sys
 handle = os.open({str(run / "lock")!r}, os.O_RDWR)
@@ -674,13 +688,13 @@ sys.stdin.read()
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(RunBusy, match=rf"in use by another run \(pid {holder.pid} on here\)"):
-            again(run, family, teachers)
+            run_into(run, family, teachers)
         assert RunDirectory.load(run).nodes.num_rows > 50  # reading needs no lock
         holder.kill()
-    again(run, family, teachers)
+    run_into(run, family, teachers)
 
 
-def test_the_lock_is_let_go_whatever_happens(family: ExactFamily, teachers: list[Any], run: Path) -> None:
+def test_the_lock_is_always_released(family: ExactFamily, teachers: list[Any], run: Path) -> None:
     manifest = describe(family, teachers, family.questions, family, SETTINGS)
     with RunDirectory(run, manifest), pytest.raises(RunBusy, match=f"pid {os.getpid()} on"):
         RunDirectory(run, manifest)
@@ -689,7 +703,7 @@ def test_the_lock_is_let_go_whatever_happens(family: ExactFamily, teachers: list
     RunDirectory(run, manifest).close()
 
 
-def test_where_nothing_can_be_locked_one_is_warned(
+def test_a_directory_that_cannot_be_locked_gives_a_warning(
     family: ExactFamily, teachers: list[Any], run: Path, monkeypatch: Any
 ) -> None:
     def unsupported(*_: Any) -> None:
@@ -697,22 +711,22 @@ def test_where_nothing_can_be_locked_one_is_warned(
 
     monkeypatch.setattr("fcntl.flock", unsupported)
     with pytest.warns(UserWarning, match="cannot be locked"):
-        again(run, family, teachers)
+        run_into(run, family, teachers)
 
 
-def test_workers_that_share_a_student_share_its_time(family: ExactFamily, teachers: list[Any], tmp_path: Path) -> None:
+def test_usage_of_several_workers_is_wall_time(family: ExactFamily, teachers: list[Any], tmp_path: Path) -> None:
     begin = time.monotonic()
-    again(tmp_path / "run", family, teachers, workers=3)
-    assert 0 < Usage.of(tmp_path / "run").seconds <= time.monotonic() - begin
+    run_into(tmp_path / "run", family, teachers, workers=3)
+    assert 0 < Usage.load(tmp_path / "run").seconds <= time.monotonic() - begin
 
 
 def test_a_failure_in_one_worker_stops_the_others(family: ExactFamily, teachers: list[Any], tmp_path: Path) -> None:
     student = Counting(family, fail_at=5)
-    with pytest.raises(RuntimeError, match="stumbled"):
-        again(tmp_path, student, teachers, workers=3)
-    assert len(student.asked) <= 8
+    with pytest.raises(RuntimeError, match="failed on purpose"):
+        run_into(tmp_path, student, teachers, workers=3)
+    assert len(student.requested) <= 8
     with pytest.raises(OpdAlignError, match="at least one worker"):
-        again(tmp_path, family, teachers, workers=0)
+        run_into(tmp_path, family, teachers, workers=0)
 
 
 # -- the command line -----------------------------------------------------------------------------------------
@@ -747,7 +761,7 @@ def test_analyze_into_a_directory_and_report(tmp_path: Path, capsys: pytest.Capt
     assert "settings.rules.n_sig: 20.0 in the directory, 10.0 now" in capsys.readouterr().err
 
 
-def test_damage_is_told_on_the_error_stream(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_damage_is_reported_on_stderr(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--out", str(tmp_path)]) == 0
     victim = next((tmp_path / "rollouts").glob("*.parquet"))
     victim.write_bytes(b"junk")
@@ -755,19 +769,19 @@ def test_damage_is_told_on_the_error_stream(tmp_path: Path, capfd: pytest.Captur
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         assert main([*SMALL, "--out", str(tmp_path)]) == 0
-    shown = "".join(capfd.readouterr().err.split())
-    assert f"opd-align:{victim}isdamaged" in shown
+    error = "".join(capfd.readouterr().err.split())
+    assert f"opd-align:{victim}isdamaged" in error
 
 
-def test_report_says_what_is_missing(tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_names_what_is_missing(tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     (run / "summary.json").unlink()
-    shards_there = len(list((run / "rollouts").iterdir()))
+    stored = len(list((run / "rollouts").iterdir()))
     for path, message in (
         (tmp_path / "nowhere", "does not exist"),
         (tmp_path / "empty", "is not a run directory: it has no manifest.json"),
         (run / "nodes.parquet", "does not exist"),
-        (run, f"not finished: summary.json is missing, {shards_there} finished batches are safe"),
+        (run, f"not finished: summary.json is missing, {stored} finished batches are stored"),
     ):
         assert main(["report", str(path)]) == 2
         error = capsys.readouterr().err
@@ -776,6 +790,8 @@ def test_report_says_what_is_missing(tmp_path: Path, run: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize(("option", "value"), [("--batch", "0"), ("--workers", "0")])
-def test_bad_numbers_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: str) -> None:
+def test_invalid_numbers_are_rejected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: str
+) -> None:
     assert main([*SMALL, "--out", str(tmp_path), option, value]) == 2
     assert "at least" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A study: names become objects, mistakes come before models, and the command line goes the whole way."""
+"""A study: configurations become objects, mistakes are found before models are loaded, commands run end to end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def data(tmp_path: Path) -> str:
 
 @pytest.fixture
 def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever loads a model fails the test."""
+    """Fails the test if a model is loaded."""
 
     def load(*_: object, **__: object) -> None:
         raise AssertionError("a model was loaded")
@@ -50,16 +50,16 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opd_align.study.build, "load_tokenizer", load)
 
 
-def study(data: str, *overrides: str) -> Study:
+def make_study(data: str, *overrides: str) -> Study:
     return Study(read_config(None, ["task=gsm8k", f"questions.file={data}", *overrides]))
 
 
-def teachers(data: str, *given: dict[str, Any] | str) -> Study:
-    return study(data, f"teachers={json.dumps(list(given))}")
+def study_with_teachers(data: str, *given: dict[str, Any] | str) -> Study:
+    return make_study(data, f"teachers={json.dumps(list(given))}")
 
 
-def test_roles_are_what_the_configuration_names(data):
-    roles = teachers(
+def test_teacher_specs_follow_the_configuration(data):
+    specs = study_with_teachers(
         data,
         "self-1c1w",
         "org/Qwen3-0.6B",
@@ -69,12 +69,12 @@ def test_roles_are_what_the_configuration_names(data):
         {"name": "two", "correct": 2, "summarised": True},
         {"name": "bad", "wrong": 1, "source": "source"},
         {"context": "Self-3C", "source": "source", "name": "theirs"},
-    ).roles
-    assert [(role.name, role.model and role.model.model) for role in roles] == [
+    ).teacher_specs
+    assert [(spec.name, spec.model and spec.model.model) for spec in specs] == [
         ("Self-1C1W", None), ("Qwen3-0.6B", "org/Qwen3-0.6B"), ("Big", "org/big"), ("Self-1C · large", "org/big"),
         ("mine", None), ("two", None), ("bad", None), ("theirs", None),
     ]  # fmt: skip
-    assert [role.context for role in roles] == [
+    assert [spec.context for spec in specs] == [
         CONTEXTS["Self-1C1W"], None, None, CONTEXTS["Self-1C"], Context("mine", correct=1),
         Context("two", correct=2, summarised=True), Context("bad", wrong=1, source="source"),
         Context("theirs", correct=3, source="source"),
@@ -90,12 +90,15 @@ def test_roles_are_what_the_configuration_names(data):
         (["teachers=org/a,other/a"], "teachers: 'a' appears more than once; give each its own name"),
         (["teachers=[{name: x}]"], "teachers: each needs a context, a model, or both"),
         (["teachers=[{correct: 1}]"], "teachers: a context of your own needs a name"),
-        (["teachers=[{context: Self-1C, correct: 2}]"], "'Self-1C' is built in; leave out correct"),
+        (["teachers=[{context: Self-1C, correct: 2}]"], "'Self-1C' is built in; remove correct"),
         (["teachers=[{context: Self-1C, summarised: true}]"], "'Self-1C' is built in"),
         (["teachers=[{model: org/a, summarised: true}]"], "summarised and source belong to a context"),
         (["teachers=[{name: x, correct: -1}]"], "counts of 0 or more"),
-        (["teachers=Self-1C (source)"], "shows responses by 'source', which is no model; give the key source a model"),
-        (["teachers=[{name: x, correct: 1, source: me}]"], "responses by 'me', which is no model; choose one of self"),
+        (["teachers=Self-1C (source)"], "uses responses of 'source', which is not a model; set source to a model"),
+        (
+            ["teachers=[{name: x, correct: 1, source: me}]"],
+            "responses of 'me', which is not a model; choose one of self",
+        ),
         (["student=./nowhere"], "the folder './nowhere' does not exist"),
         (["source=./nowhere"], "the folder './nowhere' does not exist"),
         (["summariser=x.gguf"], "'x.gguf' does not exist"),
@@ -110,29 +113,29 @@ def test_roles_are_what_the_configuration_names(data):
         (["task=gms8k"], "did you mean 'gsm8k'"),
         (["questions.file=none.jsonl"], "none.jsonl: no such file"),
         (["questions.ids=[ann, eve]"], "there is no question 'eve' in the data of task 'gsm8k'"),
-        (["questions.offset=3"], "questions: there are none"),
-        (["questions.limit=0"], "questions: there are none"),
+        (["questions.offset=3"], "questions: no questions are selected"),
+        (["questions.limit=0"], "questions: no questions are selected"),
         (["questions.screening=nowhere"], "'nowhere' does not exist"),
     ],
 )
 @pytest.mark.usefixtures("unloaded")
-def test_mistakes_are_found_before_a_model_is_loaded(data, overrides, reason):
+def test_mistakes_are_found_without_a_model(data, overrides, reason):
     with pytest.raises(OpdAlignError, match=reason):
-        study(data, *overrides).check()
+        make_study(data, *overrides).check()
 
 
 @pytest.mark.usefixtures("unloaded")
-def test_a_good_study_is_checked_without_a_model(data, folder):
-    good = study(data, f"student={folder}", "teachers=Self-1C,Self-1C (source),org/big", "source=org/huge")
+def test_a_valid_study_is_checked_without_a_model(data, folder):
+    good = make_study(data, f"student={folder}", "teachers=Self-1C,Self-1C (source),org/big", "source=org/huge")
     good.check()
     assert [question.id for question in good.questions] == ["ann", "bob", "cid"]
     assert good.task is not None
     assert good.name.startswith("gsm8k-tiny-")
     assert (
         good.name
-        == study(data, f"student={folder}", "teachers=Self-1C,Self-1C (source),org/big", "source=org/huge").name
+        == make_study(data, f"student={folder}", "teachers=Self-1C,Self-1C (source),org/big", "source=org/huge").name
     )
-    assert good.name != study(data, f"student={folder}").name
+    assert good.name != make_study(data, f"student={folder}").name
 
 
 @pytest.mark.parametrize(
@@ -146,159 +149,161 @@ def test_a_good_study_is_checked_without_a_model(data, folder):
         (["questions.ids=[cid, ann]", "questions.offset=1"], ["ann"]),
     ],
 )
-def test_questions_are_those_asked_for(data, overrides, ids):
-    assert [question.id for question in study(data, *overrides).questions] == ids
+def test_questions_are_selected_by_id_offset_and_limit(data, overrides, ids):
+    assert [question.id for question in make_study(data, *overrides).questions] == ids
 
 
-def test_data_of_ones_own_needs_a_kind_and_its_columns(tmp_path):
+def test_own_data_is_read_by_kind_and_columns(tmp_path):
     file = tmp_path / "own.jsonl"
     file.write_text('{"q": "?", "a": "B", "c": ["x", "y"]}\n', encoding="utf-8")
     own = "task={name: own, kind: choice, question: q, answer: a, choices: c, instruction: 'One of {letters}:'}"
-    made = Study(read_config(None, [own, f"questions={file}"]))
-    (question,) = made.questions
+    study = Study(read_config(None, [own, f"questions={file}"]))
+    (question,) = study.questions
     assert (question.text, question.answer) == ("?", "B")
-    assert made.task.messages(question)[-1]["content"] == "One of AB:\n\n?\n\nA) x\nB) y"
+    assert study.task.messages(question)[-1]["content"] == "One of AB:\n\n?\n\nA) x\nB) y"
 
 
-def test_questions_of_a_screening_are_those_in_its_bins(data, tmp_path):
+def test_questions_are_selected_by_the_bins_of_a_screening(data, tmp_path):
     wins = {"ann": 10, "bob": 2, "cid": 0}
 
-    def script(asked: Question, prompt: str, number: int) -> Any:
-        right = replace(RIGHT, text=f"Answer: {asked.answer}")
-        return right if number < wins[asked.id] else WRONG
+    def script(question: Question, prompt: str, number: int) -> Any:
+        right = replace(RIGHT, text=f"Answer: {question.answer}")
+        return right if number < wins[question.id] else WRONG
 
-    speaker = ScriptedSampler("student", script, ContextPrompt(CHAT, TASK))
+    student = ScriptedSampler("student", script, ContextPrompt(CHAT, TASK))
     screened = str(tmp_path / "screened")
-    Screener(speaker, speaker.prompt, [], demonstration_writers(script), rollouts=10).run(
-        screened, study(data).questions
+    Screener(student, student.prompt, [], demonstration_writers(script), rollouts=10).run(
+        screened, make_study(data).questions
     )
 
-    def chosen(bins: str, *more: str) -> list[str]:
-        made = study(data, f"questions.screening={screened}", f"questions.bins={bins}", *more)
-        return [question.id for question in made.questions]
+    def selected_ids(bins: str, *more: str) -> list[str]:
+        study = make_study(data, f"questions.screening={screened}", f"questions.bins={bins}", *more)
+        return [question.id for question in study.questions]
 
-    assert chosen("easy") == ["ann"]
-    assert chosen("hard, easy") == ["ann", "bob"]
-    assert chosen("extremely hard") == ["cid"]
-    assert chosen("hard, easy", "questions.offset=1") == ["bob"]
+    assert selected_ids("easy") == ["ann"]
+    assert selected_ids("hard, easy") == ["ann", "bob"]
+    assert selected_ids("extremely hard") == ["cid"]
+    assert selected_ids("hard, easy", "questions.offset=1") == ["bob"]
     with pytest.raises(OpdAlignError, match=r"no question of .* is in the bins medium"):
-        chosen("medium")
+        selected_ids("medium")
     with pytest.raises(OpdAlignError, match="there is no bin 'esay'"):
-        chosen("esay")
+        selected_ids("esay")
 
 
-def test_a_context_that_two_models_share_is_screened_once(data):
-    made = teachers(data, "Self-1C", {"context": "Self-1C", "model": "org/big"}, "org/big")
-    assert made.contexts == [CONTEXTS["Self-1C"]]
-    assert len(made.roles) == 3
+def test_a_context_shared_by_two_models_is_screened_once(data):
+    study = study_with_teachers(data, "Self-1C", {"context": "Self-1C", "model": "org/big"}, "org/big")
+    assert study.contexts == [CONTEXTS["Self-1C"]]
+    assert len(study.teacher_specs) == 3
 
 
-def test_an_external_teacher_with_other_tokens_is_refused_with_an_example(data, folder, tmp_path):
+def test_a_teacher_with_another_tokenizer_is_rejected_with_an_example(data, folder, tmp_path):
     other = save_model(tmp_path / "other", tokenizer=word_tokenizer(words=("Ann", "Zoe", "Cid", "pens", "one", "two")))
-    made = study(data, f"student={folder}", f"teachers={other}")
+    study = make_study(data, f"student={folder}", f"teachers={other}")
     with pytest.raises(TokenizerMismatch, match=r"teacher 'other' .* \(id 4 is 'Zoe' there, 'Bob' here\)"):
-        made.teachers({})
+        study.teachers({})
 
 
-def test_teachers_are_the_student_with_a_context_or_another_model(data, folder, tmp_path):
+def test_a_teacher_is_the_student_with_a_context_or_another_model(data, folder, tmp_path):
     big = save_model(tmp_path / "big", seed=9)
-    made = study(data, f"student={folder}", f"teachers=Self-1C,{big}")
-    question = made.questions[0]
-    shown = {question.id: CONTEXTS["Self-1C"].placeholders(question)}
-    itself, other = made.teachers(shown)
+    study = make_study(data, f"student={folder}", f"teachers=Self-1C,{big}")
+    question = study.questions[0]
+    demonstrations = {question.id: CONTEXTS["Self-1C"].placeholders(question)}
+    itself, other = study.teachers(demonstrations)
     assert (itself.name, other.name) == ("Self-1C", "big")
-    assert itself.model is made.student.model
+    assert itself.model is study.student.model
     assert other.model is not itself.model
-    assert other.prompt(question) == made.student.prompt(question)
+    assert other.prompt(question) == study.student.prompt(question)
     assert len(itself.prompt(question)) > len(other.prompt(question))
     assert "{correct response 1}" in itself.prompt.text(question)
 
 
-def test_thinking_is_the_students_wish_where_a_template_knows_how(data, tmp_path):
+def test_thinking_follows_the_student_if_the_template_supports_it(data, tmp_path):
     kinds = {"switched": byte_tokenizer(SWITCHED), "plain": byte_tokenizer(CHATML), "base": byte_tokenizer(None)}
     for name, tokenizer in kinds.items():
         save_model(tmp_path / name, tokenizer=tokenizer)
-    made = study(
+    study = make_study(
         data,
         f"student={{model: {tmp_path / 'switched'}, thinking: false}}",
         f"source={tmp_path / 'plain'}",
         f"summariser={{model: {tmp_path / 'switched'}, name: s}}",
         f"teachers=[{tmp_path / 'base'}, {{name: t, model: {{model: {tmp_path / 'switched'}, thinking: true}}}}]",
     )
-    base, thoughtful = (role.model for role in made.roles)
-    of = [made._chat(model).thinking for model in (made.config.student, made.config.source, made.config.summariser)]
-    assert of == [False, None, False]
-    assert [made._chat(model).thinking for model in (base, thoughtful)] == [None, True]
+    base, thinking = (spec.model for spec in study.teacher_specs)
+    modes = [
+        study._chat(model).thinking for model in (study.config.student, study.config.source, study.config.summariser)
+    ]
+    assert modes == [False, None, False]
+    assert [study._chat(model).thinking for model in (base, thinking)] == [None, True]
 
 
-def test_who_asks_first_does_not_change_who_a_student_is(data, folder):
+def test_fingerprints_do_not_depend_on_the_order_of_access(data, folder):
     named = [
         f"student={{model: {folder}, name: a}}",
         f"source={{model: {folder}, name: b}}",
         "teachers=Self-1C (source)",
     ]
-    first, second = study(data, *named), study(data, *named)
-    fingerprints = [first.student.fingerprint, first.cast.sources["source"].sampler.fingerprint]
-    assert [second.cast.sources["source"].sampler.fingerprint, second.student.fingerprint] == fingerprints[::-1]
-    assert first.student.model is first.cast.sources["source"].sampler.model  # weights are loaded once
-    assert (first.student.name, first.cast.sources["source"].sampler.name) == ("a", "b")
+    first, second = make_study(data, *named), make_study(data, *named)
+    fingerprints = [first.student.fingerprint, first.writers.sources["source"].sampler.fingerprint]
+    assert [second.writers.sources["source"].sampler.fingerprint, second.student.fingerprint] == fingerprints[::-1]
+    assert first.student.model is first.writers.sources["source"].sampler.model  # weights are loaded once
+    assert (first.student.name, first.writers.sources["source"].sampler.name) == ("a", "b")
 
 
-def test_writers_draw_at_their_own_temperature_and_know_what_fits_them(data, folder):
-    made = study(
+def test_demonstration_writers_have_their_own_sampling_settings_and_context_limits(data, folder):
+    study = make_study(
         data, f"student={folder}", "teachers=Self-Sum-1C", "sampling.max_tokens=6", "demonstrations.max_tokens=400",
         "seed=4", "batch=32",
     )  # fmt: skip
-    assert (made.student.sampling.temperature, made.student.sampling.max_tokens, made.student.sampling.seed) == (
+    assert (study.student.sampling.temperature, study.student.sampling.max_tokens, study.student.sampling.seed) == (
         1.0,
         6,
         4,
     )
-    writer, condenser = made.cast.sources["self"], made.cast.summariser
-    for source in (writer, condenser):
+    writer, summariser = study.writers.sources["self"], study.writers.summariser
+    for source in (writer, summariser):
         assert (source.sampler.sampling.temperature, source.sampler.sampling.max_tokens) == (0.7, 400)
-    assert made.student.end_tokens == (made.chat.tokenizer.convert_tokens_to_ids(END),)
-    assert writer.skip_reason(made.questions[0]) is None
+    assert study.student.end_tokens == (study.chat.tokenizer.convert_tokens_to_ids(END),)
+    assert writer.skip_reason(study.questions[0]) is None
     assert "do not fit the context of 'tiny' (512)" in writer.skip_reason(Question("long", "pens " * 200, "1"))
-    assert "do not fit" in condenser.skip_reason(Question("long", "pens " * 200))
-    assert made.screen().batch == 32
-    assert study(data, f"student={folder}").screen().batch == 512
+    assert "do not fit" in summariser.skip_reason(Question("long", "pens " * 200))
+    assert study.screen().batch == 32
+    assert make_study(data, f"student={folder}").screen().batch == 512
 
 
-def test_a_wish_that_the_template_does_not_know_is_refused_before_weights_are_loaded(data, folder, monkeypatch):
+def test_thinking_without_template_support_is_rejected_before_weights_are_loaded(data, folder, monkeypatch):
     def load(*_: object, **__: object) -> None:
         raise AssertionError("weights were loaded")
 
     monkeypatch.setattr(opd_align.study.build, "load_model", load)
     with pytest.raises(OpdAlignError, match="no thinking switch"):
-        _ = study(data, f"student={{model: {folder}, thinking: true}}").student
+        _ = make_study(data, f"student={{model: {folder}, thinking: true}}").student
 
 
-def test_demonstrations_of_a_screening_are_taken_over_from_the_same_writers_only(data, folder, tmp_path):
+def test_demonstrations_of_a_screening_are_reused_only_for_the_same_writers(data, folder, tmp_path):
     settings = ["teachers=[{name: bad, wrong: 1}]", "sampling.max_tokens=8", "rollouts=4"]
     screened = tmp_path / "screened"
-    made = study(data, f"student={folder}", *settings)
-    made.screen().run(screened, made.questions)
+    study = make_study(data, f"student={folder}", *settings)
+    study.screen().run(screened, study.questions)
     found = load_screening(screened)[1]
     assert all(responses for responses in found.values())
-    chosen = ["questions.bins=easy,medium,hard,extremely hard", f"questions.screening={screened}", *settings]
-    assert study(data, f"student={folder}", *chosen).demonstrated(tmp_path / "same") == found
+    overrides = ["questions.bins=easy,medium,hard,extremely hard", f"questions.screening={screened}", *settings]
+    assert make_study(data, f"student={folder}", *overrides).collect_demonstrations(tmp_path / "same") == found
     assert not (tmp_path / "same").exists()
     other = save_model(tmp_path / "other", seed=8)
-    assert study(data, f"student={other}", *chosen).demonstrated(tmp_path / "other-run") != found
+    assert make_study(data, f"student={other}", *overrides).collect_demonstrations(tmp_path / "other-run") != found
     assert (tmp_path / "other-run").is_dir()
-    warm = study(data, f"student={folder}", *chosen, "demonstrations.temperature=1.5")
-    assert warm.demonstrated(tmp_path / "warm") != found
+    warm = make_study(data, f"student={folder}", *overrides, "demonstrations.temperature=1.5")
+    assert warm.collect_demonstrations(tmp_path / "warm") != found
 
 
-def test_what_cannot_be_judged_or_does_not_fit_is_left_out_with_the_reason(folder, tmp_path):
+def test_ungradable_and_too_long_questions_are_skipped_with_the_reason(folder, tmp_path):
     rows = [*PENS[:1], {"id": "open", "question": "Cid", "answer": None}, {"id": "odd", "question": "?", "answer": "x"}]
     rows.append({"id": "long", "question": "pens " * 500, "answer": "1"})
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    made = study(str(file), f"student={folder}", "teachers=[{name: bad, wrong: 1}]", "sampling.max_tokens=8")
-    found = made.demonstrated(tmp_path / "run")
-    reasons = made.left_out(found)
+    study = make_study(str(file), f"student={folder}", "teachers=[{name: bad, wrong: 1}]", "sampling.max_tokens=8")
+    found = study.collect_demonstrations(tmp_path / "run")
+    reasons = study.skipped_questions(found)
     assert reasons.keys() == {"open", "odd", "long"}
     assert reasons["open"] == reasons["odd"] == "no answer to compare with"
     assert reasons["long"].endswith("prompt tokens and up to 8 new ones do not fit the context of 'tiny' (512)")
@@ -306,7 +311,7 @@ def test_what_cannot_be_judged_or_does_not_fit_is_left_out_with_the_reason(folde
     assert "open" not in found
 
 
-# -- the whole way ---------------------------------------------------------------------------------------------
+# -- end to end ------------------------------------------------------------------------------------------------
 
 
 def command(name: str, folder: str, data: str, *more: str) -> list[str]:
@@ -316,21 +321,19 @@ def command(name: str, folder: str, data: str, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
-def test_screen_goes_from_a_model_and_a_file_to_tables_and_a_second_time_samples_nothing(
-    folder, data, tmp_path, capsys, monkeypatch
-):
+def test_screen_writes_tables_and_samples_nothing_the_second_time(folder, data, tmp_path, capsys, monkeypatch):
     out = str(tmp_path / "screened")
     assert main(command("screen", folder, data, "--out", out)) == 0
     first = capsys.readouterr().out
-    words = " ".join(first.split())  # a title as narrow as its table is broken into lines
+    words = " ".join(first.split())  # titles of narrow tables are wrapped
     for word in ("Questions with at least one correct demonstration", "Screening results", "Self-1C1W", "Baseline"):
         assert word in words
     screening, found = load_screening(out)
     assert screening.questions == ["ann", "bob", "cid"]
     assert {row["rollouts"] for row in screening.passes.to_pylist()} == {12}
     rates = screening.pass_rate("Baseline")
-    assert 0 < sum(rates.values()) < 3  # neither mute nor all-knowing
-    assert any(each.correct and "Answer:" in each.text for responses in found.values() for each in responses)
+    assert 0 < sum(rates.values()) < 3  # neither always wrong nor always right
+    assert any(shown.correct and "Answer:" in shown.text for responses in found.values() for shown in responses)
 
     def never(*_: object) -> None:
         raise AssertionError("sampled again")
@@ -342,23 +345,23 @@ def test_screen_goes_from_a_model_and_a_file_to_tables_and_a_second_time_samples
     assert "settings.rollouts: 12 in the directory, 13 now" in capsys.readouterr().err
 
 
-def test_show_prompt_shows_what_student_and_teachers_read(folder, data, capsys):
+def test_show_prompt_prints_the_prompts_of_student_and_teachers(folder, data, capsys):
     assert main(command("show-prompt", folder, data, "--limit", "1")) == 0
-    shown = capsys.readouterr().out
-    heads = [line for line in shown.splitlines() if line.startswith("── ")]
+    output = capsys.readouterr().out
+    heads = [line for line in output.splitlines() if line.startswith("── ")]
     assert [head.split(" · ")[:2] for head in heads] == [
-        ["── ann", each] for each in ("student", "Self-1C", "Self-1C1W")
+        ["── ann", name] for name in ("student", "Self-1C", "Self-1C1W")
     ]
-    student, one, mixed = shown.split("── ann")[1:]
+    student, one, mixed = output.split("── ann")[1:]
     assert "<|im_start|>user\nSolve the following math problem." in student
     assert student.rstrip("\n").endswith("Ann two pens<|im_end|>\n<|im_start|>assistant")
     assert 'This is a correct response to the question:\n"""\n{correct response 1}\n"""' in one
     assert 'WRONG (do NOT imitate):\n"""\n{wrong response 1}\n"""' in mixed
     count = int(heads[0].split(" · ")[2].removesuffix(" tokens"))
-    assert count == len(study(data, f"student={folder}").prompting(study(data).questions[0]))
+    assert count == len(make_study(data, f"student={folder}").student_prompt(make_study(data).questions[0]))
 
 
-def test_another_runs_directory_is_refused_before_demonstrations_are_sampled(tmp_path, capsys, monkeypatch):
+def test_the_directory_of_another_run_is_rejected_before_demonstrations_are_sampled(tmp_path, capsys, monkeypatch):
     small = ["analyze", "--limit", "1", "--initial", "8", "--targeted", "8", "--out", str(tmp_path / "run")]
     assert main([*small, "--teachers", "embedded:teacher"]) == 0
     before = sorted(tmp_path.rglob("*"))

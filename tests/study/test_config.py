@@ -1,4 +1,4 @@
-"""Configuration: plain values in, a checked study out; whatever is wrong is called by its key."""
+"""Configuration: from plain values to a checked study; every error names its key."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from opd_align.study.config import (
     StudyConfig,
     TaskConfig,
     TeacherConfig,
-    objective,
+    builtin_configs,
+    objective_by_name,
     read_config,
-    shipped,
 )
 from opd_align.types import OpdAlignError
 
@@ -56,7 +56,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_with_everything_is_read_as_it_is_written(file):
+def test_all_keys_are_read_from_a_file(file):
     big = ModelConfig("org/big")
     config = read_config(file)
     assert config.student == ModelConfig(
@@ -79,7 +79,7 @@ def test_a_file_with_everything_is_read_as_it_is_written(file):
     assert config.rules == Rules(n_sig=40.0, restrict="renormalise", seed=3)
     assert (config.rollouts, config.batch, config.seed, config.shrink, config.estimator) == (16, 64, 7, False, "direct")
     settings = config.settings()
-    assert [each.name for each in settings.objectives] == ["reverse_kl", "jsd_0.3"]
+    assert [objective.name for objective in settings.objectives] == ["reverse_kl", "jsd_0.3"]
     assert (settings.budget, settings.rules, settings.batch) == (config.budget, config.rules, 64)
 
 
@@ -89,7 +89,7 @@ def plain(value: object) -> object:
     return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def test_what_was_read_can_be_written_and_read_again(file, tmp_path):
+def test_a_configuration_survives_a_round_trip_through_yaml(file, tmp_path):
     config = read_config(file)
     (tmp_path / "again.yaml").write_text(yaml.safe_dump(plain(asdict(config))), encoding="utf-8")
     assert read_config(tmp_path / "again.yaml") == config
@@ -97,7 +97,7 @@ def test_what_was_read_can_be_written_and_read_again(file, tmp_path):
     assert read_config(tmp_path / "defaults.yaml") == StudyConfig()
 
 
-def test_nothing_named_is_the_papers_setting(tmp_path):
+def test_the_defaults_are_the_papers_settings(tmp_path):
     config = read_config()
     assert config == StudyConfig()
     assert (config.rollouts, config.sampling.temperature, config.budget.initial) == (32, 1.0, 200)
@@ -105,12 +105,12 @@ def test_nothing_named_is_the_papers_setting(tmp_path):
     assert config.student.model == "embedded:student"
     (tmp_path / "empty.yaml").write_text("# nothing\n", encoding="utf-8")
     assert read_config(tmp_path / "empty.yaml") == config
-    (tmp_path / "hollow.yaml").write_text("budget:\nsampling:\nquestions:\n", encoding="utf-8")
-    assert read_config(tmp_path / "hollow.yaml") == config
-    assert read_config(tmp_path / "hollow.yaml", ["budget.initial=9"]).budget == Budget(initial=9)
+    (tmp_path / "empty_sections.yaml").write_text("budget:\nsampling:\nquestions:\n", encoding="utf-8")
+    assert read_config(tmp_path / "empty_sections.yaml") == config
+    assert read_config(tmp_path / "empty_sections.yaml", ["budget.initial=9"]).budget == Budget(initial=9)
 
 
-def test_overrides_win_in_their_order_and_leave_the_rest(file):
+def test_later_overrides_take_precedence(file):
     config = read_config(file, ["budget.initial=7", "budget.initial=8", "rules.confidence=9e-1", "seed=1"])
     assert config.budget == Budget(initial=8, targeted=2000, seconds=60.0, allocation="adaptive", tau=0.05)
     assert config.rules.confidence == 0.9
@@ -145,20 +145,20 @@ def test_short_forms(override, get, expected):
     assert get(read_config(None, [override])) == expected
 
 
-def test_a_name_given_alone_can_be_refined():
+def test_overrides_can_extend_a_short_form():
     config = read_config(None, ["student=org/x", "student.thinking=false", "task=mmlu", "task.split=dev"])
     assert config.student == ModelConfig("org/x", thinking=False)
     assert config.task == TaskConfig("mmlu", split="dev")
 
 
 @pytest.mark.parametrize("typed", ["Slef-1C", "Self-1D", "selfsum1c", "sefl-sum-1c1w"])
-def test_a_context_mistyped_is_not_taken_for_a_model(typed):
+def test_a_misspelled_context_is_not_a_model(typed):
     (teacher,) = read_config(None, [f"teachers={typed}"]).teachers
-    assert teacher == TeacherConfig(context=typed)  # whose resolution then names the nearest
+    assert teacher == TeacherConfig(context=typed)  # resolving it suggests the most similar one
 
 
 @pytest.mark.parametrize("named", ["embedded:teacher", "Qwen/Qwen3-8B", "./models/1c", "gpt2", "model.gguf"])
-def test_a_model_is_not_taken_for_a_context(named):
+def test_a_model_is_not_a_context(named):
     assert read_config(None, [f"teachers={named}"]).teachers == (TeacherConfig(model=ModelConfig(named)),)
 
 
@@ -195,9 +195,9 @@ def test_a_model_is_not_taken_for_a_context(named):
         ("budget.tau=2", "budget: tau must lie between 0 and 1"),
         ("rollouts=0", "rollouts must be at least 1, not 0"),
         ("batch=-1", "batch must be at least 1, not -1"),
-        ("questions.limit=-1", "questions: offset (0) and limit (-1) count questions"),
+        ("questions.limit=-1", "questions: offset (0) and limit (-1) must be at least 0"),
         ("questions.offset=-1", "questions: offset (-1)"),
-        ("questions={ids: [a], screening: runs/x}", "questions: ids and screening both choose"),
+        ("questions={ids: [a], screening: runs/x}", "questions: ids and screening both select"),
         ("student.backend=server", "student: model 'embedded:student' has backend server but no url"),
         ("student.url=http://x", "student: model 'embedded:student' has a url, served_as or http, but its backend"),
         ("student.http.timeout_s=5", "student: model 'embedded:student' has a url, served_as or http, but its backend"),
@@ -205,20 +205,20 @@ def test_a_model_is_not_taken_for_a_context(named):
         ("student.http.concurrency=0", "student.http: concurrency and samples_per_call must be at least 1"),
         ("student.url=127.0.0.1:8000", "student: '127.0.0.1:8000' is not a valid server URL"),
         ("student={model: x, backend: vllm, adapter: y}", "student: model 'x': backend vllm would sample without"),
-        ("task={name: boolq, instruction: Go}", "task: instruction belongs to data of your own, which needs a kind"),
-        ("budget.initial", "an override is written key=value, not 'budget.initial'"),
+        ("task={name: boolq, instruction: Go}", "task: instruction is for your own data and needs a kind"),
+        ("budget.initial", "an override must have the form key=value, not 'budget.initial'"),
         ("seed=[1", "the value of 'seed' is not YAML: '[1'"),
     ],
 )  # fmt: skip
-def test_every_complaint_names_the_key(override, message):
+def test_every_error_names_the_key(override, message):
     overrides = ["seed=1", override] if message is None else [override]
     with pytest.raises(OpdAlignError) as caught:
         read_config(None, overrides)
-    assert (message or "seed.deep: 'seed' holds 1, which has no keys") in str(caught.value)
+    assert (message or "seed.deep: 'seed' is 1, which has no keys") in str(caught.value)
     assert "budget: budget:" not in str(caught.value)
 
 
-def test_an_unknown_key_is_answered_with_all_that_there_are():
+def test_an_unknown_key_lists_the_available_ones():
     with pytest.raises(OpdAlignError) as caught:
         read_config(None, ["sampling.zzz=1"])
     assert "did you mean" not in str(caught.value)
@@ -229,19 +229,19 @@ def test_an_unknown_key_is_answered_with_all_that_there_are():
     ("content", "message"),
     [
         ("a: [1", "is not YAML"),
-        ("- a\n- b", "must hold keys and values, not list"),
+        ("- a\n- b", "must contain keys and values, not list"),
         ("just words", "not str"),
         ("1: 2", "'1'"),
     ],
 )
-def test_a_file_that_is_no_configuration_is_called_so(tmp_path, content, message):
+def test_a_file_that_is_not_a_configuration_is_rejected(tmp_path, content, message):
     path = tmp_path / "c.yaml"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(OpdAlignError, match=message):
         read_config(path)
 
 
-def test_a_file_that_cannot_be_read_is_called_so(tmp_path):
+def test_a_file_that_cannot_be_read_is_reported(tmp_path):
     for path in (tmp_path / "none.yaml", tmp_path):
         with pytest.raises(OpdAlignError, match="cannot read the configuration") as caught:
             read_config(path)
@@ -251,37 +251,39 @@ def test_a_file_that_cannot_be_read_is_called_so(tmp_path):
         read_config(tmp_path / "latin.yaml")
 
 
-def test_a_configuration_that_ships_is_known_by_name():
-    assert "demo" in shipped()
-    assert read_config("demo") == read_config(shipped()["demo"])
+def test_builtin_configurations_are_found_by_name():
+    assert "demo" in builtin_configs()
+    assert read_config("demo") == read_config(builtin_configs()["demo"])
     with pytest.raises(OpdAlignError, match=r"unknown configuration 'demoo'; did you mean 'demo'\?"):
         read_config("demoo")
 
 
-@pytest.mark.parametrize("name", sorted(shipped()))
-def test_every_configuration_that_ships_is_a_study(name):
+@pytest.mark.parametrize("name", sorted(builtin_configs()))
+def test_every_builtin_configuration_is_a_valid_study(name):
     from opd_align.study.build import Study
 
     study = Study(read_config(name))
-    assert len(study.roles) == len({role.name for role in study.roles}) == len(study.config.teachers) > 0
+    assert (
+        len(study.teacher_specs) == len({spec.name for spec in study.teacher_specs}) == len(study.config.teachers) > 0
+    )
     assert study.config.settings().budget.initial == 200
 
 
-@pytest.mark.parametrize("name", [each.name for each in OBJECTIVES])
-def test_objectives_are_known_by_name(name):
-    assert objective(name).name == name
+@pytest.mark.parametrize("name", [objective.name for objective in OBJECTIVES])
+def test_objectives_are_found_by_name(name):
+    assert objective_by_name(name).name == name
 
 
-def test_another_beta_is_written_in_brackets():
-    assert objective("jsd(0.3)") == GeneralisedJSD(0.3)
+def test_jsd_takes_beta_in_parentheses():
+    assert objective_by_name("jsd(0.3)") == GeneralisedJSD(0.3)
     for wrong in ("jsd(x)", "jsd()", "jsd(2)", "revers_kl"):
         with pytest.raises(OpdAlignError, match="objectives: unknown objective"):
-            objective(wrong)
+            objective_by_name(wrong)
     with pytest.raises(OpdAlignError, match=r"did you mean 'reverse_kl'\?"):
         read_config(None, ["objectives=revers_kl"]).settings()
 
 
-def test_how_to_talk_to_a_server_is_settable_and_no_part_of_the_study_s_name() -> None:
+def test_connection_settings_are_not_part_of_the_study_name() -> None:
     served = ["student.backend=server", "student.url=http://x:1"]
     http = {"concurrency": 4, "timeout_s": 3600, "patience_s": 60, "api_key": "secret"}
     plain = Study(read_config(None, served))

@@ -16,7 +16,7 @@ from opd_align.backends.exact import ExactFamily
 from opd_align.core.engine import Analysis
 from opd_align.core.metric_registry import EVALUATION_METRICS, logged_metrics
 from opd_align.core.objectives import Objective, ReverseKL
-from opd_align.runs.run_directory import analyze_into
+from opd_align.runs.execute import analyze_into
 from opd_align.settings import Budget, Settings
 
 SETTINGS = Settings(budget=Budget(initial=40, targeted=400, allocation="adaptive"))

@@ -236,10 +236,10 @@ def _broken(name: str, monkeypatch: Any) -> dict[str, Any]:
         def full(handle: int) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr("opd_align.runs.shards.os.fsync", full)
+        monkeypatch.setattr("opd_align.runs.filesystem.os.fsync", full)
         return {"teachers": []}
     if name == "a callback that raises":
-        monkeypatch.setattr("opd_align.training.evaluator.combine_results", lambda *args: 1 / 0)
+        monkeypatch.setattr("opd_align.runs.execute.combine_results", lambda *args: 1 / 0)
         return {"teachers": []}
     return {"questions": [*held_out(1), Question("long", "How many? " * 400, "3")]}
 

@@ -145,7 +145,7 @@ def test_selecting_a_teacher_changes_text_charts_and_colours(opened: Any, file: 
     after = appearance()
     assert CHANGING in after[0]
     assert all(one != other for one, other in zip(before, after, strict=True))
-    assert page.evaluate("view.pairs[reader.pair][0]") == CHANGING
+    assert page.evaluate("view.pairs[tokenView.pair][0]") == CHANGING
     assert signed(logged(made, 3, f"{CHANGING}/reverse_kl/alignment/mean")) in page.inner_text("#points")
     page.locator("#text span.d").first.click()
     page.keyboard.press("t")

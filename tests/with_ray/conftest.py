@@ -1,6 +1,6 @@
-"""A real Ray on this machine, and one small run without it, to which all others are compared.
+"""Ray on this machine, and a small run without Ray as the reference.
 
-The folder is not called `ray`, since `import ray` would then find it wherever Ray is not installed.
+The folder is not called `ray`: `import ray` would then find it where Ray is not installed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 
 from opd_align.cli.main import main
 
-# The same number of threads everywhere: sums over other parts may end in another last digit.
+# The same number of threads everywhere: the order of summation affects the last digits.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 SMALL = [
@@ -24,7 +24,7 @@ SMALL = [
 
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of one process."""
+    """The run directory of a run in one process."""
     import torch
 
     torch.set_num_threads(1)
@@ -35,7 +35,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
-    """A Ray that several tests share; starting one takes seconds."""
+    """A Ray instance that several tests share, since starting one takes seconds."""
     ray = pytest.importorskip("ray")
     ray.init("local", num_cpus=3, include_dashboard=False, log_to_driver=False)
     yield
