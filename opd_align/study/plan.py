@@ -49,7 +49,7 @@ class Prices:
         speed = 1.0 if self.tokens_per_second is None else self.tokens_per_second
         dollars = self.dollars_per_gpu_hour or 0.0
         if self.gpus < 1 or not 0 < speed < math.inf or not 0 <= dollars < math.inf:
-            raise OpdAlignError(f"gpus must be at least 1, the speed above 0 and the price not negative; got {self}")
+            raise OpdAlignError(f"gpus must be at least 1, with a speed above 0 and a price of at least 0; got {self}")
 
 
 @dataclass(frozen=True)
