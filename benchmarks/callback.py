@@ -82,7 +82,7 @@ def overhead(folder: Path, steps: int, every: int) -> dict[str, float]:
         "training_seconds": wall_s,
         "evaluations": sum(line["error"] is None for line in lines),
         "overhead_share": callback.inside_s / wall_s,
-        "overhead_share_as_logged": callback.governor.share,
+        "overhead_share_as_logged": callback.schedule.overhead_share,
     }
 
 
@@ -95,7 +95,7 @@ def beside_offline(folder: Path, rounds: int, questions: int) -> dict[str, float
     chat = callback.evaluator.chat
     prompt = callback.evaluator.held_out.prompting(chat)
     ends = chat.ends(model.config, model.generation_config)
-    student = HFStudent("student", model, prompt, ends, callback.host.sampling)
+    student = HFStudent("student", model, prompt, ends, callback.adapter.sampling)
     teacher = HFTeacher("teacher", trainer.teacher_model, prompt)
     grader = callback.evaluator.held_out.grader(chat, ends)
     inside, offline = [], []

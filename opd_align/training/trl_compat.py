@@ -70,13 +70,16 @@ NAMES: dict[str, Name] = {
     "DistillationTrainer": Name("trl", "DistillationTrainer"),
     "GRPOTrainer": Name("trl", "GRPOTrainer"),
     "GKDTrainer": Name("trl.experimental.gkd", "GKDTrainer"),
-    "DataCollatorForChatML": Name("trl.experimental.utils", "DataCollatorForChatML", None, {"__call__": call("examples")}),
+    "DataCollatorForChatML": Name(
+        "trl.experimental.utils", "DataCollatorForChatML", None, {"__call__": call("examples")}
+    ),
     "is_conversational": Name("trl.data_utils", "is_conversational", call("example")),
     # The chunked loss: `KernelCall` reads the kernel's arguments by position.
     "ChunkedDivergenceFunction": Name(
         "trl.kernels.chunked_divergence", "ChunkedDivergenceFunction", None,
         {"forward": call("ctx", *(f"student_{name}" for name in SIDE), *(f"teacher_{name}" for name in SIDE), "beta",
-                         "temperature", *(f"student_{name}" for name in SCALES), *(f"teacher_{name}" for name in SCALES))},
+                         "temperature", *(f"student_{name}" for name in SCALES),
+                         *(f"teacher_{name}" for name in SCALES))},
     ),
     "ChunkedLogProbFunction": Name(
         "trl.kernels.chunked_logprob", "ChunkedLogProbFunction", None,
@@ -128,7 +131,8 @@ METHODS: dict[str, dict[str, Call]] = {
         "training_step": call("model", "inputs", "num_items_in_batch"),
         "compute_loss": call("model", "inputs", "return_outputs", "num_items_in_batch"),
         "generalized_jsd_loss": call(
-            "student_logits", "teacher_logits", keywords=("labels", "beta", "temperature", "reduction", "num_items_in_batch")
+            "student_logits", "teacher_logits",
+            keywords=("labels", "beta", "temperature", "reduction", "num_items_in_batch"),
         ),
         "generate_on_policy_outputs": call("model", "inputs", "generation_config"),
     },
@@ -243,9 +247,7 @@ def check_version() -> None:
         raise _unsupported("trl", "this version is too old")
     if _release(version) >= _release(TRL_BELOW) and version not in _warned:
         _warned.add(version)
-        logger.warning(
-            "TRL %s is newer than the versions that opd-align was tested with (%s).", version, TESTED["trl"]
-        )
+        logger.warning("TRL %s is newer than the versions that opd-align was tested with (%s).", version, TESTED["trl"])
 
 
 _warned: set[str] = set()
@@ -265,7 +267,9 @@ def _check_call(library: str, where: str, function: Any, expected: Call, *, skip
     plain = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     leading = tuple(each.name for each in plain[: len(expected.positional)])
     if leading != expected.positional:
-        raise _unsupported(library, f"{where} takes ({', '.join(leading)}), expected ({', '.join(expected.positional)})")
+        raise _unsupported(
+            library, f"{where} takes ({', '.join(leading)}), expected ({', '.join(expected.positional)})"
+        )
     by_name = {each.name for each in parameters if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)}
     missing = [name for name in expected.keywords if name not in by_name]
     if missing and not any(each.kind is each.VAR_KEYWORD for each in parameters):
@@ -283,9 +287,7 @@ def _unsupported(library: str, what: str) -> OpdAlignError:
     except metadata.PackageNotFoundError:
         version = "(not installed)"
     title = TITLES.get(library, library)
-    return OpdAlignError(
-        f"{title} {version} is not supported: {what}. Tested versions of {title}: {TESTED[library]}"
-    )
+    return OpdAlignError(f"{title} {version} is not supported: {what}. Tested versions of {title}: {TESTED[library]}")
 
 
 def _library(kind: type) -> str:

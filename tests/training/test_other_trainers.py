@@ -31,7 +31,7 @@ def test_it_is_served_and_not_disturbed(kind, tmp_path):
     trainer.add_callback(callback)
     trainer.train()
     assert [*variants(callback.latest)] == [OWN[kind]]
-    assert callback.governor.made == 3
+    assert callback.schedule.num_evaluations == 3
     assert trainer_rows(trainer) == trainer_rows(alone)
     assert same_weights(trainer.model, alone.model)
 

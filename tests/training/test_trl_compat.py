@@ -108,10 +108,10 @@ def test_a_subclass_is_judged_by_what_it_inherits(monkeypatch):
 def test_a_missing_attribute_is_refused(attribute):
     base = trainer_class("DistillationTrainer")
     names = {*ATTRIBUTES["Trainer"], *ATTRIBUTES["DistillationTrainer"]}
-    kind = type("Bare", (base,), {name: None for name in names})
+    kind = type("Bare", (base,), dict.fromkeys(names))
     trainer = object.__new__(kind)
     check_attributes(trainer)
-    lacking = type("Bare", (base,), {name: None for name in names - {attribute}})
+    lacking = type("Bare", (base,), dict.fromkeys(names - {attribute}))
     with pytest.raises(OpdAlignError, match=f"has no attribute '{attribute}'"):
         check_attributes(object.__new__(lacking))
 
