@@ -70,7 +70,7 @@ def test_a_changed_parameter_of_a_function_is_refused(name, monkeypatch):
     module = __import__(NAMES[name].module, fromlist=["_"])
     resolve(name)
     monkeypatch.setattr(module, NAMES[name].attribute, lambda other: None)
-    with pytest.raises(OpdAlignError, match="is not supported: .*(takes|new required parameter)"):
+    with pytest.raises(OpdAlignError, match=r"is not supported: .*(takes|new required parameter)"):
         resolve(name)
 
 
