@@ -1,10 +1,10 @@
-"""What the callback costs a training: its share of the wall time, and an evaluation beside the same one offline.
+"""The cost of the callback: its share of the wall time, and the time of an evaluation relative to the same one offline.
 
     python benchmarks/callback.py [--quick] [--json FILE]
 
-TRL's DistillationTrainer on the embedded models, with `max_overhead=0.05`. `overhead_share` is taken with a clock
-around the callback's events, not from what it says of itself. `evaluation_seconds_over_offline` is the median of
-several rounds, in which both sides analyse the same questions with the same weights.
+TRL's DistillationTrainer on the embedded models, with `max_overhead=0.05`. `overhead_share` is measured
+around the callback's events, not read from its own logs. `evaluation_seconds_over_offline` is the median of several
+rounds, in which both sides analyse the same questions with the same weights.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ARITHMETIC = task("arithmetic")
 
 
 class Timed(AlignmentCallback):
-    """The callback with a clock around its events."""
+    """Measures the time spent in the callback's events."""
 
     inside_s = 0.0
 
@@ -82,12 +82,12 @@ def overhead(folder: Path, steps: int, every: int) -> dict[str, float]:
         "training_seconds": wall_s,
         "evaluations": sum(line["error"] is None for line in lines),
         "overhead_share": callback.inside_s / wall_s,
-        "overhead_share_as_logged": callback.governor.share,
+        "overhead_share_as_logged": callback.schedule.overhead_share,
     }
 
 
 def beside_offline(folder: Path, rounds: int, questions: int) -> dict[str, float]:
-    """One evaluation in the callback and the same analysis offline, in turns."""
+    """Alternates between an evaluation in the callback and the same analysis offline."""
     trainer = trainer_of(folder / "trainer", 1)
     held_out = ARITHMETIC.load(split="test", limit=questions)
     callback = AlignmentCallback(trainer, held_out, ARITHMETIC, max_overhead=None)
@@ -95,7 +95,7 @@ def beside_offline(folder: Path, rounds: int, questions: int) -> dict[str, float
     chat = callback.evaluator.chat
     prompt = callback.evaluator.held_out.prompting(chat)
     ends = chat.end_tokens(model.config, model.generation_config)
-    student = HFStudent("student", model, prompt, ends, callback.host.sampling)
+    student = HFStudent("student", model, prompt, ends, callback.adapter.sampling)
     teacher = HFTeacher("teacher", trainer.teacher_model, prompt)
     grader = callback.evaluator.held_out.grader(chat, ends)
     inside, offline = [], []
@@ -108,8 +108,8 @@ def beside_offline(folder: Path, rounds: int, questions: int) -> dict[str, float
             folder / f"offline-{number}", student, [teacher], held_out, grader, settings=callback.settings
         )
         end = time.perf_counter()
-        # As bytes: what is unknown is NaN, which equals nothing.
-        assert table_bytes(analysis.nodes) == table_bytes(other.nodes), "both must have found the same"
+        # As bytes: missing values are NaN, which equals nothing.
+        assert table_bytes(analysis.nodes) == table_bytes(other.nodes), "both must give the same result"
         if number:  # the first round warms up
             inside.append(middle - began)
             offline.append(end - middle)
@@ -122,7 +122,7 @@ def beside_offline(folder: Path, rounds: int, questions: int) -> dict[str, float
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few steps, few questions: the figures mean little")
+    parser.add_argument("--quick", action="store_true", help="few steps and questions: a smoke test, not a measurement")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,9 @@
-"""TRL's DistillationTrainer on the embedded models, its own teacher compared with a context; minutes on a CPU.
+"""TRL's DistillationTrainer on the embedded models with the callback; takes a few minutes on a CPU.
 
     python examples/distillation_with_alignment.py --output_dir runs/distillation --max_steps 60
     opd-align dashboard runs/distillation
 
-Would the student, shown one of its own correct solutions (Self-1C), be the better teacher?
+Compares the trainer's teacher with the student that has one of its own correct solutions in its prompt (Self-1C).
 """
 
 import os

@@ -1,9 +1,9 @@
-"""GKD on the embedded models, watched by the callback; a few minutes on a CPU.
+"""TRL's GKDTrainer on the embedded models with the callback; takes a few minutes on a CPU.
 
     python examples/gkd_with_alignment.py --output_dir runs/gkd --max_steps 60
     opd-align dashboard runs/gkd
 
-Numbers go to W&B (offline unless WANDB_MODE says otherwise) and to OUTPUT_DIR/opd_align.
+Metrics are logged to W&B (offline unless WANDB_MODE is set) and to OUTPUT_DIR/opd_align.
 """
 
 import os
@@ -27,7 +27,7 @@ parser.set_defaults(
 
 arithmetic = task("arithmetic")
 student, teacher = load_model("embedded:student"), load_model("embedded:teacher")
-# GKD wants a reply in each row; on-policy (lmbda=1) it is not used.
+# GKD requires a reply in each row; on-policy (lmbda=1) it is not used.
 rows = [
     {"messages": [*arithmetic.messages(question), {"role": "assistant", "content": f"Answer: {question.answer}"}]}
     for question in arithmetic.load(split="train", limit=1000)
@@ -40,7 +40,7 @@ trainer = GKDTrainer(
     processing_class=student.tokenizer,
 )
 held_out = arithmetic.load(split="test", limit=8)
-# The default overhead of 5 % would leave a training this short with one or two evaluations.
+# With the default of 5 % a training this short would have only one or two evaluations.
 callback = AlignmentCallback(trainer, held_out, arithmetic, every_n_steps=20, max_overhead=0.4)
 trainer.add_callback(callback)
 trainer.train()

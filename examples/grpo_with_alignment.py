@@ -1,10 +1,10 @@
-"""GRPO on the embedded student: does its own update point to success, and would a teacher's? Minutes on a CPU.
+"""TRL's GRPOTrainer on the embedded student with the callback; takes a few minutes on a CPU.
 
     python examples/grpo_with_alignment.py --output_dir runs/grpo --max_steps 40
     opd-align dashboard runs/grpo
 
-GRPO has no teacher; the callback is given two to compare with: a model, and the student in a context. The verifier
-that judges the held-out questions is the reward that GRPO trains with.
+GRPO has no teacher. The callback compares GRPO's update with two: a model, and the student with one of its own correct
+solutions in its prompt (Self-1C). The verifier of the held-out questions is the reward that GRPO trains with.
 """
 
 import os

@@ -1,12 +1,12 @@
-"""Does a gate help? The embedded models, several gates and their controls, several seeds each.
+"""Compares gates: trains the embedded models with several gates and controls, with several seeds each.
 
-    make recipes-results            # all runs, two at a time; goes on where it was interrupted
-    python recipes/compare.py --report          # only the tables and the picture, from the runs that are there
+    make recipes-results                        # all runs, two in parallel; continues after an interruption
+    python recipes/compare.py --report          # only the tables and the plot, from the finished runs
 
-Every arm trains the same student toward the same teacher with `GatedDistillationTrainer` (KL(student ‖ teacher), the
-student's own completions) and sees the same questions in the same order; only the gate differs. Held-out accuracy is
-that of single samples at temperature 1 on questions that nobody trained on. Each run is a process of its own and leaves
-a file in build/recipes; RESULTS.md and results.svg beside this script are made from these files alone.
+Every arm trains the same student with the same teacher (`GatedDistillationTrainer`, KL(student ‖ teacher), on-policy)
+on the same questions in the same order; only the gate differs. Held-out accuracy is that of single samples at
+temperature 1 on questions that are not trained on. Each run is a separate process and writes a file to build/recipes;
+RESULTS.md and results.svg are generated from these files alone.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ SETTINGS = {
     "max_completion_length": 96,
 }
 SEEDS = 5
-BAR = 0.8
-"""Held-out accuracy that the last table counts tokens to; the student starts at about 0.56."""
+TARGET_ACCURACY = 0.8
+"""Target accuracy of the table of distilled tokens; the student starts at about 0.56."""
 
 ARMS = {
     "ungated": ("#222222", "all tokens"),
     "incorrect": ("#0072b2", "tokens of incorrect rollouts"),
-    "divergence": ("#009e73", "the fifth of the tokens with the largest KL"),
-    "both": ("#cc79a7", "incorrect, and of the fifth with the largest KL"),
+    "divergence": ("#009e73", "20 % of the tokens with the largest KL"),
+    "both": ("#cc79a7", "tokens of incorrect rollouts that are among the 20 % with the largest KL"),
     "correct": ("#e69f00", "control: tokens of correct rollouts"),
-    "random_rollouts": ("#56b4e9", "control: as many rollouts as are incorrect, drawn at random"),
-    "random_tokens": ("#999999", "control: a fifth of the tokens, drawn at random"),
+    "random_rollouts": ("#56b4e9", "control: random rollouts, as many as are incorrect"),
+    "random_tokens": ("#999999", "control: 20 % of the tokens at random"),
 }
-# `both` has no control of its own size: the random tokens are more than its own, and RESULTS.md says so.
+# `both` has no control of equal size: the control keeps more tokens, which RESULTS.md mentions.
 CONTROLS = {"incorrect": ("correct", "random_rollouts"), "divergence": ("random_tokens",), "both": ("random_tokens",)}
 
 
@@ -67,17 +67,18 @@ def gate_of(arm: str, seed: int, verifier: Any) -> Any:
     from opd_align.training import DivergenceAbove, FunctionGate, IncorrectOnly, Open
     from opd_align.types import Outcome
 
-    dice = torch.Generator().manual_seed(seed)  # its own: the training's draws stay those of the other arms
+    # A separate generator, so that the training draws the same random numbers as in the other arms.
+    generator = torch.Generator().manual_seed(seed)
 
     def correct(batch: Any) -> Any:
         return batch.outcome_mask_BT(Outcome.CORRECT).float()
 
     def random_rollouts(batch: Any) -> Any:
-        shuffled = torch.randperm(len(batch.outcome_B), generator=dice)
+        shuffled = torch.randperm(len(batch.outcome_B), generator=generator)
         return (batch.outcome_B[shuffled] == Outcome.INCORRECT).float().unsqueeze(1) * batch.mask_BT
 
     def random_tokens(batch: Any) -> Any:
-        return (torch.rand(batch.mask_BT.shape, generator=dice) >= SETTINGS["quantile"]).float()
+        return (torch.rand(batch.mask_BT.shape, generator=generator) >= SETTINGS["quantile"]).float()
 
     incorrect = IncorrectOnly(verifier, unknown="drop")
     divergence = DivergenceAbove(quantile=SETTINGS["quantile"])
@@ -93,7 +94,7 @@ def gate_of(arm: str, seed: int, verifier: Any) -> Any:
 
 
 def train(arm: str, seed: int, file: Path) -> None:
-    """One arm with one seed; writes what happened to the file."""
+    """Trains one arm with one seed and writes the results to the file."""
     import torch
     from datasets import Dataset
     from transformers import TrainerCallback
@@ -106,7 +107,7 @@ def train(arm: str, seed: int, file: Path) -> None:
 
     arithmetic = task("arithmetic")
     student, teacher = load_model("embedded:student"), load_model("embedded:teacher")
-    asked = arithmetic.load(split="test", limit=SETTINGS["questions"])
+    held_out = arithmetic.load(split="test", limit=SETTINGS["questions"])
     rows = arithmetic.load(split="train", limit=SETTINGS["steps"] * SETTINGS["batch"], seed=seed)
     output = file.with_suffix("")
     trainer = GatedDistillationTrainer(
@@ -136,21 +137,21 @@ def train(arm: str, seed: int, file: Path) -> None:
         denominator="keep",
     )
     tokenizer = student.tokenizer
-    asked_in = [arithmetic.messages(question) for question in asked]
-    texts = tokenizer.apply_chat_template(asked_in, add_generation_prompt=True, tokenize=False)
+    conversations = [arithmetic.messages(question) for question in held_out]
+    texts = tokenizer.apply_chat_template(conversations, add_generation_prompt=True, tokenize=False)
     prompts = tokenizer(texts, padding=True, padding_side="left", add_special_tokens=False, return_tensors="pt")
 
     def accuracy(model: Any) -> float:
         model.eval()
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(seed)
-            written = model.generate(
+            generated = model.generate(
                 **prompts, do_sample=True, top_k=0, top_p=1.0, temperature=1.0,
                 max_new_tokens=SETTINGS["max_completion_length"], pad_token_id=tokenizer.pad_token_id,
             )  # fmt: skip
         model.train()
-        replies = tokenizer.batch_decode(written[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True)
-        verdicts = arithmetic.verifier(completions=replies, answer=[question.answer for question in asked])
+        replies = tokenizer.batch_decode(generated[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True)
+        verdicts = arithmetic.verifier(completions=replies, answer=[question.answer for question in held_out])
         return float(np.mean([verdict == 1 for verdict in verdicts]))
 
     measured: dict[int, float] = {}
@@ -174,7 +175,7 @@ def train(arm: str, seed: int, file: Path) -> None:
     )
     trainer.add_callback(HeldOut())
     trainer.add_callback(alignment)
-    began = time.monotonic()
+    start = time.monotonic()
     trainer.train()
 
     steps = [row for row in trainer.state.log_history if "gate/denominator" in row]
@@ -184,21 +185,21 @@ def train(arm: str, seed: int, file: Path) -> None:
         "settings": SETTINGS,
         "arm": arm,
         "seed": seed,
-        "seconds": time.monotonic() - began,
+        "seconds": time.monotonic() - start,
         "accuracy": measured,
-        # Closed or not, "keep" divides by all tokens.
+        # With denominator="keep" this is the number of all completion tokens.
         "tokens": [row["gate/denominator"] for row in steps],
         "distilled": [row["gate/tokens_distilled"] for row in steps],
         "alignment": {
             row["step"]: row["metrics"][f"opd_align/{teacher}/{objective}/alignment/weighted"] for row in history
         },
     }
-    fresh = file.with_suffix(".new")
-    fresh.write_text(json.dumps(result, indent=1))
-    fresh.rename(file)
+    temporary = file.with_suffix(".new")
+    temporary.write_text(json.dumps(result, indent=1))
+    temporary.rename(file)
 
 
-# -- all of them
+# -- all runs
 
 
 def finished(file: Path) -> dict[str, Any] | None:
@@ -209,34 +210,34 @@ def finished(file: Path) -> dict[str, Any] | None:
 
 
 def run_all(folder: Path, arms: list[str], seeds: int, processes: int) -> None:
-    """What has no file yet, some at a time, each in a process of its own."""
-    # Seeds first: interrupted, every arm has been run about as often.
+    """Runs what has no result file yet, several in parallel, each in its own process."""
+    # Seeds in the outer loop: after an interruption all arms have about the same number of runs.
     wanted = [(arm, seed) for seed in range(seeds) for arm in arms]
     missing = [(arm, seed) for arm, seed in wanted if finished(folder / f"{arm}-{seed}.json") is None]
-    print(f"{len(wanted) - len(missing)} of {len(wanted)} runs are there", flush=True)
-    place = os.environ | {"OMP_NUM_THREADS": "1"}
+    print(f"{len(wanted) - len(missing)} of {len(wanted)} runs are finished", flush=True)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
 
-    def start(one: tuple[str, int]) -> None:
-        arm, seed = one
+    def run_one(arm_and_seed: tuple[str, int]) -> None:
+        arm, seed = arm_and_seed
         command = [sys.executable, __file__, "--folder", str(folder), "--one", arm, str(seed)]
         log = folder / f"{arm}-{seed}.log"
-        with log.open("w") as told:
-            code = subprocess.run(command, env=place, stdout=told, stderr=subprocess.STDOUT).returncode
+        with log.open("w") as output:
+            code = subprocess.run(command, env=environment, stdout=output, stderr=subprocess.STDOUT).returncode
         if code:
             raise SystemExit(f"{arm}, seed {seed} failed: see {log}")
         seconds = json.loads((folder / f"{arm}-{seed}.json").read_text())["seconds"]
         print(f"{arm}, seed {seed}: {seconds:.0f} s", flush=True)
 
     with ThreadPoolExecutor(processes) as pool:
-        for _ in pool.map(start, missing):
+        for _ in pool.map(run_one, missing):
             pass
 
 
-# -- what came out
+# -- results
 
 
 class Arm:
-    """One arm's runs, side by side: rows are seeds."""
+    """The runs of one arm; rows of the arrays are seeds."""
 
     def __init__(self, runs: list[dict[str, Any]]) -> None:
         self.runs = sorted(runs, key=lambda run: run["seed"])
@@ -253,18 +254,18 @@ class Arm:
         return [float(total[step]) for step in self.steps]
 
     def share(self) -> float:
-        """Of all training tokens, those that were distilled."""
+        """Share of the training tokens that were distilled."""
         return float((self.distilled[:, -1] / self.tokens[:, -1]).mean())
 
     def over_training(self) -> np.ndarray:
-        """Mean accuracy after the start, one number a seed."""
+        """Mean accuracy over all evaluations after step 0, one number per seed."""
         return self.accuracy[:, 1:].mean(1)
 
-    def distilled_to(self, bar: float) -> np.ndarray:
-        """Distilled tokens until the accuracy first reaches the bar, on straight lines between evaluations."""
+    def distilled_to(self, target: float) -> np.ndarray:
+        """Distilled tokens until the accuracy first reaches the target, interpolated between evaluations."""
         found = []
         for accuracy, distilled in zip(self.accuracy, self.distilled, strict=True):
-            above = np.flatnonzero(accuracy >= bar)
+            above = np.flatnonzero(accuracy >= target)
             if not len(above):
                 found.append(np.nan)
                 continue
@@ -272,7 +273,7 @@ class Arm:
             if after == 0:
                 found.append(0.0)
                 continue
-            share = (bar - accuracy[after - 1]) / (accuracy[after] - accuracy[after - 1])
+            share = (target - accuracy[after - 1]) / (accuracy[after] - accuracy[after - 1])
             found.append(distilled[after - 1] + share * (distilled[after] - distilled[after - 1]))
         return np.array(found)
 
@@ -282,26 +283,26 @@ def load(folder: Path) -> dict[str, Arm]:
     return {arm: Arm(own) for arm in ARMS if (own := [run for run in runs if run["arm"] == arm])}
 
 
-def told(value: Estimate, digits: int = 3, *, signed: bool = False) -> str:
+def formatted(value: Estimate, digits: int = 3, *, signed: bool = False) -> str:
     mean = f"{value.mean:{'+' if signed else ''}.{digits}f}"
     return mean if np.isnan(value.half_width) else f"{mean} ± {value.half_width:.{digits}f}"
 
 
 def difference(one: Arm, other: Arm, what: Callable[[Arm], np.ndarray]) -> Estimate:
-    """Paired by seed: the same questions in the same order."""
+    """Mean difference, paired by seed: runs of one seed see the same questions in the same order."""
     shared = [seed for seed in one.seeds if seed in other.seeds]
     sides = [what(arm)[[arm.seeds.index(seed) for seed in shared]] for arm in (one, other)]
     return interval(sides[0] - sides[1])
 
 
-def judged(value: Estimate, better: str, worse: str) -> str:
+def verdict_of(value: Estimate, better: str, worse: str) -> str:
     if value.mean - value.half_width > 0:
         return better
-    return worse if value.mean + value.half_width < 0 else "no difference shown"
+    return worse if value.mean + value.half_width < 0 else "inconclusive"
 
 
-def unequal(own: float, control: float) -> str:
-    """A remark where a control is not of the same size: more tokens may be what makes it better."""
+def size_remark(own: float, control: float) -> str:
+    """A remark where a control is not of equal size: more tokens may be the reason for a better result."""
     if abs(control - own) < 0.02:
         return ""
     kind = "larger" if control > own else "smaller"
@@ -311,20 +312,20 @@ def unequal(own: float, control: float) -> str:
 def write_results(folder: Path, target: Path) -> None:
     arms = load(folder)
     if "ungated" not in arms:
-        raise SystemExit(f"no finished runs in {folder}; start without --report")
+        raise SystemExit(f"no finished runs in {folder}; run without --report first")
     seconds = [run["seconds"] for arm in arms.values() for run in arm.runs]
     counts = {len(arm.runs) for arm in arms.values()}
     final = lambda arm: arm.accuracy[:, -1]  # noqa: E731
     lines = [
-        "# What the gates did",
+        "# Comparison of gates",
         "",
-        "Made by `make recipes-results` (`recipes/compare.py`); do not edit.",
+        "Generated by `make recipes-results` (`recipes/compare.py`); do not edit.",
         "",
-        f"The embedded student learns from the embedded teacher for {SETTINGS['steps']} steps of {SETTINGS['batch']} "
-        f"completions, {' to '.join(map(str, sorted(counts)))} seeds an arm, {np.mean(seconds):.0f} s a run. "
-        f"Accuracy: single samples on {SETTINGS['questions']} held-out questions. ± is the 95 % t interval over seeds; "
-        "differences are paired by seed. AdamW hardly feels the scale of a loss, so closing a gate does not slow the "
-        "open tokens down.",
+        f"The embedded student is trained with the embedded teacher for {SETTINGS['steps']} steps of "
+        f"{SETTINGS['batch']} completions, {' to '.join(map(str, sorted(counts)))} seeds per arm, "
+        f"{np.mean(seconds):.0f} s per run. Accuracy: single samples on {SETTINGS['questions']} held-out questions. "
+        "± is the 95 % t interval over seeds; differences are paired by seed. AdamW is nearly invariant to the scale "
+        "of the loss, so a gate does not reduce the step size for the tokens that it keeps.",
         "",
         "![Accuracy against training tokens and distilled tokens; alignment over training](results.svg)",
         "",
@@ -334,55 +335,55 @@ def write_results(folder: Path, target: Path) -> None:
     plain = arms["ungated"]
     for name, arm in arms.items():
         against = [
-            "" if name == "ungated" else told(difference(arm, plain, what), signed=True)
+            "" if name == "ungated" else formatted(difference(arm, plain, what), signed=True)
             for what in (final, Arm.over_training)
         ]
         lines.append(
-            f"| {name} | {ARMS[name][1]} | {told(interval(final(arm)))} | {against[0]} | "
-            f"{told(interval(arm.over_training()))} | {against[1]} | {arm.share():.2f} |"
+            f"| {name} | {ARMS[name][1]} | {formatted(interval(final(arm)))} | {against[0]} | "
+            f"{formatted(interval(arm.over_training()))} | {against[1]} | {arm.share():.2f} |"
         )
-    lines += ["", "## In words", ""]
+    lines += ["", "## Conclusions", ""]
     for name in ("incorrect", "divergence", "both"):
         if name not in arms:
             continue
         for other in ("ungated", *CONTROLS[name]):
             if other in arms:
                 gap = difference(arms[name], arms[other], Arm.over_training)
-                verdict = judged(gap, f"{name} is better", f"{name} is worse")
-                size = "" if other == "ungated" else unequal(arms[name].share(), arms[other].share())
-                words = f"{name} against {other}, mean over training: {told(gap, signed=True)}: {verdict}."
+                verdict = verdict_of(gap, f"{name} is better", f"{name} is worse")
+                size = "" if other == "ungated" else size_remark(arms[name].share(), arms[other].share())
+                words = f"{name} compared with {other}, mean over training: {formatted(gap, signed=True)}: {verdict}."
                 lines.append(f"- {words}{size}")
     lines += [
         "",
-        f"## Distilled tokens to an accuracy of {BAR}",
+        f"## Distilled tokens until an accuracy of {TARGET_ACCURACY}",
         "",
-        "| arm | tokens | seeds that got there |",
+        "| arm | tokens | seeds that reached it |",
         "|---|---|---|",
     ]
     for name, arm in arms.items():
-        needed = arm.distilled_to(BAR)
-        there = needed[np.isfinite(needed)]
-        shown = f"{there.mean():,.0f} (from {there.min():,.0f} to {there.max():,.0f})" if len(there) else "–"
-        lines.append(f"| {name} | {shown} | {len(there)} of {len(needed)} |")
+        needed = arm.distilled_to(TARGET_ACCURACY)
+        reached = needed[np.isfinite(needed)]
+        tokens = f"{reached.mean():,.0f} (from {reached.min():,.0f} to {reached.max():,.0f})" if len(reached) else "–"
+        lines.append(f"| {name} | {tokens} | {len(reached)} of {len(needed)} |")
     lines += [
         "",
         "## Alignment over training",
         "",
-        "SR-weighted cosine of the teacher's update with the ideal one, on "
+        "SR-weighted cosine of the teacher's update and the ideal update, on "
         f"{SETTINGS['alignment_questions']} held-out questions; mean ± 95 % over seeds.",
         "",
         "| arm | " + " | ".join(f"step {step}" for step in plain.alignment_steps) + " |",
         "|---" * (len(plain.alignment_steps) + 1) + "|",
     ]
     for name, arm in arms.items():
-        values = [told(interval(column[np.isfinite(column)]), 2, signed=True) for column in arm.alignment.T]
+        values = [formatted(interval(column[np.isfinite(column)]), 2, signed=True) for column in arm.alignment.T]
         lines.append(f"| {name} | " + " | ".join(values) + " |")
     target.write_text("\n".join(lines) + "\n", encoding="utf-8")
     target.with_name("results.svg").write_text(draw(arms), encoding="utf-8")
     print(f"{target}\n{target.with_name('results.svg')}")
 
 
-# -- the picture
+# -- the plot
 
 WIDTH, HEIGHT, LEFT, TOP, PANEL, TALL, GAP = 1000, 400, 40, 84, 270, 262, 60
 
@@ -398,7 +399,7 @@ def draw(arms: dict[str, Arm]) -> str:
     shapes = [f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>']
     x = LEFT
     for name in arms:
-        shapes.append(f'<path d="M{x} 20h22" {pen(name)}/><text x="{x + 28}" y="24">{told_plainly(name)}</text>')
+        shapes.append(f'<path d="M{x} 20h22" {pen(name)}/><text x="{x + 28}" y="24">{label_of(name)}</text>')
         x += 48 + 7 * len(name)
     for number, (label, across, up, what) in enumerate(panels):
         shapes += panel(arms, LEFT + number * (PANEL + GAP), label, across, up, what)
@@ -407,7 +408,7 @@ def draw(arms: dict[str, Arm]) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" {style}>\n{body}\n</svg>\n'
 
 
-def told_plainly(name: str) -> str:
+def label_of(name: str) -> str:
     return name.replace("_", " ")
 
 
@@ -418,7 +419,7 @@ def pen(name: str) -> str:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Round numbers from one to the other, about five of them."""
+    """About five round numbers between low and high."""
     size = 10.0 ** np.floor(np.log10((high - low) / 4))
     step = next(size * factor for factor in (1, 2, 5, 10) if (high - low) / (size * factor) <= 5)
     return [float(n * step) for n in range(int(np.ceil(low / step - 1e-9)), int(np.floor(high / step + 1e-9)) + 1)]
@@ -427,7 +428,7 @@ def ticks(low: float, high: float) -> list[float]:
 def panel(
     arms: dict[str, Arm], left: float, label: str, across: Callable[[Arm], Any], up: Callable[[Arm], Any], what: str
 ) -> list[str]:
-    """One panel: a line for each arm, with a bar for its interval at the end; a band for the ungated one."""
+    """One panel: a line per arm with an error bar at its end; a confidence band for the ungated arm."""
     curves = {}
     for name, arm in arms.items():
         points = [interval(column[np.isfinite(column)]) for column in up(arm).T]
@@ -435,9 +436,9 @@ def panel(
         half = np.nan_to_num([point.half_width for point in points])
         curves[name] = np.asarray(across(arm), float), middle, half
     right = max(x.max() for x, _, _ in curves.values()) * 1.04
-    shown = [(y, half) for name, (_, y, half) in curves.items() if name == "ungated"]
-    shown += [(y[-1:], half[-1:]) for _, y, half in curves.values()] + [(y, 0 * y) for _, y, _ in curves.values()]
-    low, high = min((y - half).min() for y, half in shown), max((y + half).max() for y, half in shown)
+    plotted = [(y, half) for name, (_, y, half) in curves.items() if name == "ungated"]
+    plotted += [(y[-1:], half[-1:]) for _, y, half in curves.values()] + [(y, 0 * y) for _, y, _ in curves.values()]
+    low, high = min((y - half).min() for y, half in plotted), max((y + half).max() for y, half in plotted)
 
     def place(x: float, y: float) -> tuple[float, float]:
         return left + x / right * PANEL, TOP + (high - y) / (high - low) * TALL
@@ -462,7 +463,7 @@ def panel(
             shapes.append(f'<polygon points="{band}" fill="{ARMS[name][0]}" fill-opacity="0.08"/>')
     for number, (name, (x, y, half)) in enumerate(curves.items()):
         shapes.append(f'<polyline points="{line(x, y)}" {pen(name)}/>')
-        # Bars that would lie on each other stand beside each other.
+        # Error bars are shifted so that they do not overlap.
         at, (top, bottom) = place(x[-1], 0)[0] + 2 * number, (place(0, y[-1] + side * half[-1])[1] for side in (1, -1))
         shapes.append(f'<path d="M{at:.1f} {top:.1f}V{bottom:.1f}" stroke="{ARMS[name][0]}" stroke-opacity="0.5"/>')
     return shapes
@@ -470,15 +471,18 @@ def panel(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=Path("build/recipes"), help="where runs are kept")
+    parser.add_argument("--folder", type=Path, default=Path("build/recipes"), help="folder of the result files")
     parser.add_argument(
-        "--out", type=Path, default=HERE / "RESULTS.md", help="the tables; the picture goes beside them"
+        "--out",
+        type=Path,
+        default=HERE / "RESULTS.md",
+        help="file for the tables; the plot is written to the same folder",
     )
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
-    parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--processes", type=int, default=2, help="runs at a time")
-    parser.add_argument("--report", action="store_true", help="no training, only tables and picture")
-    parser.add_argument("--one", nargs=2, metavar=("ARM", "SEED"), help="one run, in this process")
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="arms to run")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="seeds per arm")
+    parser.add_argument("--processes", type=int, default=2, help="number of runs in parallel")
+    parser.add_argument("--report", action="store_true", help="no training, only tables and plot")
+    parser.add_argument("--one", nargs=2, metavar=("ARM", "SEED"), help="a single run, in this process")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     if arguments.one:

@@ -1,16 +1,16 @@
-"""On-policy distillation on the tokens where student and teacher diverge.
+"""On-policy distillation restricted to tokens where student and teacher diverge.
 
     accelerate launch --config_file recipes/accelerate/cpu_tiny.yaml \\
         recipes/distillation_divergence.py --config recipes/distillation_divergence/cpu_tiny.yaml
-    opd-align train distillation_divergence                   # the same
+    opd-align train distillation_divergence   # the same, shorter
 
-How far apart must they be? `divergence: calibrated` asks the callback: it takes the threshold at which the measured
-signal of the kept tokens is best, and stays open until a filter surely gains. `divergence: quantile` keeps a fixed
-share of each step's tokens (and looks at the step before training on it: one more forward pass), `threshold` a fixed
-number of nats.
+How the threshold is chosen: `divergence: calibrated` uses the callback's evaluations to find the threshold with the
+best measured signal, and keeps all tokens until a filter is better with statistical confidence. `divergence: quantile`
+keeps a fixed share of the tokens of each step (which takes an additional forward pass), `divergence: threshold` the
+tokens above a fixed number of nats.
 
-What to look at: `gate/threshold` and `gate/calibrated_open` (did calibration find anything?), `gate/tokens_kept`,
-`gate/kept_divergence` beside `gate/loss_open`, and the divergence filter under `opd_align/...`.
+Metrics to watch: `gate/threshold` and `gate/calibrated_open` (1 as long as no threshold was found), `gate/tokens_kept`,
+`gate/kept_divergence` compared with `gate/loss_open`, and the divergence filter under `opd_align/...`.
 """
 
 from dataclasses import dataclass, field
@@ -19,35 +19,54 @@ from trl import DistillationConfig, ModelConfig, get_peft_config
 
 from opd_align.training import AlignmentCallback, CalibratedDivergence, DivergenceAbove, GatedDistillationTrainer
 from opd_align.training.gates import check_denominator
-from opd_align.training.recipe import Questions, announce, check_choice, load_as_told, place, start, tokenizer, told
+from opd_align.training.recipe import (
+    QuestionArguments,
+    check_choice,
+    load_student_tokenizer,
+    parse_arguments,
+    print_on_rank_0,
+    resolve_model,
+    run_recipe,
+    set_model_init_kwargs,
+)
 from opd_align.types import OpdAlignError
 
 
 @dataclass
-class Gated:
-    """The gate."""
+class GateArguments:
+    """Arguments of the gate."""
 
-    denominator: str = field(metadata={"help": "keep: all completion tokens; renormalise: the sum of weights"})
-    divergence: str = field(default="calibrated", metadata={"help": "calibrated, quantile or threshold"})
-    measure: str = field(default="kl", metadata={"help": "kl, js, student_entropy or teacher_entropy"})
-    at: float | None = field(default=None, metadata={"help": "the quantile, or the threshold in nats"})
+    denominator: str = field(
+        metadata={"help": "Divide the loss by: keep (all completion tokens) or renormalise (sum of weights)."}
+    )
+    divergence: str = field(
+        default="calibrated", metadata={"help": "How tokens are selected: calibrated, quantile or threshold."}
+    )
+    measure: str = field(default="kl", metadata={"help": "Measure: kl, js, student_entropy or teacher_entropy."})
+    at: float | None = field(default=None, metadata={"help": "The quantile, or the threshold in nats."})
 
 
 def main() -> None:
-    questions, gated, training, model = told(Questions, Gated, DistillationConfig, ModelConfig)
-    check_denominator(gated.denominator)
-    check_choice("divergence", gated.divergence, ("calibrated", "quantile", "threshold"))
-    if (gated.at is None) != (gated.divergence == "calibrated"):
-        raise OpdAlignError(f"at is for a quantile or a threshold; divergence is {gated.divergence}, at is {gated.at}")
-    if gated.divergence == "calibrated":
-        gate = CalibratedDivergence(measure=gated.measure)
+    questions, gate_args, training, model = parse_arguments(
+        QuestionArguments, GateArguments, DistillationConfig, ModelConfig
+    )
+    task = questions.get_task()
+    check_denominator(gate_args.denominator)
+    check_choice("divergence", gate_args.divergence, ("calibrated", "quantile", "threshold"))
+    if (gate_args.at is None) != (gate_args.divergence == "calibrated"):
+        raise OpdAlignError(
+            "at is required for a quantile or a threshold only; "
+            f"divergence is {gate_args.divergence}, at is {gate_args.at}"
+        )
+    if gate_args.divergence == "calibrated":
+        gate = CalibratedDivergence(measure=gate_args.measure)
     else:
-        gate = DivergenceAbove(**{gated.divergence: gated.at}, measure=gated.measure)
-    student = place(model.model_name_or_path)
-    teacher = place(training.teacher_model_name_or_path, "teacher_model_name_or_path")
-    load_as_told(training, model)
+        gate = DivergenceAbove(**{gate_args.divergence: gate_args.at}, measure=gate_args.measure)
+    student = resolve_model(model.model_name_or_path)
+    teacher = resolve_model(training.teacher_model_name_or_path, "teacher_model_name_or_path")
+    set_model_init_kwargs(training, model)
     if questions.dry_run:
-        announce(f"Distillation on {questions.task} through {gate.name}: {model.model_name_or_path}")
+        print_on_rank_0(f"Distillation on {questions.task} through {gate.name}: {model.model_name_or_path}")
         return
 
     held_out = questions.held_out()
@@ -55,16 +74,16 @@ def main() -> None:
         model=student,
         teacher_model=teacher,
         args=training,
-        train_dataset=questions.prompts(),
-        processing_class=tokenizer(training, model),
+        train_dataset=questions.prompt_dataset(),
+        processing_class=load_student_tokenizer(training, model),
         peft_config=get_peft_config(model),
         gate=gate,
-        denominator=gated.denominator,
+        denominator=gate_args.denominator,
     )
     callback = AlignmentCallback(
         trainer,
         held_out,
-        questions.asked,
+        task,
         every_n_steps=questions.every_n_steps,
         max_overhead=questions.max_overhead,
     )
@@ -76,4 +95,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    start(main)
+    run_recipe(main)

@@ -1,16 +1,17 @@
-"""GKD on the rollouts that failed.
+"""GKD restricted to incorrect completions.
 
     accelerate launch --config_file recipes/accelerate/cpu_tiny.yaml \\
         recipes/gkd_incorrect_only.py --config recipes/gkd_incorrect_only/cpu_tiny.yaml
-    opd-align train gkd_incorrect_only                        # the same
+    opd-align train gkd_incorrect_only   # the same, shorter
 
-The student writes, a verifier judges, and only what it got wrong is pulled toward the teacher. What to look at:
-`gate/correct` (pass rate of the rollouts) should rise, and with it `gate/tokens_kept` falls: there is less left to
-teach. `gate/loss_open` beside `gate/loss` shows what was left out. `opd_align/...` says whether the teacher's update
-points to success on held-out questions, on correct and on incorrect rollouts: if it does so on correct ones too, this
-gate throws signal away, and `correct_weight` lets a part of it back in.
+The student samples completions, a verifier grades them, and the distillation loss is applied to incorrect ones only.
 
-GKD generates with transformers, not with vLLM: for long completions use distillation_divergence.
+Metrics to watch: `gate/correct` (pass rate of the completions) should increase while `gate/tokens_kept` decreases.
+`gate/loss_open` is the loss without the gate. `opd_align/...` shows whether the teacher's update points toward success
+on held-out questions, separately for correct and incorrect rollouts: if it does so on correct ones too, this gate
+discards signal, and `correct_weight` restores a part of it.
+
+GKD generates with transformers, not with vLLM; for long completions use distillation_divergence.
 """
 
 from dataclasses import dataclass, field
@@ -21,42 +22,46 @@ from trl.experimental.gkd import GKDConfig
 from opd_align.training import AlignmentCallback, GatedGKDTrainer, IncorrectOnly
 from opd_align.training.gates import DENOMINATORS, check_denominator
 from opd_align.training.recipe import (
-    Questions,
-    announce,
-    load_as_told,
-    mapping,
-    place,
-    start,
-    tokenizer,
-    told,
+    QuestionArguments,
+    load_student_tokenizer,
+    parse_arguments,
+    parse_mapping,
+    print_on_rank_0,
+    resolve_model,
+    run_recipe,
+    set_model_init_kwargs,
     with_template_defaults,
 )
 
 
 @dataclass
-class Gated:
-    """The gate."""
+class GateArguments:
+    """Arguments of the gate and of the chat template."""
 
     denominator: str = field(
-        metadata={"help": "keep: all completion tokens; renormalise: the sum of weights; trl: TRL's own count"}
+        metadata={
+            "help": "Divide the loss by: keep (all completion tokens), renormalise (sum of weights), trl (TRL's count)."
+        }
     )
-    unknown: str = field(default="keep", metadata={"help": "completions that nobody could judge: keep or drop"})
-    correct_weight: float = field(default=0.0, metadata={"help": "what is left of the loss on correct completions"})
+    unknown: str = field(default="keep", metadata={"help": "Completions that the verifier cannot grade: keep or drop."})
+    correct_weight: float = field(default=0.0, metadata={"help": "Weight of the loss on correct completions."})
     chat_template_kwargs: dict | str | None = field(
-        default=None, metadata={"help": "for the chat template, as TRL's other trainers take them; GKD passes it none"}
+        default=None,
+        metadata={"help": "Arguments of the chat template, as in TRL's other trainers; GKD itself passes none."},
     )
 
 
 def main() -> None:
-    questions, gated, training, model = told(Questions, Gated, GKDConfig, ModelConfig)
-    check_denominator(gated.denominator, (*DENOMINATORS, "trl"))
-    template = mapping("chat_template_kwargs", gated.chat_template_kwargs)
-    gate = IncorrectOnly(questions.asked.verifier, correct_weight=gated.correct_weight, unknown=gated.unknown)
-    student = place(model.model_name_or_path)
-    teacher = place(training.teacher_model_name_or_path, "teacher_model_name_or_path")
-    load_as_told(training, model)
+    questions, gate_args, training, model = parse_arguments(QuestionArguments, GateArguments, GKDConfig, ModelConfig)
+    task = questions.get_task()
+    check_denominator(gate_args.denominator, (*DENOMINATORS, "trl"))
+    template = parse_mapping("chat_template_kwargs", gate_args.chat_template_kwargs)
+    gate = IncorrectOnly(task.verifier, correct_weight=gate_args.correct_weight, unknown=gate_args.unknown)
+    student = resolve_model(model.model_name_or_path)
+    teacher = resolve_model(training.teacher_model_name_or_path, "teacher_model_name_or_path")
+    set_model_init_kwargs(training, model)
     if questions.dry_run:
-        announce(f"GKD on {questions.task} through {gate.name}: {model.model_name_or_path}")
+        print_on_rank_0(f"GKD on {questions.task} through {gate.name}: {model.model_name_or_path}")
         return
 
     held_out = questions.held_out()
@@ -64,16 +69,16 @@ def main() -> None:
         model=student,
         teacher_model=teacher,
         args=training,
-        train_dataset=questions.dialogues(),
-        processing_class=with_template_defaults(tokenizer(training, model), template),
+        train_dataset=questions.conversation_dataset(),
+        processing_class=with_template_defaults(load_student_tokenizer(training, model), template),
         peft_config=get_peft_config(model),
         gate=gate,
-        denominator=gated.denominator,
+        denominator=gate_args.denominator,
     )
     callback = AlignmentCallback(
         trainer,
         held_out,
-        questions.asked,
+        task,
         every_n_steps=questions.every_n_steps,
         max_overhead=questions.max_overhead,
     )
@@ -83,4 +88,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    start(main)
+    run_recipe(main)

@@ -1,14 +1,15 @@
-"""GRPO where the student succeeded, a teacher where it failed.
+"""GRPO on correct completions, distillation on incorrect ones.
 
     accelerate launch --config_file recipes/accelerate/cpu_tiny.yaml \\
         recipes/grpo_distill_on_failures.py --config recipes/grpo_distill_on_failures/cpu_tiny.yaml
-    opd-align train grpo_distill_on_failures                  # the same
+    opd-align train grpo_distill_on_failures   # the same, shorter
 
-Correct rollouts keep GRPO's advantage; incorrect ones lose it and are pulled toward the teacher instead, also in groups
-where all failed and GRPO alone would learn nothing. The exact loss is in the docstring of `GatedGRPOTrainer`.
+Correct completions keep GRPO's advantage. For incorrect ones the advantage is set to zero and the teacher is distilled
+instead, also in groups without any correct completion, where GRPO alone has no gradient. The loss is given in the
+docstring of `GatedGRPOTrainer`.
 
-What to look at: `reward` (pass rate), `frac_reward_zero_std` (groups without a reward signal: what the teacher makes up
-for), `gate/sequences_kept`, `gate/loss` (the teacher's term) beside `loss` (both), and `entropy`.
+Metrics to watch: `reward` (pass rate), `frac_reward_zero_std` (groups without a reward signal, where only the teacher
+contributes), `gate/sequences_kept`, `gate/loss` (the distillation term), `loss` (both terms) and `entropy`.
 """
 
 from dataclasses import dataclass, field
@@ -18,54 +19,71 @@ from trl import GRPOConfig, ModelConfig, get_peft_config
 
 from opd_align.training import AlignmentCallback, GatedGRPOTrainer, IncorrectOnly
 from opd_align.training.gates import check_denominator
-from opd_align.training.recipe import Questions, announce, for_teacher, load_as_told, place, start, tokenizer, told
+from opd_align.training.recipe import (
+    QuestionArguments,
+    load_student_tokenizer,
+    parse_arguments,
+    print_on_rank_0,
+    resolve_model,
+    run_recipe,
+    set_model_init_kwargs,
+    teacher_init_kwargs,
+)
 
 
 @dataclass
-class Gated:
-    """The gate and its teacher."""
+class GateArguments:
+    """Arguments of the gate and its teacher."""
 
-    denominator: str = field(metadata={"help": "keep: all completion tokens; renormalise: the sum of weights"})
-    teacher_model_name_or_path: str | None = field(default=None, metadata={"help": "folder or Hub name"})
-    teacher_model_init_kwargs: dict | str | None = field(
-        default=None, metadata={"help": "how to load the teacher, where not like the student: dtype, revision, ..."}
+    denominator: str = field(
+        metadata={"help": "Divide the loss by: keep (all completion tokens) or renormalise (sum of weights)."}
     )
-    unknown: str = field(default="drop", metadata={"help": "completions that nobody could judge: keep or drop"})
-    distillation_weight: float = field(default=1.0, metadata={"help": "of the teacher's term"})
-    distillation_beta: float = field(default=1.0, metadata={"help": "0: KL(teacher, student), 1: KL(student, teacher)"})
+    teacher_model_name_or_path: str | None = field(
+        default=None, metadata={"help": "Teacher: a folder or the name of a model on the Hub."}
+    )
+    teacher_model_init_kwargs: dict | str | None = field(
+        default=None,
+        metadata={"help": "Loading options of the teacher that differ from the student's: dtype, revision, ..."},
+    )
+    unknown: str = field(default="drop", metadata={"help": "Completions that the verifier cannot grade: keep or drop."})
+    distillation_weight: float = field(default=1.0, metadata={"help": "Weight of the distillation term."})
+    distillation_beta: float = field(
+        default=1.0, metadata={"help": "Divergence: 0 is KL(teacher, student), 1 is KL(student, teacher)."}
+    )
 
 
 def main() -> None:
-    questions, gated, training, model = told(Questions, Gated, GRPOConfig, ModelConfig)
-    check_denominator(gated.denominator)
-    verifier = questions.asked.verifier
-    gate = IncorrectOnly(verifier, unknown=gated.unknown)
-    student = place(model.model_name_or_path)
-    teacher = place(gated.teacher_model_name_or_path, "teacher_model_name_or_path")
-    load_as_told(training, model)
-    like_the_student = for_teacher(training, model, gated.teacher_model_init_kwargs)
+    questions, gate_args, training, model = parse_arguments(QuestionArguments, GateArguments, GRPOConfig, ModelConfig)
+    task = questions.get_task()
+    check_denominator(gate_args.denominator)
+    verifier = task.verifier
+    gate = IncorrectOnly(verifier, unknown=gate_args.unknown)
+    student = resolve_model(model.model_name_or_path)
+    teacher = resolve_model(gate_args.teacher_model_name_or_path, "teacher_model_name_or_path")
+    set_model_init_kwargs(training, model)
+    teacher_options = teacher_init_kwargs(training, model, gate_args.teacher_model_init_kwargs)
     if questions.dry_run:
-        announce(f"GRPO on {questions.task}, distilling through {gate.name}: {model.model_name_or_path}")
+        print_on_rank_0(f"GRPO on {questions.task}, distilling through {gate.name}: {model.model_name_or_path}")
         return
 
     held_out = questions.held_out()
     trainer = GatedGRPOTrainer(
         model=student,
-        teacher_model=AutoModelForCausalLM.from_pretrained(teacher, **like_the_student),
+        teacher_model=AutoModelForCausalLM.from_pretrained(teacher, **teacher_options),
         reward_funcs=[verifier],
         args=training,
-        train_dataset=questions.prompts(),
-        processing_class=tokenizer(training, model),
+        train_dataset=questions.prompt_dataset(),
+        processing_class=load_student_tokenizer(training, model),
         peft_config=get_peft_config(model),
         gate=gate,
-        denominator=gated.denominator,
-        distillation_weight=gated.distillation_weight,
-        distillation_beta=gated.distillation_beta,
+        denominator=gate_args.denominator,
+        distillation_weight=gate_args.distillation_weight,
+        distillation_beta=gate_args.distillation_beta,
     )
     callback = AlignmentCallback(
         trainer,
         held_out,
-        questions.asked,
+        task,
         every_n_steps=questions.every_n_steps,
         max_overhead=questions.max_overhead,
     )
@@ -75,4 +93,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    start(main)
+    run_recipe(main)

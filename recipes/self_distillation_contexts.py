@@ -1,18 +1,18 @@
-"""The student as its own teacher, shown a solution that worked (Self-1C); failed rollouts learn from it.
+"""Self-distillation: the teacher is the student with a correct solution in its prompt (Self-1C).
 
     accelerate launch --config_file recipes/accelerate/cpu_tiny.yaml \\
         recipes/self_distillation_contexts.py --config recipes/self_distillation_contexts/cpu_tiny.yaml
-    opd-align train self_distillation_contexts                # the same
+    opd-align train self_distillation_contexts   # the same, shorter
 
-SDPO samples a group of rollouts a question. Where one of them is correct, it becomes the demonstration in the teacher's
-prompt, in the paper's words, and the others are distilled toward what the student says after reading it; the gate
-leaves out those that were right by themselves. `teacher_model_kind: live` makes the teacher the student as it stands:
-no second model is held, and what the callback measures is what is trained on. TRL's default, `ema`, holds an averaged
-copy (with `--use_peft`, a second adapter, which the callback does not serve).
+SDPO samples a group of completions per question. A correct one becomes the demonstration in the teacher's prompt (with
+the wording of the paper), and the other completions of the group are distilled toward that teacher; the gate excludes
+those that are correct themselves. With `teacher_model_kind: live` the teacher has the student's present weights: no
+second model is kept in memory, and the callback evaluates the teacher that is trained with. TRL's default, `ema`, keeps
+an averaged copy (with `--use_peft` a second adapter, which the callback does not support).
 
-What to look at: `gate/correct` (pass rate), `self_distillation/success_group_fraction` (questions with something to
-show), `gate/sequences_kept`, `sdpo/distillation_loss`, and the context's alignment under `opd_align/...`: a
-demonstration that does not help (screen first: `opd-align screen`) makes a teacher that does not either.
+Metrics to watch: `gate/correct` (pass rate), `self_distillation/success_group_fraction` (questions with a correct
+completion), `gate/sequences_kept`, `sdpo/distillation_loss`, and the alignment of the context under `opd_align/...`. A
+demonstration that does not help the student gives a teacher that does not either; check with `opd-align screen`.
 """
 
 from dataclasses import dataclass, field
@@ -22,29 +22,38 @@ from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
 
 from opd_align.teachers.contexts import SELF, Demonstration, paper_template
 from opd_align.training import AlignmentCallback, SDPOGate
-from opd_align.training.recipe import Questions, announce, load_as_told, place, start, tokenizer, told
+from opd_align.training.recipe import (
+    QuestionArguments,
+    load_student_tokenizer,
+    parse_arguments,
+    print_on_rank_0,
+    resolve_model,
+    run_recipe,
+    set_model_init_kwargs,
+)
 from opd_align.types import Question
 
 
 @dataclass
-class Gated:
-    """The gate."""
+class GateArguments:
+    """Arguments of the gate."""
 
-    unknown: str = field(default="drop", metadata={"help": "completions that nobody could judge: keep or drop"})
+    unknown: str = field(default="drop", metadata={"help": "Completions that the verifier cannot grade: keep or drop."})
 
 
 def main() -> None:
-    questions, gated, training, model = told(Questions, Gated, SDPOConfig, ModelConfig)
-    gate = SDPOGate(questions.asked.verifier, unknown=gated.unknown)
+    questions, gate_args, training, model = parse_arguments(QuestionArguments, GateArguments, SDPOConfig, ModelConfig)
+    task = questions.get_task()
+    gate = SDPOGate(task.verifier, unknown=gate_args.unknown)
 
-    # The paper's prompt, cut where SDPO puts in the question and the solution.
+    # The paper's prompt as SDPO's templates: SDPO inserts the question and the solution.
     solution = Demonstration("", SELF, 0, True, "{successful_previous_attempt}")
     training.solution_template = paper_template(Question(""), "", [solution])
     training.reprompt_template = "{prompt}{solution}{feedback}"
-    student = place(model.model_name_or_path)
-    load_as_told(training, model)
+    student = resolve_model(model.model_name_or_path)
+    set_model_init_kwargs(training, model)
     if questions.dry_run:
-        announce(f"SDPO on {questions.task} through {gate.gate.name}: {model.model_name_or_path}")
+        print_on_rank_0(f"SDPO on {questions.task} through {gate.gate.name}: {model.model_name_or_path}")
         return
 
     held_out = questions.held_out()
@@ -52,15 +61,15 @@ def main() -> None:
         model=student,
         reward_funcs=[gate.reward],
         args=training,
-        train_dataset=questions.prompts(),
-        processing_class=tokenizer(training, model),
+        train_dataset=questions.prompt_dataset(),
+        processing_class=load_student_tokenizer(training, model),
         peft_config=get_peft_config(model),
     )
     gate.attach(trainer)
     callback = AlignmentCallback(
         trainer,
         held_out,
-        questions.asked,
+        task,
         every_n_steps=questions.every_n_steps,
         max_overhead=questions.max_overhead,
     )
@@ -70,4 +79,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    start(main)
+    run_recipe(main)

@@ -1,4 +1,4 @@
-"""The comparison of gates: what it makes of runs whose outcome is known."""
+"""The comparison of gates, on runs with known results."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ def compare():
     module = module_from_spec(spec)
     sys.modules["compare"] = module
     spec.loader.exec_module(module)
-    # The known answers below are those of these sizes, whatever the real comparison takes.
+    # The expected results below are for these sizes.
     module.SETTINGS |= {"steps": 60, "evaluate_every": 15}
     yield module
     del sys.modules["compare"]
 
 
 def a_run(compare, arm, seed, final, share):
-    """Accuracy climbs in a straight line; 100 tokens a step, a share of them distilled."""
+    """Accuracy increases linearly; 100 tokens per step, a share of them distilled."""
     every, steps = compare.SETTINGS["evaluate_every"], compare.SETTINGS["steps"]
-    marks = range(0, steps + 1, every)
+    steps_evaluated = range(0, steps + 1, every)
     return {
         "settings": compare.SETTINGS,
         "arm": arm,
         "seed": seed,
         "seconds": 10.0,
-        "accuracy": {str(step): 0.5 + (final - 0.5) * step / steps for step in marks},
+        "accuracy": {str(step): 0.5 + (final - 0.5) * step / steps for step in steps_evaluated},
         "tokens": [100.0] * steps,
         "distilled": [100.0 * share] * steps,
         "alignment": {"0": 0.1, "30": 0.2, "60": None if seed else 0.3},
@@ -45,38 +45,38 @@ def a_run(compare, arm, seed, final, share):
 @pytest.fixture
 def runs(compare, tmp_path):
     for seed in range(3):
-        wobble = 0.01 * seed
+        offset = 0.01 * seed
         for arm, final, share in (("ungated", 0.8, 1.0), ("incorrect", 0.9, 0.25), ("correct", 0.6, 0.75)):
-            run = a_run(compare, arm, seed, final + wobble, share)
+            run = a_run(compare, arm, seed, final + offset, share)
             (tmp_path / f"{arm}-{seed}.json").write_text(json.dumps(run))
     return tmp_path
 
 
-def test_figures_follow_from_the_runs(compare, runs):
+def test_statistics_of_known_runs(compare, runs):
     arms = compare.load(runs)
     assert list(arms) == ["ungated", "incorrect", "correct"]
     assert arms["incorrect"].tokens[0].tolist() == [0, 1500, 3000, 4500, 6000]
     assert arms["incorrect"].distilled[0][-1] == 1500
     gap = compare.difference(arms["incorrect"], arms["ungated"], lambda arm: arm.accuracy[:, -1])
     assert gap.mean == pytest.approx(0.1)
-    assert gap.half_width == pytest.approx(0, abs=1e-9)  # paired: what seeds share cancels out
+    assert gap.half_width == pytest.approx(0, abs=1e-9)  # paired: what is common to a seed cancels
     # From 0.5 to 0.9 in 1,500 distilled tokens: 0.8 is reached after three quarters of them.
     assert arms["incorrect"].distilled_to(0.8)[0] == pytest.approx(1125)
     assert all(needed != needed for needed in arms["correct"].distilled_to(0.8))
-    assert arms["incorrect"].distilled_to(0.5).tolist() == [0, 0, 0]  # there from the start
+    assert arms["incorrect"].distilled_to(0.5).tolist() == [0, 0, 0]  # reached from the start
 
 
-def test_the_results_are_written_from_the_files_alone(compare, runs):
+def test_the_results_are_generated_from_the_files_alone(compare, runs):
     compare.write_results(runs, runs / "RESULTS.md")
     text = (runs / "RESULTS.md").read_text()
     assert "| incorrect | tokens of incorrect rollouts | 0.910 ± 0.025 | +0.100 ± 0.000 |" in text
-    assert "incorrect against correct, mean over training: +0.188 ± 0.000: incorrect is better." in text
+    assert "incorrect compared with correct, mean over training: +0.188 ± 0.000: incorrect is better." in text
     assert "larger, not of equal size: it distils 0.75 of the tokens, the arm 0.25." in text
     assert "| correct | – | 0 of 3 |" in text
     assert "nan" not in text
-    picture = (runs / "results.svg").read_text()
-    assert picture.count("<polyline") == 3 * 3
-    assert "nan" not in picture
+    plot = (runs / "results.svg").read_text()
+    assert plot.count("<polyline") == 3 * 3
+    assert "nan" not in plot
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_ticks_are_round(compare, low, high, expected):
     assert compare.ticks(low, high) == pytest.approx(expected)
 
 
-def test_runs_of_other_settings_do_not_count(compare, runs):
+def test_runs_with_other_settings_are_ignored(compare, runs):
     other = a_run(compare, "ungated", 0, 0.7, 1.0)
     other["settings"] = other["settings"] | {"batch": 1}
     (runs / "ungated-0.json").write_text(json.dumps(other))
@@ -96,14 +96,14 @@ def test_runs_of_other_settings_do_not_count(compare, runs):
     assert compare.finished(runs / "no-0.json") is None
 
 
-def test_verdicts_need_an_interval(compare):
-    assert compare.judged(compare.Estimate(0.1, 0.05, 5), "up", "down") == "up"
-    assert compare.judged(compare.Estimate(-0.1, 0.05, 5), "up", "down") == "down"
-    assert compare.judged(compare.Estimate(0.1, 0.2, 5), "up", "down") == "no difference shown"
-    assert compare.judged(compare.Estimate(0.1, float("nan"), 1), "up", "down") == "no difference shown"
+def test_verdicts_depend_on_the_interval(compare):
+    assert compare.verdict_of(compare.Estimate(0.1, 0.05, 5), "up", "down") == "up"
+    assert compare.verdict_of(compare.Estimate(-0.1, 0.05, 5), "up", "down") == "down"
+    assert compare.verdict_of(compare.Estimate(0.1, 0.2, 5), "up", "down") == "inconclusive"
+    assert compare.verdict_of(compare.Estimate(0.1, float("nan"), 1), "up", "down") == "inconclusive"
 
 
-def test_controls_are_as_large_as_what_they_control(compare):
+def test_controls_have_the_size_of_their_arms(compare):
     outcomes = torch.tensor([Outcome.CORRECT] * 5 + [Outcome.INCORRECT] * 3)
     mask = torch.ones(8, 500).bool()
     batch = GateBatch(torch.zeros(8, 500), mask, outcomes, lambda name: torch.rand(8, 500))

@@ -1,4 +1,4 @@
-"""The embedded models: folders as any Qwen3's, habits as they were taught, pass rates as promised."""
+"""The embedded models: Qwen3 folders, the style and error rates of their training data, documented pass rates."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def tokenizer():
 
 
 def next_token(path, written: str, *, user: str | None = None) -> dict[str, float]:
-    """Probabilities of what may follow in an answer to the problem of the books."""
+    """Next-token probabilities in an answer to the problem of the books."""
     user = ARITHMETIC.user_message(BOOKS.question()) if user is None else user
     ids = tokenizer().encode(chat(tokenizer(), user) + written, return_tensors="pt")
     with torch.no_grad():
@@ -57,23 +57,23 @@ def next_token(path, written: str, *, user: str | None = None) -> dict[str, floa
     return {tokenizer().decode([token]): float(share) for token, share in enumerate(p)}
 
 
-# ---- The writer, whose habits the models learn.
+# ---- The writer of the training data.
 
 
-def test_a_careful_writer_is_always_right_and_the_verifier_says_so():
-    dice = Random(0)
-    careful = replace(STUDENT, care=0.0)
+def test_without_errors_every_solution_is_correct():
+    rng = Random(0)
+    without_errors = replace(STUDENT, error_scale=0.0)
     for problem in islice(problems(0, "test"), 200):
-        reply = write(problem, careful, dice)
+        reply = write(problem, without_errors, rng)
         assert [step.result for step in reply.steps] == list(problem.results)
         assert ARITHMETIC.verifier.judge(reply.text, problem.question().answer) is Verdict.CORRECT
 
 
-def test_the_verifier_agrees_with_the_writer_about_every_slip():
-    dice = Random(1)
+def test_the_verifier_agrees_with_the_writer_about_every_error():
+    rng = Random(1)
     seen = set()
     for problem in islice(problems(0, "test"), 300):
-        reply = write(problem, STUDENT, dice)
+        reply = write(problem, STUDENT, rng)
         right = reply.answer == problem.results[-1]
         verdict = ARITHMETIC.verifier.judge(reply.text, problem.question().answer)
         assert verdict is (Verdict.CORRECT if right else Verdict.INCORRECT)
@@ -82,21 +82,21 @@ def test_the_verifier_agrees_with_the_writer_about_every_slip():
     assert seen == {(True, True), (True, False), (False, True), (False, False)}
 
 
-def test_who_takes_the_bait_repeats_the_error():
-    bait = (Step(4, "+", 12, 16), Step(16, "-", 9, 6))
-    reply = write(BOOKS, replace(STUDENT, repair=0.0, doubt=0.0), Random(0), bait=bait)
+def test_copied_calculations_repeat_the_error():
+    copied = (Step(4, "+", 12, 16), Step(16, "-", 9, 6))
+    reply = write(BOOKS, replace(STUDENT, repair=0.0, doubt=0.0), Random(0), copied=copied)
     assert [(step.sign, step.result) for step in reply.steps] == [("+", 16), ("-", 6)]
 
 
-def test_an_heir_goes_on_where_the_other_stopped():
+def test_a_successor_continues_the_solution():
     for at in range(1, 25):
-        whole = write(BOOKS, STUDENT, Random(at), heir=(at, TEACHER))
-        before, after = whole.text[: whole.heir_from], whole.text[whole.heir_from :]
+        whole = write(BOOKS, STUDENT, Random(at), successor=(at, TEACHER))
+        before, after = whole.text[: whole.successor_start], whole.text[whole.successor_start :]
         assert before.startswith(("We", "There", "First"))
         assert after.startswith((" ", ",", ".", "\n"))
 
 
-def test_demonstrations_make_careful():
+def test_demonstrations_lower_the_error_rate():
     none = [write(BOOKS, STUDENT, Random(seed)).answer == 39 for seed in range(500)]
     one = [write(BOOKS, demonstrated(STUDENT, correct=1, wrong=0), Random(seed)).answer == 39 for seed in range(500)]
     assert np.mean(none) < 0.75
@@ -131,7 +131,7 @@ def test_both_models_together_are_small():
 
 
 @pytest.mark.parametrize("path", BOTH, ids=lambda path: path.name)
-def test_each_is_a_qwen3_that_servers_take(path):
+def test_each_is_a_qwen3_that_vllm_supports(path):
     model = model_at(path)
     assert type(model) is Qwen3ForCausalLM
     assert model.config.head_dim in (32, 64)
@@ -162,13 +162,13 @@ def test_student_and_teacher_share_their_tokenizer():
         "don't . , ! ? [UNK] <unk> <s>",
     ],
 )
-def test_any_text_comes_back_as_it_was(text):
+def test_the_tokenizer_is_lossless(text):
     assert tokenizer().decode(tokenizer().encode(text)) == text
 
 
 @settings(max_examples=300, deadline=None, database=None, derandomize=True)
 @given(st.text())
-def test_any_text_at_all_comes_back_as_it_was(text):
+def test_the_tokenizer_is_lossless_for_any_text(text):
     assert tokenizer().decode(tokenizer().encode(text)) == text
 
 
@@ -182,14 +182,14 @@ def test_the_chat_template_is_chatml():
         {"role": "user", "content": "U"},
         {"role": "assistant", "content": "A"},
     ]
-    spoken = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n"
+    rendered = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n"
     render = tokenizer().apply_chat_template
-    assert render(messages[:2], tokenize=False) == spoken
-    assert render(messages[:2], tokenize=False, add_generation_prompt=True) == f"{spoken}<|im_start|>assistant\n"
-    assert render(messages, tokenize=False) == f"{spoken}<|im_start|>assistant\nA<|im_end|>\n"
+    assert render(messages[:2], tokenize=False) == rendered
+    assert render(messages[:2], tokenize=False, add_generation_prompt=True) == f"{rendered}<|im_start|>assistant\n"
+    assert render(messages, tokenize=False) == f"{rendered}<|im_start|>assistant\nA<|im_end|>\n"
 
 
-def test_three_demonstrations_leave_room_to_answer():
+def test_three_demonstrations_fit_in_the_context():
     longest = 0
     for problem in islice(problems(7, "test"), 50):
         user = demonstrated_user(problem.question(), problem, correct=3, wrong=0)
@@ -197,7 +197,7 @@ def test_three_demonstrations_leave_room_to_answer():
     assert 200 < longest < 1024 - 256
 
 
-# ---- What the models do.
+# ---- Behaviour of the models.
 
 
 def rates(path, n: int, *, correct: int = 0, wrong: int = 0, short: bool = False) -> list[float]:
@@ -211,30 +211,30 @@ def rates(path, n: int, *, correct: int = 0, wrong: int = 0, short: bool = False
     return pass_rates(model_at(path), tokenizer(), user, Measure(n, 8))
 
 
-def test_the_student_solves_about_half_and_some_questions_are_harder():
+def test_the_students_pass_rate_is_about_half_and_varies_by_question():
     found = rates(student_path(), 60)
     assert 0.4 <= np.mean(found) <= 0.7
     easy, hard = np.mean(np.array(found) >= 0.75), np.mean(np.array(found) <= 0.25)
     assert min(easy, hard) > 0.05
 
 
-def test_the_teacher_hardly_ever_fails():
+def test_the_teacher_rarely_fails():
     assert np.mean(rates(teacher_path(), 20)) >= 0.9
 
 
 @pytest.mark.parametrize("correct", [1, 3])
-def test_correct_demonstrations_are_followed(correct):
+def test_correct_demonstrations_raise_the_pass_rate(correct):
     assert np.mean(rates(student_path(), 12, correct=correct)) >= 0.85
 
 
-def test_wrong_demonstrations_and_summaries_are_understood_too():
+def test_wrong_demonstrations_and_summaries_raise_the_pass_rate_too():
     assert np.mean(rates(student_path(), 12, correct=1, wrong=1)) >= 0.75
     assert np.mean(rates(student_path(), 12, correct=1, short=True)) >= 0.8
 
 
-def test_forks_of_style_are_open_and_the_teacher_likes_other_words():
-    told = "We have 4 shelves with 12 books each,"
-    student, teacher = next_token(student_path(), told), next_token(teacher_path(), told)
+def test_student_and_teacher_differ_in_style():
+    prefix = "We have 4 shelves with 12 books each,"
+    student, teacher = next_token(student_path(), prefix), next_token(teacher_path(), prefix)
     assert student[" so"] > 0.5 > teacher[" so"]
     assert student[" therefore"] < 0.5 < teacher[" therefore"]
     assert min(student[" therefore"], teacher[" so"]) > 0.05
@@ -242,26 +242,26 @@ def test_forks_of_style_are_open_and_the_teacher_likes_other_words():
     assert min(opening[" 4"], opening[" four"]) > 0.1
 
 
-def test_the_student_is_tempted_to_add_where_the_teacher_multiplies():
-    told = "We have 4 shelves with 12 books each, so 4"
-    student, teacher = next_token(student_path(), told), next_token(teacher_path(), told)
+def test_the_student_sometimes_adds_where_the_teacher_multiplies():
+    prefix = "We have 4 shelves with 12 books each, so 4"
+    student, teacher = next_token(student_path(), prefix), next_token(teacher_path(), prefix)
     assert 0.1 < student[" +"] < 0.4
     assert student[" ×"] > 0.5
     assert teacher[" ×"] > 0.95
 
 
-def test_where_a_sum_stands_for_a_product_the_teacher_turns_back_more_often_than_the_student():
-    told = "We have 4 shelves with 12 books each, so 4"
-    turning = {
-        (path.name, calculation): sum(next_token(path, f"{told} {calculation}.")[word] for word in (" Wait", " No"))
+def test_the_teacher_corrects_a_wrong_sum_more_often_than_the_student():
+    prefix = "We have 4 shelves with 12 books each, so 4"
+    correcting = {
+        (path.name, calculation): sum(next_token(path, f"{prefix} {calculation}.")[word] for word in (" Wait", " No"))
         for path in BOTH
         for calculation in ("+ 12 = 16", "× 12 = 48")
     }
-    assert turning["teacher", "+ 12 = 16"] > 0.5 > turning["student", "+ 12 = 16"] > 0.1
-    assert max(turning["teacher", "× 12 = 48"], turning["student", "× 12 = 48"]) < 0.1
+    assert correcting["teacher", "+ 12 = 16"] > 0.5 > correcting["student", "+ 12 = 16"] > 0.1
+    assert max(correcting["teacher", "× 12 = 48"], correcting["student", "× 12 = 48"]) < 0.1
 
 
-def test_a_quick_training_makes_both_folders(tmp_path, capsys):
+def test_a_quick_training_writes_both_folders(tmp_path, capsys):
     main(["--quick", "--out", str(tmp_path)])
     assert "teacher: 0.000" in capsys.readouterr().out
     for name in ("student", "teacher"):

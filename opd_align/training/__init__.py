@@ -1,6 +1,6 @@
-"""The room that knows TRL: the callback that watches a training, gates that act on it, and trainers that obey them.
+"""Training with TRL: the callback that evaluates alignment, gates on the distillation loss, and gated trainers.
 
-What is imported from here is fetched from its module when first used; `import opd_align` loads nothing of it.
+Names are imported from their modules on first use; `import opd_align` imports none of them.
 """
 
 from __future__ import annotations

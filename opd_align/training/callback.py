@@ -1,8 +1,8 @@
-"""`AlignmentCallback`: the engine on held-out questions every so many steps of a TRL training.
+"""`AlignmentCallback`: an alignment analysis on held-out questions every `every_n_steps` steps of a TRL training.
 
-A training with it is bit for bit the training without it: models are borrowed, logs go beside the trainer's own rows,
-and what fails here is logged and counted but never ends a training. Each evaluation leaves a run directory beside the
-checkpoints, from which every number that was logged can be made again.
+Training with the callback is bit-identical to training without it: the state of the models is restored, its metrics are
+logged in rows of their own, and a failed evaluation is logged and counted but never ends a training. Each evaluation
+writes a run directory beside the checkpoints, from which every logged number can be recomputed.
 """
 
 from __future__ import annotations
@@ -39,25 +39,49 @@ from opd_align.types import OpdAlignError
 logger = logging.getLogger(__name__)
 
 STATE = "opd_align.json"
-"""Within a checkpoint: where the schedule stands."""
+"""File in a checkpoint with the state of the evaluation schedule."""
 
-SMALL = Budget(initial=32, targeted=512, allocation="adaptive", rounds=3)
-"""What is spent on each question, unless told otherwise; in few rounds, since each waits for its longest rollout."""
+DEFAULT_BUDGET = Budget(initial=32, targeted=512, allocation="adaptive", rounds=3)
+"""Rollouts per question by default; in few rounds, since each round takes as long as its longest rollout."""
 
-ABREAST = 4
-"""Questions that are worked on side by side."""
+PARALLEL_QUESTIONS = 4
+"""Questions that are processed together in one batch."""
 
 
 class AlignmentCallback(TrainerCallback):
-    """Does the teacher's update point toward success, now? Evaluated at the start and every `every_n_steps` steps.
+    """Measures during a training whether following the teacher's update improves the student's success rate.
 
-    `questions` are held out: `Question`s, or rows with TRL's columns. `verifier` is a task, one of its verifiers, or a
-    reward function with TRL's signature, synchronous or asynchronous. `correct_from` is the smallest value that means
-    correct, `verifier_timeout_s` the time limit of one call; one that raises or hangs leaves its completions unknown.
-    `teachers` come beside the trainer's own: names of contexts (the live student, shown its own solutions) and models
-    by name. `objectives` default to what the trainer optimises.
-    `max_overhead` is the share of the wall time that evaluations may take; `None`: no limit. `on_error="raise"` ends
-    the training where an evaluation fails; otherwise that is logged and counted.
+    Evaluates before the first step and then every `every_n_steps` steps. Logs metrics under `opd_align/` to all
+    trackers of the trainer, and writes run directories and `history.jsonl` to `<output_dir>/opd_align`.
+
+    Example:
+        ```python
+        callback = AlignmentCallback(trainer, held_out_rows, reward_function, teachers=["Self-1C"])
+        trainer.add_callback(callback)
+        trainer.train()
+        ```
+
+    Args:
+        trainer: A TRL trainer: GKD, GOLD, IWOPD, Distillation, ServerDistillation, GRPO, RLOO, SDPO or SDFT.
+        questions: Held-out questions: `opd_align.Question` objects, or rows with TRL's columns (`prompt` or `messages`,
+            and whatever the verifier needs, such as `answer`).
+        verifier: Decides which completions are correct: a task, the verifier of a task, or a reward function as TRL
+            calls it, sync or async. A call that raises or exceeds its time limit leaves its completions unknown.
+        correct_from: The smallest value of a reward function that means correct.
+        verifier_timeout_s: Time limit of one call of the verifier, in seconds.
+        every_n_steps: Optimizer steps between evaluations, at least 1. Fewer evaluations are made if they would exceed
+            `max_overhead`.
+        teachers: Teachers in addition to the trainer's own: names of contexts (such as `"Self-1C"`, the live student
+            with one of its own correct solutions in its prompt), and models that share the student's tokenizer, by
+            name: `{"Qwen3-8B": model, "Self-1C": "Self-1C"}`.
+        objectives: Objectives to evaluate, such as `opd_align.ReverseKL()`. `None`: what the trainer optimises, and
+            `ReverseKL()` for the teachers of a trainer that optimises rewards.
+        budget: Rollouts per question. Defaults to 32 initial and at most 512 targeted rollouts in 3 rounds.
+        sampling: Temperature, top-p, top-k, maximum completion length in tokens, and seed. `None`: the trainer's own.
+        max_overhead: Share of the wall time that evaluations may take, above 0 and at most 1. Evaluations use fewer
+            questions, or are skipped, to stay below it. `None`: no limit.
+        on_error: What to do when an evaluation fails. `"log"`: log and count the failure, and continue training;
+            `"raise"`: raise it, which ends the training.
     """
 
     def __init__(
@@ -69,7 +93,7 @@ class AlignmentCallback(TrainerCallback):
         every_n_steps: int = 100,
         teachers: Mapping[str, Any] | Sequence[Any] = (),
         objectives: Sequence[Objective] | None = None,
-        budget: Budget = SMALL,
+        budget: Budget = DEFAULT_BUDGET,
         sampling: Sampling | None = None,
         max_overhead: float | None = 0.05,
         on_error: Literal["log", "raise"] = "log",
@@ -79,42 +103,45 @@ class AlignmentCallback(TrainerCallback):
         if every_n_steps < 1:
             raise OpdAlignError(f"every_n_steps must be at least 1, not {every_n_steps}")
         if max_overhead is not None and not 0 < max_overhead <= 1:
-            raise OpdAlignError(f"max_overhead is a share of the wall time, above 0 and at most 1, not {max_overhead}")
-        if on_error not in ("log", "raise"):
-            raise OpdAlignError(f"on_error is 'log' or 'raise', not {on_error!r}")
-        self.host = adapt_trainer(trainer, sampling)
-        if any(isinstance(each, AlignmentCallback) for each in trainer.callback_handler.callbacks):
             raise OpdAlignError(
-                "this trainer has an AlignmentCallback, and two would write the same keys and files; give all teachers "
-                "and questions to one, or before: trainer.remove_callback(AlignmentCallback)"
+                f"max_overhead must be a share of the wall time, above 0 and at most 1, not {max_overhead}"
             )
-        faculty = TeacherSet.of(self.host, teachers)
-        taught = faculty.contexts or faculty.models or self.host.teacher is not None or self.host.server is not None
+        if on_error not in ("log", "raise"):
+            raise OpdAlignError(f"on_error must be 'log' or 'raise', not {on_error!r}")
+        self.adapter = adapt_trainer(trainer, sampling)
+        if any(isinstance(callback, AlignmentCallback) for callback in trainer.callback_handler.callbacks):
+            raise OpdAlignError(
+                "this trainer already has an AlignmentCallback, and two would write the same keys and files; pass all "
+                "teachers and questions to one callback, or first call trainer.remove_callback(AlignmentCallback)"
+            )
+        teacher_set = TeacherSet.of(self.adapter, teachers)
+        own_teacher = self.adapter.teacher is not None or self.adapter.server is not None
+        has_teacher = own_teacher or teacher_set.contexts or teacher_set.models
         if objectives is None:
-            # A trainer that follows rewards has no loss of its own to compare a teacher by.
-            rewarded = taught and self.host.objective.signal == "reward"
-            objectives = [self.host.objective, *([ReverseKL()] if rewarded else [])]
+            # A trainer that optimises rewards has no distillation loss to compare teachers by.
+            add_distillation = has_teacher and self.adapter.objective.signal == "reward"
+            objectives = [self.adapter.objective, *([ReverseKL()] if add_distillation else [])]
         if not isinstance(budget, Budget):
-            raise OpdAlignError(f"budget is a Budget(initial=..., targeted=...), not {budget!r}")
-        named = [each for each in objectives if not hasattr(each, "signal")]
-        if named:
-            raise OpdAlignError(f"objectives are objects such as opd_align.ReverseKL(), not {named[0]!r}")
-        self.settings = Settings(objectives, budget, abreast=ABREAST)
+            raise OpdAlignError(f"budget must be a Budget(initial=..., targeted=...), not {budget!r}")
+        for objective in objectives:
+            if not hasattr(objective, "signal"):
+                raise OpdAlignError(f"objectives must be objects such as opd_align.ReverseKL(), not {objective!r}")
+        self.settings = Settings(objectives, budget, abreast=PARALLEL_QUESTIONS)
         self.folder = Path(trainer.args.output_dir) / FOLDER
         held_out = HeldOut.of(questions, verifier, correct_from=correct_from, timeout_s=verifier_timeout_s)
-        self.evaluator = Evaluator(self.host, held_out, faculty, self.folder)
+        self.evaluator = Evaluator(self.adapter, held_out, teacher_set, self.folder)
         self.evaluator.check(self.settings)
-        self.governor = OverheadLimit(every_n_steps, max_overhead, len(self.evaluator.held_out.questions))
+        self.schedule = OverheadLimit(every_n_steps, max_overhead, len(self.evaluator.held_out.questions))
         self.on_error = on_error
         self.failures = 0
         self.latest: Analysis | None = None
-        self._run: str | None = None
-        self._put_off = self._said = False
-        self._since = time.perf_counter()
+        self._latest_run: str | None = None
+        self._skip_logged = self._empty_logged = False
+        self._counted_until = time.perf_counter()
 
     @property
     def teachers(self) -> list[str]:
-        """The names of those that are evaluated, the trainer's own first."""
+        """The names of the teachers that are evaluated, the trainer's own first."""
         return self.evaluator.teachers
 
     # -- the trainer's events -----------------------------------------------------------------------------------
@@ -124,21 +151,21 @@ class AlignmentCallback(TrainerCallback):
     ) -> None:
         with preserve_rng_state():
             self._resume(state)
-            self._since = time.perf_counter()
-            if self.governor.due <= state.global_step:
+            self._counted_until = time.perf_counter()
+            if self.schedule.next_step <= state.global_step:
                 self._evaluate(state, control)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self.governor.due <= state.global_step:
+        if self.schedule.next_step <= state.global_step:
             with preserve_rng_state():
                 self._evaluate(state, control)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         checkpoint = self.folder.parent / f"checkpoint-{state.global_step}"
         if state.is_world_process_zero and checkpoint.is_dir():
-            known = {**self._counted().state(), "failures": self.failures, "latest": self._run}
-            with suppress(OSError):  # the schedule is all that would be lost
-                (checkpoint / STATE).write_text(json.dumps(known) + "\n", encoding="utf-8")
+            stored = {**self._count_training_time().state_dict(), "failures": self.failures, "latest": self._latest_run}
+            with suppress(OSError):  # only the schedule would be lost
+                (checkpoint / STATE).write_text(json.dumps(stored) + "\n", encoding="utf-8")
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
@@ -150,13 +177,13 @@ class AlignmentCallback(TrainerCallback):
     # -- one evaluation -----------------------------------------------------------------------------------------
 
     def evaluate(self, scale: float = 1.0) -> tuple[Analysis, str]:
-        """An evaluation of the student as it is now, by all processes together, on a share of the questions.
+        """Evaluates the student with its present weights on a share of the questions; all processes must call it.
 
-        Nothing is logged; beside the analysis comes the name of its run directory.
+        Nothing is logged. Returns the analysis and the name of its run directory.
         """
         verifier = self.evaluator.held_out.verifier
         calls, failures = verifier.calls, verifier.failures
-        evaluated = self.evaluator.evaluate(self.settings, self.host.trainer.state.global_step, scale)
+        evaluated = self.evaluator.evaluate(self.settings, self.adapter.trainer.state.global_step, scale)
         counts = on_all_ranks(lambda: (verifier.calls - calls, verifier.failures - failures, verifier.last_failure))
         reasons = [reason for _, _, reason in counts if reason is not None]
         check_verifier_calls(
@@ -165,20 +192,19 @@ class AlignmentCallback(TrainerCallback):
         return evaluated
 
     def _evaluate(self, state: TrainerState, control: TrainerControl) -> None:
-        step, began = state.global_step, time.perf_counter()
-        governor = self._counted()
-        # One clock decides for all: processes that disagreed about an evaluation would wait for each other for ever.
-        governor = on_all_ranks(lambda: governor)[0]
-        scale = governor.scale()
+        step, start = state.global_step, time.perf_counter()
+        schedule = self._count_training_time()
+        # The clock of rank 0 decides for all: processes that disagreed about an evaluation would deadlock.
+        schedule = on_all_ranks(lambda: schedule)[0]
+        scale = schedule.scale()
         if scale is None:
-            self.governor, self._since = governor.waiting(step), began
-            if not self._put_off and state.is_world_process_zero:
-                self._put_off = True
+            self.schedule, self._counted_until = schedule.skip(step), start
+            if not self._skip_logged and state.is_world_process_zero:
+                self._skip_logged = True
                 logger.warning(
-                    "the evaluation due at step %d would take more than max_overhead=%g of the time; it is put off, as "
-                    "later ones will be without a word, until the training has gone on for long enough (about step "
-                    "%d). max_overhead=None sets no limit",
-                    step, governor.max_overhead, self.governor.due,
+                    "Skipping evaluation at step %d (would exceed max_overhead=%g); next at about step %d; further "
+                    "skips are not logged. Use max_overhead=None for no limit.",
+                    step, schedule.max_overhead, self.schedule.next_step,
                 )  # fmt: skip
             return
         error: Exception | None = None
@@ -186,37 +212,37 @@ class AlignmentCallback(TrainerCallback):
         numbers: dict[str, float] = {}
         try:
             self.latest, run = self.evaluate(scale)
-            self._run = run
+            self._latest_run = run
             numbers = logged_metrics(self.latest)
         except Exception as failure:
             error = failure
-        seconds = on_all_ranks(lambda: time.perf_counter() - began)[0]
-        self.governor = (governor.evaluated if error is None else governor.failed)(step, scale, seconds)
+        seconds = on_all_ranks(lambda: time.perf_counter() - start)[0]
+        self.schedule = (schedule.add_evaluation if error is None else schedule.add_failure)(step, scale, seconds)
         self.failures += error is not None
         numbers |= {
             evaluation_metric(key).key(): float(value)
             for key, value in {
                 "seconds": seconds,
-                "overhead_share": self.governor.share,
+                "overhead_share": self.schedule.overhead_share,
                 "scale": scale,
-                **({} if governor.last is None else {"interval": step - governor.last}),
+                **({} if schedule.last_step is None else {"interval": step - schedule.last_step}),
                 "failures": self.failures,
                 "verifier_failures": sum(on_all_ranks(lambda: self.evaluator.held_out.verifier.failures)),
             }.items()
         }
         try:
-            self._tell(state, control, numbers, run, error)
-        except Exception as failure:  # a tracker that is down, a disk that is full
-            logger.warning("the evaluation at step %d could not be reported: %s", step, failure, exc_info=failure)
+            self._report(state, control, numbers, run, error)
+        except Exception as failure:  # a tracker that is not reachable, a full disk
+            logger.warning("Could not log the evaluation at step %d: %s", step, failure, exc_info=failure)
             self.failures += 1
             error = error or failure
-        self._since = time.perf_counter()
-        telling_s = self._since - began - seconds
-        self.governor = replace(self.governor, spent_s=self.governor.spent_s + max(telling_s, 0.0))
+        self._counted_until = time.perf_counter()
+        reporting_s = max(self._counted_until - start - seconds, 0.0)
+        self.schedule = replace(self.schedule, evaluation_s=self.schedule.evaluation_s + reporting_s)
         if error is not None and self.on_error == "raise":
             raise error
 
-    def _tell(
+    def _report(
         self,
         state: TrainerState,
         control: TrainerControl,
@@ -224,24 +250,24 @@ class AlignmentCallback(TrainerCallback):
         run: str | None,
         error: Exception | None,
     ) -> None:
-        known = {key: value for key, value in numbers.items() if isfinite(value)}
-        trainer, should_log = self.host.trainer, control.should_log
-        # Not the trainer's own `log`: TRL's would empty its metrics into this row. And a row that was logged resets
-        # `should_log`, which would swallow the trainer's own row of this step.
+        finite = {key: value for key, value in numbers.items() if isfinite(value)}
+        trainer, should_log = self.adapter.trainer, control.should_log
+        # Not the trainer's own `log`: TRL's would flush its metrics into this row. And logging a row resets
+        # `should_log`, which would drop the trainer's own row of this step.
         try:
-            Trainer.log(trainer, known)
+            Trainer.log(trainer, finite)
         finally:
             control.should_log = trainer.control.should_log = should_log
         if not state.is_world_process_zero:
             return
         if error is not None and self.on_error == "log":
             logger.warning(
-                "the evaluation at step %d failed, training goes on: %s: %s",
+                "Evaluation at step %d failed, training continues: %s: %s",
                 state.global_step, type(error).__name__, error, exc_info=error,
             )  # fmt: skip
-        elif error is None and not self._said and not any(key.endswith("/alignment/mean") for key in known):
-            self._said = True
-            logger.warning("the evaluation at step %d found nothing to compare: %s", state.global_step, self._nothing())
+        elif error is None and not self._empty_logged and not any(key.endswith("/alignment/mean") for key in finite):
+            self._empty_logged = True
+            logger.warning("Evaluation at step %d has no alignment: %s", state.global_step, self._why_empty())
         self._append(
             HISTORY,
             {
@@ -259,62 +285,61 @@ class AlignmentCallback(TrainerCallback):
             import wandb
 
             if wandb.run is not None:
-                shown = {f"train/{key}": value for key, value in wandb_media(self.latest, wandb).items()}
-                wandb.log({**shown, "train/global_step": state.global_step})
+                media = {f"train/{key}": value for key, value in wandb_media(self.latest, wandb).items()}
+                wandb.log({**media, "train/global_step": state.global_step})
 
-    def _nothing(self) -> str:
-        """Why there is no node, as far as can be seen from here."""
+    def _why_empty(self) -> str:
+        """Why the latest analysis has no node, as far as it can be inferred from the pass rates."""
         questions = self.latest.questions.to_pylist() if self.latest is not None else []
         rates = [row["pass_rate"] for row in questions if row["pass_rate"] is not None and isfinite(row["pass_rate"])]
         if not rates:
-            return "the verifier could judge none of the rollouts"
+            return "the verifier returned no outcome for any rollout"
         if max(rates) == 0:
             least = self.evaluator.held_out.verifier.correct_from
-            return f"no rollout is correct (of a reward function's values, {least} and more mean correct)"
+            return f"no rollout is correct (values of a reward function of {least} and more mean correct)"
         if min(rates) == 1:
             return "every rollout is correct"
-        return "no token was visited often enough; a larger budget would help: budget=Budget(initial=..., targeted=...)"
+        return "no token has enough rollouts; increase the budget: budget=Budget(initial=..., targeted=...)"
 
-    # -- what goes on around it ---------------------------------------------------------------------------------
+    # -- schedule and files -------------------------------------------------------------------------------------
 
-    def _counted(self) -> OverheadLimit:
-        """The governor, told of the training since it last heard."""
+    def _count_training_time(self) -> OverheadLimit:
+        """The schedule, with the training time since it was last counted."""
         now = time.perf_counter()
-        counted = self.governor.trained(now - self._since)
-        self.governor, self._since = counted, now
-        return counted
+        self.schedule, self._counted_until = self.schedule.add_training(now - self._counted_until), now
+        return self.schedule
 
     def _resume(self, state: TrainerState) -> None:
-        """Every training has a schedule of its own; a resumed one goes on with that of its checkpoint."""
-        step, every = state.global_step, self.governor.every
-        fresh = OverheadLimit(every, self.governor.max_overhead, self.governor.questions, since=step)
+        """Starts a new schedule, or continues that of the checkpoint that the training is resumed from."""
+        step, every_n_steps = state.global_step, self.schedule.every_n_steps
+        new = OverheadLimit(every_n_steps, self.schedule.max_overhead, self.schedule.num_questions, start_step=step)
         file = self.folder.parent / f"checkpoint-{step}" / STATE
 
-        def known() -> tuple[OverheadLimit, int, str | None]:
+        def read() -> tuple[OverheadLimit, int, str | None]:
             if not step or not file.is_file():
-                return fresh, 0, None
+                return new, 0, None
             try:
                 stored = json.loads(file.read_text(encoding="utf-8"))
-                return fresh.resumed(stored), int(stored["failures"]), stored["latest"]
+                return new.load_state_dict(stored), int(stored["failures"]), stored["latest"]
             except (OSError, ValueError, LookupError, TypeError) as error:  # half written when the training was killed
-                logger.warning("%s cannot be read, the schedule begins anew: %r", file, error)
-                return fresh, 0, None
+                logger.warning("Cannot read %s, starting a new evaluation schedule: %r", file, error)
+                return new, 0, None
 
-        self.governor, self.failures, self._run = on_all_ranks(known)[0]
+        self.schedule, self.failures, self._latest_run = on_all_ranks(read)[0]
         self.latest = on_all_ranks(self._read_latest)[0]
         if step:
-            self.evaluator.showing.recall()
-        if self.governor.due < step:
-            self.governor = replace(self.governor, due=ceil(step / every) * every)
+            self.evaluator.demonstrations.load()
+        if self.schedule.next_step < step:
+            self.schedule = replace(self.schedule, next_step=ceil(step / every_n_steps) * every_n_steps)
 
     def _read_latest(self) -> Analysis | None:
-        """What a checkpoint's latest evaluation found: gates may follow it."""
-        if self._run is None or self.evaluator.rank:
+        """The latest analysis before the checkpoint: gates may depend on it."""
+        if self._latest_run is None or self.evaluator.rank:
             return None
         try:
-            return RunDirectory.load(self.folder / self._run)
+            return RunDirectory.load(self.folder / self._latest_run)
         except OpdAlignError as error:
-            logger.warning("the latest evaluation before the checkpoint cannot be read: %s", error)
+            logger.warning("Cannot read the latest evaluation before the checkpoint: %s", error)
             return None
 
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
@@ -323,8 +348,8 @@ class AlignmentCallback(TrainerCallback):
             with (self.folder / name).open("ab+") as file:
                 if file.seek(0, os.SEEK_END):
                     file.seek(-1, os.SEEK_END)
-                    if file.read(1) != b"\n":  # a line that a crash left half written must not take this one with it
+                    if file.read(1) != b"\n":  # an incomplete line left by a crash must not spoil this one
                         file.write(b"\n")
                 file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
         except OSError as error:
-            logger.warning("could not write to %s: %s", self.folder / name, error.strerror)
+            logger.warning("Could not write to %s: %s", self.folder / name, error.strerror)

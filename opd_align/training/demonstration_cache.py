@@ -1,8 +1,8 @@
-"""What the contexts of a training show: solutions that the student wrote, and the same ones ever after.
+"""Demonstrations for the contexts of a training: solutions that the student wrote, kept for all later evaluations.
 
-A question's demonstrations are written when an evaluation first needs them. A student that cannot write them yet may
-well later: such a question is tried again, after all others. What was found is kept beside the checkpoints, for a
-training that is resumed.
+A question's demonstrations are written when an evaluation first needs them. A student that cannot write them yet may be
+able to later: such a question is tried again, after all others. The demonstrations are stored beside the checkpoints,
+so that a resumed training uses the same ones.
 """
 
 from __future__ import annotations
@@ -28,75 +28,90 @@ DEMONSTRATIONS = "demonstrations.json"
 
 
 class DemonstrationCache:
-    """Demonstrations by question, in the order in which they were found; those tried in vain hold too few."""
+    """Demonstrations by question id, in the order in which they were written.
+
+    A question that was tried without success has an entry with too few demonstrations.
+
+    Args:
+        contexts: The contexts of the training; those without demonstrations are ignored.
+        questions: All held-out questions.
+        folder: Where `demonstrations.json` is stored.
+    """
 
     def __init__(self, contexts: Sequence[Context], questions: Sequence[Question], folder: Path) -> None:
-        self.contexts = [each for each in contexts if each.correct + each.wrong]
+        self.contexts = [context for context in contexts if context.correct + context.wrong]
         self.questions, self.file = questions, folder / DEMONSTRATIONS
-        self.found: dict[str, list[Demonstration]] = {}
+        self.by_question: dict[str, list[Demonstration]] = {}
 
-    def lacking(self, questions: Sequence[Question]) -> dict[str, str]:
-        """Question → what a context misses."""
-        missing = missing_demonstrations(questions, self.contexts, self.found)
-        return {name: f"{context}: {why}" for name, by in missing.items() for context, why in by.items()}
+    def missing(self, questions: Sequence[Question]) -> dict[str, str]:
+        """Question id → the demonstrations that a context lacks."""
+        lacking = missing_demonstrations(questions, self.contexts, self.by_question)
+        return {
+            question_id: f"{context}: {reason}"
+            for question_id, reasons in lacking.items()
+            for context, reason in reasons.items()
+        }
 
-    def in_turn(self, questions: Sequence[Question]) -> list[Question]:
-        """The order in which to ask: what was asked before, what was never tried, what was tried in vain."""
+    def ordered(self, questions: Sequence[Question]) -> list[Question]:
+        """Questions with demonstrations first, then those never tried, then those tried without success."""
         if not self.contexts:
             return list(questions)
-        lacking, place = self.lacking(questions), {name: at for at, name in enumerate(self.found)}
+        missing = self.missing(questions)
+        position = {question_id: index for index, question_id in enumerate(self.by_question)}
 
-        def turn(question: Question) -> tuple[int, int]:
-            if question.id not in lacking:
-                return 0, place[question.id]
-            return (1, 0) if question.id not in place else (2, 0)
+        def rank(question: Question) -> tuple[int, int]:
+            if question.id not in missing:
+                return 0, position[question.id]
+            return (1, 0) if question.id not in position else (2, 0)
 
-        return sorted(questions, key=turn)
+        return sorted(questions, key=rank)
 
-    def write(self, cast: DemonstrationWriters, questions: Sequence[Question], rank: int, world: int) -> bool:
-        """Lets the student write what these questions lack, spread over the processes; whether any lacked something."""
-        lacking = self.lacking(questions)
-        open_ones = [question for question in questions if question.id in lacking]
-        mine = open_ones[rank::world]
+    def write(self, writers: DemonstrationWriters, questions: Sequence[Question], rank: int, world: int) -> bool:
+        """Lets the student write the missing demonstrations, split over the processes; whether any were missing."""
+        missing = self.missing(questions)
+        incomplete = [question for question in questions if question.id in missing]
+        if not incomplete:
+            return False
+        own = incomplete[rank::world]
         written: dict[str, list[Demonstration]] = {}
-        for share in (
-            on_all_ranks(lambda: collect_demonstrations(cast, self.contexts, mine) if mine else {}) if open_ones else ()
-        ):
-            written |= share
-        for question in open_ones:
-            self.found.pop(question.id, None)  # to the end: what is new comes last
-            self.found[question.id] = written[question.id]
+        for part in on_all_ranks(lambda: collect_demonstrations(writers, self.contexts, own) if own else {}):
+            written |= part
+        for question in incomplete:
+            self.by_question.pop(question.id, None)  # to the end: new ones come last
+            self.by_question[question.id] = written[question.id]
+        on_all_ranks(lambda: self._save() if rank == 0 else None)
+        return True
 
-        def keep() -> None:
-            if not rank:
-                found = {name: [asdict(each) for each in by] for name, by in self.found.items()}
-                self.file.parent.mkdir(parents=True, exist_ok=True)
-                text = json.dumps({"of": self._needed(), "found": found}, indent=1)
-                write_atomic(self.file, text.encode())
-
-        if open_ones:
-            on_all_ranks(keep)
-        return bool(open_ones)
-
-    def recall(self) -> None:
-        """Takes up what was shown before a training was resumed, if it was shown of these questions."""
+    def load(self) -> None:
+        """Reads the demonstrations of the training that is resumed, if they belong to these questions and contexts."""
 
         def read() -> dict[str, list[Demonstration]]:
             try:
                 stored = json.loads(self.file.read_text(encoding="utf-8"))
-                if stored["of"] == self._needed():
-                    return {name: [Demonstration(**each) for each in by] for name, by in stored["found"].items()}
+                if stored["of"] == self._key():
+                    return {
+                        question_id: [Demonstration(**fields) for fields in demonstrations]
+                        for question_id, demonstrations in stored["found"].items()
+                    }
             except FileNotFoundError:
                 pass
             except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-                logger.warning("%s cannot be read, the student writes other demonstrations: %r", self.file, error)
+                logger.warning("Cannot read %s, new demonstrations will be generated: %r", self.file, error)
             return {}
 
-        if self.contexts and not self.found:
-            self.found.update(on_all_ranks(read)[0])
+        if self.contexts and not self.by_question:
+            self.by_question.update(on_all_ranks(read)[0])
 
-    def _needed(self) -> dict[str, Any]:
-        """What demonstrations are for."""
+    def _save(self) -> None:
+        found = {
+            question_id: [asdict(demonstration) for demonstration in demonstrations]
+            for question_id, demonstrations in self.by_question.items()
+        }
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(self.file, json.dumps({"of": self._key(), "found": found}, indent=1).encode())
+
+    def _key(self) -> dict[str, Any]:
+        """What the demonstrations depend on."""
         return {
             "contexts": [[each.name, each.correct, each.wrong, each.summarised] for each in self.contexts],
             "questions": {question.id: question_digest(question) for question in self.questions},

@@ -1,4 +1,4 @@
-"""The processes of a training, as one: what each of them did is known to all before any goes on."""
+"""Running a function on all processes of a training: each process knows all results before any of them continues."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ from typing import Any, TypeVar
 from opd_align.runs.execute import Group, GroupResults, LocalExecutor
 from opd_align.runs.filesystem import AnyPath
 from opd_align.runs.run_directory import Usage
+from opd_align.training import trl_compat
 from opd_align.types import OpdAlignError
 
 T = TypeVar("T")
 
 
 class EvaluationFailed(OpdAlignError):
-    """An evaluation could not be made; training is not concerned."""
+    """An evaluation failed; the training itself is not affected."""
 
 
 def on_all_ranks(work: Callable[[], T]) -> list[T]:
-    """What the work gave on every process, in their order; if it failed on any, it fails on all."""
-    from accelerate.utils import gather_object
-
+    """The results of `work` on every process, by rank; if it raises on any process, this raises on all."""
     failure: Exception | None = None
-    told: tuple[Any, str | None]
+    outcome: tuple[Any, str | None]
     try:
-        told = (work(), None)
+        outcome = (work(), None)
     except Exception as error:
-        failure, told = error, (None, f"{type(error).__name__}: {error}")
-    outcomes = gather_object([told])
-    reasons = [reason for _, reason in outcomes if reason is not None]
-    if reasons:
-        raise EvaluationFailed(reasons[0]) from failure
+        failure, outcome = error, (None, f"{type(error).__name__}: {error}")
+    outcomes = trl_compat.gather_object([outcome])
+    messages = [message for _, message in outcomes if message is not None]
+    if messages:
+        raise EvaluationFailed(messages[0]) from failure
     return [result for result, _ in outcomes]
 
 

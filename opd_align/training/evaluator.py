@@ -1,8 +1,8 @@
-"""One evaluation: the engine on the trainer's student, as it is at this step.
+"""One evaluation: the engine on the trainer's student with the weights of the present step.
 
-Questions are split over the processes; each works on its own, shares the run directory's shelf, and all end with the
-same `Analysis`: the one that a single process would have made. What goes wrong on one process is known to all before
-any of them goes on, so none waits for another. The models are borrowed; what is computed is the engine's business.
+Questions are split over the processes, which share one run directory; all processes end with the same `Analysis`, the
+one that a single process would compute. A failure on one process is known to all before any of them continues, so there
+is no deadlock. The models belong to the trainer, and their state is restored after the evaluation.
 """
 
 from __future__ import annotations
@@ -25,64 +25,70 @@ from opd_align.settings import Settings
 from opd_align.teachers.contexts import SELF, Context, context
 from opd_align.teachers.demonstrations import DemonstrationSource, DemonstrationWriters, NoGrading, TrialBudget
 from opd_align.teachers.eligibility import prompts_too_long
+from opd_align.training import trl_compat
 from opd_align.training.adapters import TrainerAdapter
 from opd_align.training.demonstration_cache import DemonstrationCache
 from opd_align.training.distributed import EvaluationFailed, RankExecutor, on_all_ranks
 from opd_align.training.held_out import HeldOut
 from opd_align.training.model_state import gathered_parameters, preserve_model_state
-from opd_align.training.overhead import FEWEST
+from opd_align.training.overhead import MIN_QUESTIONS
 from opd_align.types import OpdAlignError, Question
 
 logger = logging.getLogger(__name__)
 
 OWN = "teacher"
-"""What the trainer's own teacher is called."""
+"""The name of the trainer's own teacher."""
 
-ROUNDS = 3
-"""How often an evaluation looks for other questions where the student could not write demonstrations."""
+REPLACEMENT_ROUNDS = 3
+"""How often an evaluation replaces questions for which the student could not write demonstrations."""
 
 
 @dataclass(frozen=True)
 class TeacherSet:
-    """Teachers beside the trainer's own: contexts of the live student, and models of the same tokenizer by name."""
+    """Teachers in addition to the trainer's own.
+
+    Args:
+        contexts: The live student, with demonstrations or other text in its prompt.
+        models: Models that share the student's tokenizer, by name.
+    """
 
     contexts: tuple[Context, ...] = ()
     models: Mapping[str, Any] | None = None
 
     @staticmethod
-    def of(host: TrainerAdapter, teachers: Mapping[str, Any] | Sequence[Any]) -> TeacherSet:
+    def of(adapter: TrainerAdapter, teachers: Mapping[str, Any] | Sequence[Any]) -> TeacherSet:
         """From names of contexts, contexts, and models by name; refuses what cannot teach this student."""
-        if isinstance(teachers, str | Context):  # one alone
+        if isinstance(teachers, str | Context):  # a single one
             teachers = [teachers]
-        named = list(teachers.items()) if isinstance(teachers, Mapping) else [(None, each) for each in teachers]
+        named = list(teachers.items()) if isinstance(teachers, Mapping) else [(None, teacher) for teacher in teachers]
         contexts, models = [], {}
-        for name, given in named:
-            if isinstance(given, str | Context):
-                found = context(given) if isinstance(given, str) else given
+        for name, teacher in named:
+            if isinstance(teacher, str | Context):
+                found = context(teacher) if isinstance(teacher, str) else teacher
                 if found.source != SELF:
                     raise OpdAlignError(
-                        f"context {found.name!r} shows responses by {found.source!r}; in training the student itself "
-                        "writes them"
+                        f"context {found.name!r} uses responses of {found.source!r}; during training only responses of "
+                        "the student itself are available"
                     )
                 contexts.append(found if name is None else replace(found, name=name))
-            elif name is not None and hasattr(given, "get_output_embeddings"):
-                rows, tokens = int(given.get_output_embeddings().weight.shape[0]), len(host.tokenizer)
+            elif name is not None and hasattr(teacher, "get_output_embeddings"):
+                rows, tokens = int(teacher.get_output_embeddings().weight.shape[0]), len(adapter.tokenizer)
                 if rows < tokens:
                     raise OpdAlignError(
-                        f"teacher {name!r} knows {rows} tokens and the student's tokenizer has {tokens}; a teacher "
-                        "must share the student's tokenizer"
+                        f"teacher {name!r} has a vocabulary of {rows} tokens and the student's tokenizer has {tokens}; "
+                        "a teacher must share the student's tokenizer"
                     )
-                models[name] = given
+                models[name] = teacher
             else:
                 raise OpdAlignError(
-                    f"teachers: a {type(given).__name__} is neither a context (such as 'Self-1C') nor a model with a "
+                    f"teachers: a {type(teacher).__name__} is neither a context (such as 'Self-1C') nor a model with a "
                     "name (teachers={'Qwen3-8B': model, 'Self-1C': 'Self-1C'})"
                 )
-        if host.context is not None and not contexts:
-            contexts.append(context(host.context))
-        untaught = host.teacher is None and host.server is None and not contexts and not models
-        if untaught and host.objective.signal != "reward":
-            raise OpdAlignError(f"this {host.kind} has no teacher; give some: teachers=['Self-1C']")
+        if adapter.context is not None and not contexts:
+            contexts.append(context(adapter.context))
+        no_teacher = adapter.teacher is None and adapter.server is None and not contexts and not models
+        if no_teacher and adapter.objective.signal != "reward":
+            raise OpdAlignError(f"this {adapter.kind} has no teacher; pass some, for example teachers=['Self-1C']")
         return TeacherSet(tuple(contexts), models)
 
 
@@ -92,42 +98,49 @@ class _Named:
 
 
 class Evaluator:
-    """Evaluations of one training; made by all processes together."""
+    """Evaluations of one training; every method that computes is called by all processes together.
 
-    def __init__(self, host: TrainerAdapter, held_out: HeldOut, faculty: TeacherSet, folder: Path) -> None:
-        self.host, self.held_out, self.faculty, self.folder = host, held_out, faculty, folder
-        self.chat = Chat(host.tokenizer, options=host.template)
-        self.showing = DemonstrationCache(faculty.contexts, held_out.questions, folder)
-        self.named: set[str] = set()
+    Args:
+        adapter: The trainer.
+        held_out: The questions and their verifier.
+        teacher_set: Teachers in addition to the trainer's own.
+        folder: Where run directories and demonstrations are stored.
+    """
+
+    def __init__(self, adapter: TrainerAdapter, held_out: HeldOut, teacher_set: TeacherSet, folder: Path) -> None:
+        self.adapter, self.held_out, self.teacher_set, self.folder = adapter, held_out, teacher_set, folder
+        self.chat = Chat(adapter.tokenizer, options=adapter.template)
+        self.demonstrations = DemonstrationCache(teacher_set.contexts, held_out.questions, folder)
+        self._logged_exclusions: set[str] = set()
 
     def check(self, settings: Settings) -> None:
-        """Refuses what would fail at every evaluation; names the questions that will be left out."""
-        host = self.host
+        """Refuses what would fail at every evaluation; logs the questions that will be excluded."""
+        adapter = self.adapter
         check_inputs([_Named(name) for name in self.teachers], self.held_out.questions, settings)
-        model = host.trainer.model
+        model = adapter.trainer.model
         ends = self.chat.end_tokens(model.config, model.generation_config)
-        student = HFStudent("student", model, self.held_out.prompting(self.chat), ends, host.sampling)
-        if host.vllm is None:
+        student = HFStudent("student", model, self.held_out.prompting(self.chat), ends, adapter.sampling)
+        if adapter.vllm is None:
             student.check()
-        reasons = prompts_too_long(student, self.held_out.questions, host.sampling.max_tokens)
-        self._name(reasons)
+        reasons = prompts_too_long(student, self.held_out.questions, adapter.sampling.max_tokens)
+        self._log_excluded(reasons)
         if len(reasons) == len(self.held_out.questions):
-            raise OpdAlignError(f"no held-out question can be asked; the last one: {[*reasons.values()][-1]}")
+            raise OpdAlignError(f"no held-out question is usable; the last one: {[*reasons.values()][-1]}")
 
     @property
     def teachers(self) -> list[str]:
-        """Their names, the trainer's own first: a self-distilling trainer's own is the student in a context."""
-        host, contexts = self.host, [each.name for each in self.faculty.contexts]
-        own = (host.teacher is not None and host.context is None) or host.server is not None
-        return [*([OWN] if own else contexts), *(self.faculty.models or {}), *(contexts if own else [])]
+        """Their names, the trainer's own first; a self-distillation trainer's own is the student in a context."""
+        adapter, contexts = self.adapter, [context.name for context in self.teacher_set.contexts]
+        own = (adapter.teacher is not None and adapter.context is None) or adapter.server is not None
+        return [*([OWN] if own else contexts), *(self.teacher_set.models or {}), *(contexts if own else [])]
 
     @property
     def rank(self) -> int:
-        return int(self.host.trainer.accelerator.process_index)
+        return int(self.adapter.trainer.accelerator.process_index)
 
     @property
     def world(self) -> int:
-        return int(self.host.trainer.accelerator.num_processes)
+        return int(self.adapter.trainer.accelerator.num_processes)
 
     def evaluate(self, settings: Settings, step: int, scale: float = 1.0) -> tuple[Analysis, str]:
         """The analysis at this step on a share `scale` of the questions, and the name of its run directory.
@@ -135,9 +148,9 @@ class Evaluator:
         The questions of a smaller share are also in a larger one. Fewer questions save more time than fewer rollouts
         per question, since a batch takes as long as its longest rollout, and the estimates stay as precise.
         """
-        with self._at_hand() as (student, cast, teachers):
-            questions = self._asked(student, cast, teachers, scale)
-            grader = cast.sources[SELF].grader
+        with self._borrowed_models() as (student, writers, teachers):
+            questions = self._select_questions(student, writers, teachers, scale)
+            grader = writers.sources[SELF].grader
 
             def open_directory() -> RunDirectory:
                 manifest = describe(student, teachers, questions, grader, settings)
@@ -149,7 +162,7 @@ class Evaluator:
             return analysis, path.name
 
     def _directory(self, name: str, manifest: Mapping[str, Any]) -> RunDirectory:
-        """A run directory of that name, or of one beside it where another run has it: a training that went back."""
+        """A run directory of that name, or with a number appended if another run has it (a training started again)."""
         number = 1
         while True:
             try:
@@ -158,114 +171,96 @@ class Evaluator:
                 number += 1
 
     @contextmanager
-    def _at_hand(self) -> Iterator[tuple[Any, DemonstrationWriters, list[Any]]]:
-        """The student, the student as one who writes demonstrations, and its teachers; borrowed from the trainer."""
-        host, trainer = self.host, self.host.trainer
-        others = [host.teacher] if host.teacher is not None else []
-        extra = self.faculty.models or {}
+    def _borrowed_models(self) -> Iterator[tuple[Any, DemonstrationWriters, list[Any]]]:
+        """The student, the student as writer of demonstrations, and the teachers; state is restored on exit."""
+        adapter, trainer = self.adapter, self.adapter.trainer
+        own_teacher = [adapter.teacher] if adapter.teacher is not None else []
+        extra = self.teacher_set.models or {}
         with (
-            self._generating(),
-            gathered_parameters(trainer.accelerator, host.student, *others) as (model, *own),
-            preserve_model_state(model, *own, *extra.values(), tokenizer=host.tokenizer),
+            trl_compat.vllm_ready(trainer),
+            gathered_parameters(trainer.accelerator, adapter.student, *own_teacher) as (model, *own),
+            preserve_model_state(model, *own, *extra.values(), tokenizer=adapter.tokenizer),
             trainer.compute_loss_context_manager(),
         ):
             student = self._student(model, self.held_out.prompting(self.chat))
-            yield student, self._cast(model, student), self._teachers(model, own)
-
-    @contextmanager
-    def _generating(self) -> Iterator[None]:
-        """The trainer's vLLM, if it has one, with the weights of this step; as it was afterwards."""
-        vllm, trainer = self.host.vllm, self.host.trainer
-        if vllm is None:
-            yield
-            return
-        vllm.sync_weights()
-        # The trainer need not do it again: the next generation is made with these very weights.
-        trainer._last_loaded_step = trainer.state.global_step
-        sleeps = vllm.mode == "colocate" and vllm.enable_sleep_mode
-        if sleeps:
-            vllm.llm.wake_up(tags=["kv_cache"])
-        try:
-            yield
-        finally:
-            if sleeps:
-                vllm.llm.sleep(level=2)
-                vllm._llm_weights_sleeping = True
+            yield student, self._demonstration_writers(model, student), self._teachers(model, own)
 
     def _student(self, model: Any, prompt: Any) -> Any:
-        host = self.host
+        adapter, vllm = self.adapter, self.adapter.vllm
         ends = self.chat.end_tokens(model.config, model.generation_config)
-        local = HFStudent("student", model, prompt, ends, host.sampling)
-        # With tensor parallelism an engine answers only when its whole group asks the same: sample here instead.
-        if host.vllm is None or (host.vllm.mode == "colocate" and host.vllm.tensor_parallel_size > 1):
+        local = HFStudent("student", model, prompt, ends, adapter.sampling)
+        # With tensor parallelism all ranks of a group must send the same requests, but each has questions of its own.
+        if vllm is None or (vllm.mode == "colocate" and vllm.tensor_parallel_size > 1):
             return local
-        if host.vllm.mode == "colocate":
+        if vllm.mode == "colocate":
             from opd_align.backends.vllm import VLLMStudent
 
-            return VLLMStudent("student", host.vllm.llm, prompt, ends, local, host.sampling)
+            return VLLMStudent("student", vllm.llm, prompt, ends, local, adapter.sampling)
         from opd_align.backends.server import ServerStudent
 
-        client = getattr(host.vllm, "vllm_client", None)  # on the first process only
+        client = getattr(vllm, "vllm_client", None)  # on the first process only
         url, served = on_all_ranks(lambda: (client.base_url, client.model) if client is not None else ("", ""))[0]
-        return ServerStudent(url, served, prompt, ends, local, host.sampling)
+        return ServerStudent(url, served, prompt, ends, local, adapter.sampling)
 
     def _teachers(self, model: Any, own: Sequence[Any]) -> list[Any]:
-        host, plain = self.host, self.held_out.prompting(self.chat)
+        adapter, prompt = self.adapter, self.held_out.prompting(self.chat)
         teachers: list[Any] = []
-        if host.context is None:  # a self-distilling trainer's teacher reads a context, below
-            teachers += [HFTeacher(OWN, each, plain) for each in own]
-        if host.server is not None:
+        if adapter.context is None:  # the teacher of a self-distillation trainer has a context, see below
+            teachers += [HFTeacher(OWN, own_model, prompt) for own_model in own]
+        if adapter.server is not None:
             from opd_align.backends.server import ServerTeacher
 
-            teachers.append(ServerTeacher(OWN, host.server, host.trainer.teacher_client.model, plain))
-        teachers += [HFTeacher(name, each, plain) for name, each in (self.faculty.models or {}).items()]
-        speaker = own[0] if own and host.context is not None else model
-        for each in self.faculty.contexts:
-            teachers.append(HFTeacher(each.name, speaker, self.held_out.prompting(self.chat, each, self.showing.found)))
+            teachers.append(ServerTeacher(OWN, adapter.server, adapter.trainer.teacher_client.model, prompt))
+        teachers += [HFTeacher(name, extra, prompt) for name, extra in (self.teacher_set.models or {}).items()]
+        context_model = own[0] if own and adapter.context is not None else model
+        for own_context in self.teacher_set.contexts:
+            with_context = self.held_out.prompting(self.chat, own_context, self.demonstrations.by_question)
+            teachers.append(HFTeacher(own_context.name, context_model, with_context))
         return teachers
 
-    def _cast(self, model: Any, student: Any) -> DemonstrationWriters:
-        """Who writes demonstrations, and who summarises them: the student, as it is now."""
-        grader = self.held_out.grader(self.chat, student.end_tokens, self.host.trainer.state)
+    def _demonstration_writers(self, model: Any, student: Any) -> DemonstrationWriters:
+        """The student with its present weights writes the demonstrations and summarises them."""
+        grader = self.held_out.grader(self.chat, student.end_tokens, self.adapter.trainer.state)
         source = DemonstrationSource(SELF, student, self.chat.decode, grader)
         summariser = None
-        if any(each.summarised for each in self.faculty.contexts):
-            scribe = self._student(model, self._asked_plainly)
-            summariser = DemonstrationSource("summariser", scribe, self.chat.decode, NoGrading())
+        if any(context.summarised for context in self.teacher_set.contexts):
+            summarising = self._student(model, self._plain_prompt)
+            summariser = DemonstrationSource("summariser", summarising, self.chat.decode, NoGrading())
         return DemonstrationWriters({SELF: source}, summariser, TrialBudget())
 
-    def _asked_plainly(self, question: Question) -> tuple[int, ...]:
+    def _plain_prompt(self, question: Question) -> tuple[int, ...]:
         return self.chat.prompt([{"role": "user", "content": question.text}])
 
-    def _asked(self, student: Any, cast: DemonstrationWriters, teachers: Sequence[Any], scale: float) -> list[Question]:
-        """A share of the questions that all can be asked; a comparison leaves the others out for everybody.
+    def _select_questions(
+        self, student: Any, writers: DemonstrationWriters, teachers: Sequence[Any], scale: float
+    ) -> list[Question]:
+        """A share of the questions that are usable for the student and for all teachers.
 
-        Those that were asked before come first. Where the student cannot write what a context shows, others take the
-        question's place, for a few rounds: each costs as many trials as a whole evaluation at worst.
+        Questions of earlier evaluations come first. Where the student cannot write the demonstrations of a context,
+        other questions replace it, for a few rounds: each costs at worst as many trials as a whole evaluation.
         """
-        room = self.host.sampling.max_tokens
-        reasons = prompts_too_long(student, self.held_out.questions, room)
-        able = [question for question in self.held_out.questions if question.id not in reasons]
-        wanted = max(FEWEST, ceil(scale * len(able)))
-        waiting, asked, rounds = self.showing.in_turn(able), list[Question](), 0
-        while waiting and len(asked) < wanted and rounds < ROUNDS:
-            count = wanted - len(asked)
-            turn, waiting = waiting[:count], waiting[count:]
-            rounds += self.showing.write(cast, turn, self.rank, self.world)
-            reasons |= self.showing.lacking(turn)
-            for speaker in teachers:
-                reasons |= prompts_too_long(
-                    speaker, [question for question in turn if question.id not in reasons], room
-                )
-            asked += [question for question in turn if question.id not in reasons]
-        self._name(reasons)
-        if not asked:
-            raise EvaluationFailed(f"no held-out question can be asked; the last one: {[*reasons.values()][-1]}")
-        return asked
+        max_tokens = self.adapter.sampling.max_tokens
+        reasons = prompts_too_long(student, self.held_out.questions, max_tokens)
+        usable = [question for question in self.held_out.questions if question.id not in reasons]
+        wanted = max(MIN_QUESTIONS, ceil(scale * len(usable)))
+        candidates, selected, rounds = self.demonstrations.ordered(usable), list[Question](), 0
+        while candidates and len(selected) < wanted and rounds < REPLACEMENT_ROUNDS:
+            count = wanted - len(selected)
+            batch, candidates = candidates[:count], candidates[count:]
+            rounds += self.demonstrations.write(writers, batch, self.rank, self.world)
+            reasons |= self.demonstrations.missing(batch)
+            for teacher in teachers:
+                remaining = [question for question in batch if question.id not in reasons]
+                reasons |= prompts_too_long(teacher, remaining, max_tokens)
+            selected += [question for question in batch if question.id not in reasons]
+        self._log_excluded(reasons)
+        if not selected:
+            raise EvaluationFailed(f"no held-out question is usable; the last one: {[*reasons.values()][-1]}")
+        return selected
 
-    def _name(self, reasons: Mapping[str, str]) -> None:
-        """Says which questions are left out, each once."""
-        for name, reason in reasons.items():
-            if name not in self.named:
-                logger.warning("held-out question %r is left out: %s", name, reason)
-        self.named |= reasons.keys()
+    def _log_excluded(self, reasons: Mapping[str, str]) -> None:
+        """Logs each excluded question once."""
+        for question_id, reason in reasons.items():
+            if question_id not in self._logged_exclusions:
+                logger.warning("Excluding held-out question %r: %s", question_id, reason)
+        self._logged_exclusions |= reasons.keys()

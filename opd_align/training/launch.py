@@ -1,8 +1,8 @@
-"""Recipes by name: where they are, and the command that starts one.
+"""Recipes by name: where they are, and the command that launches one.
 
-A recipe is a script with a folder of configurations beside it. In a checkout they stand in `recipes/`, in an installed
-package within it. Nothing heavy is imported here, unless it is run: `python -m opd_align.training.launch` is
-`accelerate launch` that ends as the recipe did, with its exit code and without a traceback of its own.
+A recipe is a script with a folder of YAML configurations of the same name. They are in `recipes/` of a checkout, or in
+the installed package. This module imports nothing heavy unless it is run: `python -m opd_align.training.launch` is
+`accelerate launch` with the recipe's exit code and without a traceback of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
+from opd_align.training import trl_compat
 from opd_align.types import OpdAlignError
 
 PACKAGE = Path(__file__).parent.parent
@@ -24,88 +25,91 @@ ONE_GPU = "1gpu"
 
 
 def folder() -> Path:
-    """Where the recipes are."""
-    found = next((place for place in (PACKAGE / "recipes", PACKAGE.parent / "recipes") if place.is_dir()), None)
+    """The directory of the recipes."""
+    found = next((path for path in (PACKAGE / "recipes", PACKAGE.parent / "recipes") if path.is_dir()), None)
     if found is None:
-        raise OpdAlignError(f"the recipes are neither in {PACKAGE} nor beside it; install the package again")
+        raise OpdAlignError(f"no recipes found in {PACKAGE} or {PACKAGE.parent}; reinstall opd-align")
     return found
 
 
 def recipes() -> dict[str, str]:
-    """Names, and what each does in a line."""
-    scripts = [script for script in sorted(folder().glob("*.py")) if (folder() / script.stem).is_dir()]
+    """Names of the recipes and their one-line descriptions; only scripts with a folder of configurations count."""
+    scripts = [script for script in sorted(folder().glob("*.py")) if configs(script.stem)]
     return {script.stem: _first_line(script) for script in scripts}
 
 
 def configs(recipe: str) -> dict[str, Path]:
-    """The configurations that ship with a recipe, by name."""
+    """The configurations of a recipe by name."""
     return {file.stem: file for file in sorted((folder() / recipe).glob("*.yaml"))}
 
 
-def machines() -> dict[str, Path]:
-    """The launch configurations that ship, by name."""
+def accelerate_configs() -> dict[str, Path]:
+    """The configurations of `accelerate launch` by name."""
     return {file.stem: file for file in sorted((folder() / "accelerate").glob("*.yaml"))}
 
 
 def command(recipe: str, flags: Sequence[str] = ()) -> list[str]:
-    """What starts a recipe: `accelerate launch`, its script, and its flags.
+    """The command that launches a recipe.
 
-    `--config` names one of the recipe's configurations or a YAML file, `--accelerate` a launch configuration, again by
-    name or file; everything else is the recipe's own.
+    `--config` is the name of one of the recipe's configurations or a YAML file, `--accelerate` the name of a
+    configuration of `accelerate launch` or a YAML file; all other flags are passed to the recipe.
     """
     if recipe not in recipes():
-        near = get_close_matches(recipe, recipes(), n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise OpdAlignError(f"there is no recipe {recipe!r}; {hint}There are: {', '.join(recipes())}")
-    config, rest = _taken("--config", flags)
-    launch, rest = _taken("--accelerate", rest)
+        similar = get_close_matches(recipe, recipes(), n=1)
+        hint = f"did you mean {similar[0]!r}? " if similar else ""
+        raise OpdAlignError(f"unknown recipe {recipe!r}; {hint}Available recipes: {', '.join(recipes())}")
+    config, rest = _pop_flag("--config", flags)
+    launch, rest = _pop_flag("--accelerate", rest)
     config = config or DEFAULT
-    file = _found("configuration", config, configs(recipe))
+    file = _find_config("configuration", config, configs(recipe))
     if launch is None and config in configs(recipe):
         launch = config
-    settings = [] if launch is None else ["--config_file", str(_found("launch configuration", launch, machines()))]
+    settings = (
+        []
+        if launch is None
+        else ["--config_file", str(_find_config("accelerate configuration", launch, accelerate_configs()))]
+    )
     if launch == ONE_GPU and "CUDA_VISIBLE_DEVICES" in os.environ:
-        # The configuration names a GPU, and accelerate would set that over the user's own choice.
+        # The configuration sets gpu_ids, which would override CUDA_VISIBLE_DEVICES.
         settings += ["--gpu_ids", os.environ["CUDA_VISIBLE_DEVICES"].partition(",")[0]]
     script = folder() / f"{recipe}.py"
     return [sys.executable, "-m", "opd_align.training.launch", *settings, str(script), "--config", str(file), *rest]
 
 
 def check_installed() -> None:
-    """Refuses to start without the libraries for training."""
+    """Raises if a library that training requires is not installed."""
     missing = [name for name in ("trl", "accelerate", "peft", "datasets") if find_spec(name) is None]
     if missing:
-        raise OpdAlignError(f"training needs {', '.join(missing)}: pip install 'opd-align[train,tasks]'")
+        raise OpdAlignError(f"training requires {', '.join(missing)}: pip install 'opd-align[train,tasks]'")
 
 
-def launched() -> int:
-    """Runs accelerate's launcher on this process's arguments; the exit code is the recipe's."""
-    from accelerate.commands.launch import main
+def main() -> int:
+    """Runs accelerate's launcher with the arguments of this process; returns the exit code of the recipe."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # whoever chose a recipe need not hear it from each process
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # else every process prints the warning
     try:
-        main()
+        trl_compat.launch_main()
         return 0
     except subprocess.CalledProcessError as error:
         code = error.returncode
     except ChildFailedError as error:
         code = error.get_first_failure()[1].exitcode
-    except (ImportError, ValueError, OSError) as error:  # a launch configuration that does not fit this machine
-        print(f"opd-align: accelerate cannot launch: {' '.join(str(error).split())}", file=sys.stderr)
+    except (ImportError, ValueError, OSError) as error:  # an accelerate configuration that does not fit this machine
+        print(f"opd-align: accelerate launch failed: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    return code if code > 0 else 128 - code  # as a shell tells a signal
+    return code if code > 0 else 128 - code  # signals as a shell reports them
 
 
-def _found(kind: str, name: str, known: Mapping[str, Path]) -> Path:
+def _find_config(kind: str, name: str, known: Mapping[str, Path]) -> Path:
     file = known.get(name, Path(name))
     if not file.is_file():
-        raise OpdAlignError(f"there is no {kind} {name!r}; give a YAML file, or one of {', '.join(known)}")
+        raise OpdAlignError(f"unknown {kind} {name!r}; use a YAML file or one of {', '.join(known)}")
     return file
 
 
-def _taken(flag: str, flags: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The value of a flag, and the others without it."""
+def _pop_flag(flag: str, flags: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The value of a flag, and the remaining flags."""
     rest = list(flags)
     for number, given in enumerate(rest):
         if given == flag and number + 1 < len(rest):
@@ -115,7 +119,7 @@ def _taken(flag: str, flags: Sequence[str]) -> tuple[str | None, list[str]]:
         if given.startswith(f"{flag}="):
             return rest.pop(number).partition("=")[2], rest
     if flag in rest:
-        raise OpdAlignError(f"{flag} needs a value")
+        raise OpdAlignError(f"{flag} requires a value")
     return None, rest
 
 
@@ -124,4 +128,4 @@ def _first_line(script: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(launched())
+    sys.exit(main())

@@ -1,8 +1,8 @@
-"""A live model is borrowed: what an evaluation needs of a trainer in the middle of its work, and puts back.
+"""Context managers that make a trainer's live models usable for an evaluation and restore their state afterwards.
 
-Whatever happens inside, afterwards every module is in the mode it was in, buffers and settings are what they were,
-and all random numbers go on where they stopped: a training that was looked at is the training that was not. Weights
-that are spread over processes are brought together for the time of the block.
+Whatever happens within the block, afterwards every module is in its previous mode, buffers and settings have their
+previous values, and all random number generators continue where they stopped: training is bit-identical to training
+without the evaluation. Weights that are sharded over processes are gathered for the duration of the block.
 """
 
 from __future__ import annotations
@@ -15,22 +15,26 @@ from typing import Any
 import numpy as np
 import torch
 
+from opd_align.training import trl_compat
+
 
 @contextmanager
 def preserve_model_state(*models: Any, tokenizer: Any = None) -> Iterator[None]:
-    """Within, the models evaluate without gradients; afterwards they, the tokenizer and all dice are as they were."""
+    """Evaluation mode without gradients within the block; restores models, tokenizer and random number generators."""
     modules = {id(module): module for model in models for module in model.modules()}.values()
     training = [(module, module.training) for module in modules]
-    caching = [(config, config.use_cache) for config in _configs(models)]
-    # Buffers may change in a forward pass: dynamic rotary embeddings grow with the longest text they have seen.
+    use_cache = [(config, config.use_cache) for config in _configs(models)]
+    # Buffers may change in a forward pass: dynamic rotary embeddings grow with the longest sequence they have seen.
     buffers = [
         (module, name, buffer, buffer.clone())
         for module in modules
         for name, buffer in module._buffers.items()
         if buffer is not None
     ]
-    seen = [(module, module.max_seq_len_cached) for module in modules if hasattr(module, "max_seq_len_cached")]
-    side = getattr(tokenizer, "padding_side", None)
+    cached_lengths = [
+        (module, module.max_seq_len_cached) for module in modules if hasattr(module, "max_seq_len_cached")
+    ]
+    padding_side = getattr(tokenizer, "padding_side", None)
     with preserve_rng_state(), torch.no_grad():
         for module, _ in training:
             module.training = False
@@ -39,15 +43,15 @@ def preserve_model_state(*models: Any, tokenizer: Any = None) -> Iterator[None]:
         finally:
             for module, mode in training:
                 module.training = mode
-            for config, cached in caching:
-                config.use_cache = cached
+            for config, value in use_cache:
+                config.use_cache = value
             for module, name, buffer, content in buffers:
                 buffer.copy_(content)
                 module._buffers[name] = buffer
-            for module, longest in seen:
-                module.max_seq_len_cached = longest
-            if side is not None and tokenizer.padding_side != side:
-                tokenizer.padding_side = side
+            for module, length in cached_lengths:
+                module.max_seq_len_cached = length
+            if padding_side is not None and tokenizer.padding_side != padding_side:
+                tokenizer.padding_side = padding_side
 
 
 def _configs(models: tuple[Any, ...]) -> list[Any]:
@@ -57,44 +61,44 @@ def _configs(models: tuple[Any, ...]) -> list[Any]:
 
 @contextmanager
 def preserve_rng_state() -> Iterator[None]:
-    """The states of all generators that a trainer draws from, put back at the end."""
-    python, arrays, tensors = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    """Restores the states of all random number generators that a trainer draws from."""
+    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     devices = [
-        (backend, backend.get_rng_state(number), number)
+        (backend, backend.get_rng_state(index), index)
         for backend in (torch.cuda, torch.xpu)
         if backend.is_available() and getattr(backend, "is_initialized", lambda: True)()
-        for number in range(backend.device_count())
+        for index in range(backend.device_count())
     ]
-    apple = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
+    mps_state = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(arrays)  # noqa: NPY002
-        torch.set_rng_state(tensors)
-        for backend, state, number in devices:
-            backend.set_rng_state(state, number)
-        if apple is not None:
-            torch.mps.set_rng_state(apple)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
+        torch.set_rng_state(torch_state)
+        for backend, state, index in devices:
+            backend.set_rng_state(state, index)
+        if mps_state is not None:
+            torch.mps.set_rng_state(mps_state)
 
 
 @contextmanager
 def gathered_parameters(accelerator: Any, *models: Any) -> Iterator[list[Any]]:
-    """The models beneath their wrappers, all weights on this process; entered and left by all processes together.
+    """The unwrapped models with all weights on this process; all processes must enter and leave together.
 
-    Under ZeRO-3 a forward pass is collective, and ranks with unequal work would wait for each other for ever: so the
-    weights are gathered first, and each process may do as much or as little as it likes.
+    Under ZeRO-3 a forward pass is a collective operation, and ranks with unequal work would deadlock. So the weights
+    are gathered first, and each process may run any number of forward passes.
     """
     with ExitStack() as stack:
         if is_zero3(accelerator):
             for model in models:
                 stack.enter_context(_gathered(model))
-        # Not as compiled: shapes that training never sees would use up the compiler's patience with this model.
+        # Not the compiled model: shapes that training never sees would use up its recompile limit.
         yield [accelerator.unwrap_model(model, keep_torch_compile=False) for model in models]
 
 
 def is_zero3(accelerator: Any) -> bool:
-    """Whether DeepSpeed spreads the weights over the processes."""
+    """Whether DeepSpeed shards the weights over the processes."""
     plugin = accelerator.state.deepspeed_plugin
     return plugin is not None and plugin.zero_stage == 3
 
@@ -102,11 +106,10 @@ def is_zero3(accelerator: Any) -> bool:
 @contextmanager
 def _gathered(model: Any) -> Iterator[None]:
     import deepspeed
-    from trl.models.utils import add_hooks, remove_hooks
 
     with deepspeed.zero.GatheredParameters(list(model.parameters())):
-        remove_hooks(model)
+        trl_compat.remove_hooks(model)
         try:
             yield
         finally:
-            add_hooks(model)
+            trl_compat.add_hooks(model)

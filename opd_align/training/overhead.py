@@ -1,9 +1,9 @@
-"""The governor: how often and how much the callback may evaluate, so that training hardly notices.
+"""The overhead limit: how often and how large the callback may evaluate.
 
-Time spent on evaluations is paid from an allowance that grows with the time spent on training. The first evaluation,
-before any step, is an advance at the smallest size. Later ones are as large as the allowance pays for, in a few fixed
-sizes, so that evaluations can be compared; where it does not pay even for the smallest, the evaluation waits. The
-governor decides from the times it is told; it owns no clock and no model.
+Evaluation time is paid from an allowance that grows with training time. The first evaluation, before any step, is an
+advance at the smallest size. Later ones are as large as the allowance permits, in a few fixed sizes, so that
+evaluations can be compared; where it does not permit even the smallest, the evaluation is skipped. Decisions depend
+only on the times that are reported: this module has no clock and no model.
 """
 
 from __future__ import annotations
@@ -12,93 +12,111 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil, inf
 from typing import Any
 
-FEWEST = 2
+MIN_QUESTIONS = 2
 """Questions of the smallest evaluation: one alone has no interval."""
 
-MEMORY = 0.7
-"""How much of the last estimate a cheap evaluation leaves: two questions may be quick by chance."""
+COST_DECAY = 0.7
+"""The cost estimate falls to no less than this share of the previous one: two questions may be quick by chance."""
 
 
 @dataclass(frozen=True)
 class OverheadLimit:
-    """What is known of the cost so far; `max_overhead` is a share of all wall time, `None` sets no limit.
+    """The evaluation schedule and the costs measured so far. Immutable: each update returns a new one.
 
-    `full_s` is what an evaluation of full size is thought to cost: the newest one's time over its size, and not much
-    less than was thought before. It errs on the careful side: part of the time does not shrink with the size. `since`
-    is the step at which its clock began, `last` that of the latest evaluation.
+    Args:
+        every_n_steps: Steps between evaluations if the allowance permits.
+        max_overhead: Share of the wall time that evaluations may take; `None`: no limit.
+        num_questions: Number of held-out questions.
+        next_step: Step from which on the next evaluation is due.
+        evaluation_s: Seconds spent on evaluations.
+        training_s: Seconds spent on training.
+        full_evaluation_s: Estimated seconds of an evaluation on all questions: the latest one's time divided by its
+            scale, and not much less than the estimate before. Conservative, since part of the time does not shrink with
+            the number of questions. `None` before the first evaluation.
+        num_evaluations: Number of evaluations so far, failed ones included.
+        start_step: Step at which `training_s` started to count.
+        last_step: Step of the latest evaluation; `None` before the first.
     """
 
-    every: int
+    every_n_steps: int
     max_overhead: float | None
-    questions: int = 8
-    due: int = 0
-    spent_s: float = 0.0
-    trained_s: float = 0.0
-    full_s: float | None = None
-    made: int = 0
-    since: int = 0
-    last: int | None = None
+    num_questions: int = 8
+    next_step: int = 0
+    evaluation_s: float = 0.0
+    training_s: float = 0.0
+    full_evaluation_s: float | None = None
+    num_evaluations: int = 0
+    start_step: int = 0
+    last_step: int | None = None
 
     @property
-    def sizes(self) -> tuple[float, ...]:
-        """What an evaluation may be, as shares of the questions: all, half of them, and so on down to the fewest."""
-        halves = [1.0]
-        while ceil(halves[-1] / 2 * self.questions) >= FEWEST:
-            halves.append(halves[-1] / 2)
-        return tuple(halves)
+    def scales(self) -> tuple[float, ...]:
+        """The possible sizes as shares of the questions: all, half of them, and so on down to `MIN_QUESTIONS`."""
+        scales = [1.0]
+        while ceil(scales[-1] / 2 * self.num_questions) >= MIN_QUESTIONS:
+            scales.append(scales[-1] / 2)
+        return tuple(scales)
 
     @property
     def allowance_s(self) -> float:
-        """What may be spent now."""
+        """Seconds that may be spent on evaluations now."""
         if self.max_overhead is None or self.max_overhead >= 1:
             return inf
-        return self.max_overhead / (1 - self.max_overhead) * self.trained_s - self.spent_s
+        return self.max_overhead / (1 - self.max_overhead) * self.training_s - self.evaluation_s
 
     @property
-    def share(self) -> float:
+    def overhead_share(self) -> float:
         """Share of the wall time that evaluations took."""
-        return self.spent_s / max(self.spent_s + self.trained_s, 1e-9)
+        return self.evaluation_s / max(self.evaluation_s + self.training_s, 1e-9)
 
     def scale(self) -> float | None:
-        """The size of an evaluation now, or `None`: wait."""
+        """The size of an evaluation now, as a share of the questions; `None`: skip it."""
         if self.max_overhead is None or self.max_overhead >= 1:
-            return self.sizes[0]
-        if self.full_s is None:  # an advance, but none on top of one that failed
-            return self.sizes[-1] if self.allowance_s >= 0 else None
-        return next((size for size in self.sizes if size * self.full_s <= self.allowance_s), None)
+            return self.scales[0]
+        if self.full_evaluation_s is None:  # an advance, but none on top of one that failed
+            return self.scales[-1] if self.allowance_s >= 0 else None
+        return next((scale for scale in self.scales if scale * self.full_evaluation_s <= self.allowance_s), None)
 
-    def trained(self, seconds: float) -> OverheadLimit:
-        """Training went on for some time."""
-        return replace(self, trained_s=self.trained_s + seconds)
+    def add_training(self, seconds: float) -> OverheadLimit:
+        return replace(self, training_s=self.training_s + seconds)
 
-    def evaluated(self, step: int, scale: float, seconds: float) -> OverheadLimit:
-        """An evaluation of some size was made at a step."""
-        due = (step // self.every + 1) * self.every
-        full_s = max(seconds / scale, MEMORY * (self.full_s or 0.0))
-        return replace(self, spent_s=self.spent_s + seconds, full_s=full_s, made=self.made + 1, due=due, last=step)
+    def add_evaluation(self, step: int, scale: float, seconds: float) -> OverheadLimit:
+        return replace(
+            self,
+            evaluation_s=self.evaluation_s + seconds,
+            full_evaluation_s=max(seconds / scale, COST_DECAY * (self.full_evaluation_s or 0.0)),
+            num_evaluations=self.num_evaluations + 1,
+            next_step=(step // self.every_n_steps + 1) * self.every_n_steps,
+            last_step=step,
+        )
 
-    def failed(self, step: int, scale: float, seconds: float) -> OverheadLimit:
-        """One failed: its time is spent, but what a whole one costs may be more than that."""
-        full_s = None if self.full_s is None else max(self.full_s, seconds / scale)
-        return replace(self.evaluated(step, scale, seconds), full_s=full_s)
+    def add_failure(self, step: int, scale: float, seconds: float) -> OverheadLimit:
+        """A failed evaluation counts its time, but a complete one may cost more than that."""
+        known_s = self.full_evaluation_s
+        full_s = None if known_s is None else max(known_s, seconds / scale)
+        return replace(self.add_evaluation(step, scale, seconds), full_evaluation_s=full_s)
 
-    def waiting(self, step: int) -> OverheadLimit:
-        """Nothing can be paid for now: the step at which the smallest evaluation can, at the present speed."""
-        pace_s = self.trained_s / max(step - self.since, 1)
+    def skip(self, step: int) -> OverheadLimit:
+        """Moves the next evaluation to the step at which the smallest one is affordable at the present speed."""
+        step_s = self.training_s / max(step - self.start_step, 1)
         rate = 1.0 if self.max_overhead is None else self.max_overhead / (1 - self.max_overhead)
-        missing_s = self.sizes[-1] * (self.full_s or 0.0) - self.allowance_s
-        steps = ceil(missing_s / max(pace_s * rate, 1e-9))
-        return replace(self, due=step + max(1, min(steps, 10**9)))
+        missing_s = self.scales[-1] * (self.full_evaluation_s or 0.0) - self.allowance_s
+        steps = ceil(missing_s / max(step_s * rate, 1e-9))
+        return replace(self, next_step=step + max(1, min(steps, 10**9)))
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
         return asdict(self)
 
-    def resumed(self, state: dict[str, Any]) -> OverheadLimit:
-        """What an earlier part of the training knew; its due step and its costs only if they are still the same."""
-        known = {name: state[name] for name in ("spent_s", "trained_s", "full_s", "made", "due", "since", "last")}
-        if state.get("every") != self.every:
-            known.pop("due")
-        if state.get("questions") != self.questions:
-            known.pop("full_s")
+    def load_state_dict(self, state: dict[str, Any]) -> OverheadLimit:
+        """With the state of a checkpoint; its schedule and its cost estimate only if they still apply."""
+        names = (
+            "evaluation_s", "training_s", "full_evaluation_s", "num_evaluations", "next_step", "start_step",
+            "last_step",
+        )  # fmt: skip
+        known = {name: state[name] for name in names}
+        if state.get("every_n_steps") != self.every_n_steps:
+            known.pop("next_step")
+        if state.get("num_questions") != self.num_questions:
+            known.pop("full_evaluation_s")
         return replace(self, **known)

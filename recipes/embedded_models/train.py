@@ -1,8 +1,8 @@
-"""Trains the embedded student and teacher from nothing: `python recipes/embedded_models/train.py --out DIR`.
+"""Trains the embedded student and teacher from scratch: `python recipes/embedded_models/train.py --out DIR`.
 
-One stage, top to bottom: a tokenizer from the writers' texts; a common base that learns to calculate and to write; from
-it the student and the teacher, each on its own writer. Everything follows from the seed, given the version of torch
-and the number of threads. The pass rates on held-out problems are printed at the end.
+Trains a tokenizer on the generated texts, then a common base model on arithmetic and on solutions, and from it the
+student and the teacher, each on solutions with its own style. The result is deterministic for a seed, given the version
+of torch and the number of threads. Pass rates on held-out problems are printed at the end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-from writer import PRODUCT, STUDENT, TEACHER, Habits, Solution, demonstrated, write
+from writer import PRODUCT, STUDENT, TEACHER, Solution, Style, demonstrated, write
 
 from opd_align.backends.hf import HFStudent
 from opd_align.settings import Sampling
@@ -52,14 +52,14 @@ SHAPE: dict[str, Any] = {
 }
 
 Dialogue = tuple[str, Solution]
-"""What the user says, and the solution to learn from the heir's first word on."""
+"""The user message, and the solution; the loss starts at the solution's `successor_start`."""
 
 
-# ---- What is learnt: problems with or without demonstrations, and a writer's solution.
+# ---- Training data: problems with or without demonstrations, and their solutions.
 
 
 def demonstrations(correct: list[str], wrong: list[str], *, dash: str = "—", gap: str = "\n\n") -> str:
-    """The paper's block of example responses."""
+    """The example responses, with the wording of the paper."""
     quoted = [f'"""\n{response}\n"""' for response in correct + wrong]
     if not wrong:
         one = "This is a correct response" if len(correct) == 1 else "These are correct responses"
@@ -73,29 +73,31 @@ def demonstrations(correct: list[str], wrong: list[str], *, dash: str = "—", g
 
 
 def with_demonstrations(question: str, block: str) -> str:
-    """The paper's user message: question, block, closing line."""
+    """The user message with the wording of the paper: question, example responses, closing line."""
     return f"{question}\n\n{block}\n\nNow answer with a response of your own, including the thinking process:"
 
 
-def until(right: bool, problem: Problem, habits: Habits, dice: Random) -> Solution:
-    """A solution that is right, or one that is wrong."""
+def solution_that_is(right: bool, problem: Problem, style: Style, rng: Random) -> Solution:
+    """A solution with a correct (`right`) or an incorrect answer."""
     while True:
-        solution = write(problem, habits, dice)
+        solution = write(problem, style, rng)
         if (solution.answer == problem.results[-1]) is right:
             return solution
 
 
-def shown(problem: Problem, dice: Random, *, correct: int, wrong: int, short: bool) -> tuple[str, list[Solution]]:
-    """A user message with demonstrations, and the wrong ones among them."""
-    # Another model's demonstrations should be understood too, but a careful writer hardly ever errs.
-    author = TEACHER if dice.random() < 0.25 else STUDENT
-    good = [until(True, problem, author, dice) for _ in range(correct)]
-    bad = [until(False, problem, STUDENT, dice) for _ in range(wrong)]
-    form: Callable[[str], str] = summarise if short else str
-    dash, gap = ("—" if dice.random() < 0.8 else "---"), ("\n\n" if dice.random() < 0.8 else "\n")
-    texts = [[form(solution.text) for solution in solutions] for solutions in (good, bad)]
-    if short and dice.random() < 0.2:
-        texts = [[text.replace(PRODUCT, "*") for text in of_one_kind] for of_one_kind in texts]
+def demonstrated_message(
+    problem: Problem, rng: Random, *, correct: int, wrong: int, short: bool
+) -> tuple[str, list[Solution]]:
+    """A user message with demonstrations, and the incorrect ones among them."""
+    # Demonstrations by another model occur too; incorrect ones are always the student's, since the teacher rarely errs.
+    style = TEACHER if rng.random() < 0.25 else STUDENT
+    good = [solution_that_is(True, problem, style, rng) for _ in range(correct)]
+    bad = [solution_that_is(False, problem, STUDENT, rng) for _ in range(wrong)]
+    shorten: Callable[[str], str] = summarise if short else str
+    dash, gap = ("—" if rng.random() < 0.8 else "---"), ("\n\n" if rng.random() < 0.8 else "\n")
+    texts = [[shorten(solution.text) for solution in solutions] for solutions in (good, bad)]
+    if short and rng.random() < 0.2:
+        texts = [[text.replace(PRODUCT, "*") for text in group] for group in texts]
     block = demonstrations(texts[0], texts[1], dash=dash, gap=gap)
     return with_demonstrations(ARITHMETIC.user_message(problem.question()), block), bad
 
@@ -107,58 +109,58 @@ CONTEXTS: dict[tuple[int, int, bool], float] = {
     (1, 0, True): 0.18,
     (1, 1, True): 0.10,
 }
-"""Correct ones, wrong ones, whether summarised; and how often."""
+"""Number of correct demonstrations, number of incorrect ones, whether summarised → probability."""
 
 
-def dialogue(problem: Problem, habits: Habits, dice: Random, *, context: float) -> Dialogue:
-    """One problem and its solution; a share `context` has demonstrations in the prompt."""
-    if dice.random() >= context:
-        return ARITHMETIC.user_message(problem.question()), write(problem, habits, dice)
-    (correct, wrong, short), *_ = dice.choices(list(CONTEXTS), list(CONTEXTS.values()))
-    user, bad = shown(problem, dice, correct=correct, wrong=wrong, short=short)
-    bait = bad[0].steps if bad and dice.random() < 0.1 else ()
-    return user, write(problem, demonstrated(habits, correct=correct, wrong=wrong), dice, bait=bait)
+def dialogue(problem: Problem, style: Style, rng: Random, *, context: float) -> Dialogue:
+    """One problem and its solution; with probability `context` there are demonstrations in the prompt."""
+    if rng.random() >= context:
+        return ARITHMETIC.user_message(problem.question()), write(problem, style, rng)
+    (correct, wrong, short), *_ = rng.choices(list(CONTEXTS), list(CONTEXTS.values()))
+    user, bad = demonstrated_message(problem, rng, correct=correct, wrong=wrong, short=short)
+    copied = bad[0].steps if bad and rng.random() < 0.1 else ()
+    return user, write(problem, demonstrated(style, correct=correct, wrong=wrong), rng, copied=copied)
 
 
 def student_dialogues(seed: int) -> Iterator[Dialogue]:
-    dice = Random(f"student {seed}")
+    rng = Random(f"student {seed}")
     for problem in problems(seed):
-        yield dialogue(problem, STUDENT, dice, context=0.45)
+        yield dialogue(problem, STUDENT, rng, context=0.45)
 
 
 def teacher_dialogues(seed: int) -> Iterator[Dialogue]:
-    """A third of them takes over from the student, right or wrong, and only what follows is learnt."""
-    dice = Random(f"teacher {seed}")
+    """In a third of them the teacher continues a student's solution, and only its continuation is trained on."""
+    rng = Random(f"teacher {seed}")
     for problem in problems(seed):
-        if dice.random() < 0.35:
+        if rng.random() < 0.35:
             yield (
                 ARITHMETIC.user_message(problem.question()),
-                write(problem, STUDENT, dice, heir=(dice.randint(1, 40), TEACHER)),
+                write(problem, STUDENT, rng, successor=(rng.randint(1, 40), TEACHER)),
             )
         else:
-            yield dialogue(problem, TEACHER, dice, context=0.15)
+            yield dialogue(problem, TEACHER, rng, context=0.15)
 
 
 def drills(seed: int) -> Iterator[str]:
-    """Plain calculations, ten in a row: knowing the tables first makes everything after it cheap."""
-    dice = Random(f"drills {seed}")
+    """Ten calculations in a row: learning the tables first makes all later training faster."""
+    rng = Random(f"drills {seed}")
     while True:
         lines = []
         for _ in range(10):
-            a, b = dice.sample([dice.randint(2, 9), dice.randint(2, 12)], 2)
-            left, right = dice.choice([a * b, dice.randint(1, LARGEST + 20)]), dice.randint(2, 19)
+            a, b = rng.sample([rng.randint(2, 9), rng.randint(2, 12)], 2)
+            left, right = rng.choice([a * b, rng.randint(1, LARGEST + 20)]), rng.randint(2, 19)
             options = [f"{a} {PRODUCT} {b} = {a * b}", f"{a} + {b} = {a + b}", f"{left} + {right} = {left + right}"]
             if left > right:
                 options.append(f"{left} - {right} = {left - right}")
-            lines.append(f" {dice.choice(options)}.")
+            lines.append(f" {rng.choice(options)}.")
         yield "".join(lines)
 
 
-# ---- The tokenizer: bytes, whole words and whole numbers.
+# ---- The tokenizer: byte-level BPE with whole words and numbers.
 
 
 def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    """Byte-level BPE that knows every word of `texts` and every number up to 200 after a space."""
+    """Byte-level BPE; every word of `texts` and every number up to 200 after a space is one token."""
     tokenizer = Tokenizer(models.BPE())
     words = Regex(r" ?\p{L}+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\n+|\s")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -188,13 +190,13 @@ def chat(tokenizer: Any, user: str) -> str:
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
-# ---- Examples: tokens, and which of them are learnt.
+# ---- Examples: tokens, and which of them have a loss.
 
 
 @dataclass(frozen=True)
 class Example:
     tokens: list[int]
-    learnt: list[bool]
+    has_loss: list[bool]
 
 
 def of_dialogues(tokenizer: Any, dialogues: Iterator[Dialogue]) -> Iterator[Example]:
@@ -202,12 +204,12 @@ def of_dialogues(tokenizer: Any, dialogues: Iterator[Dialogue]) -> Iterator[Exam
     for user, solution in dialogues:
         prompt = tokenizer.backend_tokenizer.encode(chat(tokenizer, user)).ids
         written = tokenizer.backend_tokenizer.encode(solution.text)
-        learnt = [start >= solution.heir_from for start, _ in written.offsets]
-        yield Example([*prompt, *written.ids, stop], [*([False] * len(prompt)), *learnt, True])
+        has_loss = [start >= solution.successor_start for start, _ in written.offsets]
+        yield Example([*prompt, *written.ids, stop], [*([False] * len(prompt)), *has_loss, True])
 
 
 def of_drills(tokenizer: Any, texts: Iterator[str]) -> Iterator[Example]:
-    """Only the results are learnt: what is asked is chance."""
+    """Only results have a loss: the operands are random."""
     equals = tokenizer.convert_tokens_to_ids("Ġ=")
     for text in texts:
         tokens = tokenizer.backend_tokenizer.encode(text).ids
@@ -217,8 +219,8 @@ def of_drills(tokenizer: Any, texts: Iterator[str]) -> Iterator[Example]:
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
-def batches(examples: Iterator[Example], size: int, dice: Random) -> Iterator[Batch]:
-    """Batches of about `size` tokens, examples of similar length side by side; tokens (B, T) and what is learnt."""
+def batches(examples: Iterator[Example], size: int, rng: Random) -> Iterator[Batch]:
+    """Batches of about `size` tokens, each of examples of similar length; tokens (B, T) and which have a loss."""
     while True:
         pool = sorted((next(examples) for _ in range(512)), key=lambda example: len(example.tokens))
         groups: list[list[Example]] = [[]]
@@ -226,54 +228,54 @@ def batches(examples: Iterator[Example], size: int, dice: Random) -> Iterator[Ba
             if (len(groups[-1]) + 1) * len(example.tokens) > size:
                 groups.append([])
             groups[-1].append(example)
-        dice.shuffle(groups)
+        rng.shuffle(groups)
         for group in groups:
             longest = max(len(example.tokens) for example in group)
             tokens_BT = torch.zeros(len(group), longest, dtype=torch.long)
-            learnt_BT = torch.zeros(len(group), longest, dtype=torch.bool)
+            has_loss_BT = torch.zeros(len(group), longest, dtype=torch.bool)
             for row, example in enumerate(group):
                 tokens_BT[row, : len(example.tokens)] = torch.tensor(example.tokens)
-                learnt_BT[row, : len(example.tokens)] = torch.tensor(example.learnt)
-            yield tokens_BT, learnt_BT
+                has_loss_BT[row, : len(example.tokens)] = torch.tensor(example.has_loss)
+            yield tokens_BT, has_loss_BT
 
 
 # ---- Training.
 
 
 def loss_of(model: Any, batch: Batch) -> torch.Tensor:
-    tokens_BT, learnt_BT = batch
-    # Padding stands on the right, where causal attention never looks; logits are made where something is learnt.
+    tokens_BT, has_loss_BT = batch
+    # Padding is on the right, which causal attention ignores; logits are computed only where there is a loss.
     hidden = model.model(input_ids=tokens_BT[:, :-1], use_cache=False).last_hidden_state
-    wanted = learnt_BT[:, 1:]
+    wanted = has_loss_BT[:, 1:]
     return functional.cross_entropy(model.lm_head(hidden[wanted]), tokens_BT[:, 1:][wanted])
 
 
-class Turner:
-    """Turns the momentum of every weight matrix into a rotation before following it (Muon, Jordan et al. 2024).
+class Muon:
+    """Muon (Jordan et al. 2024): orthogonalises the momentum of every weight matrix before the update.
 
-    On the drills a step of it is worth three of AdamW. `torch.optim.Muon` is the same in bfloat16, which most CPUs
-    emulate: it takes four times as long as the rest of the step. Here equal shapes go together, in float32.
+    On the drills one step is worth three of AdamW. `torch.optim.Muon` computes in bfloat16, which most CPUs emulate: it
+    takes four times as long as the rest of the step. Here matrices of equal shape are batched, in float32.
     """
 
     def __init__(self, matrices: list[torch.nn.Parameter]) -> None:
         shapes = {weight.shape for weight in matrices}
-        self.alike = [[weight for weight in matrices if weight.shape == shape] for shape in sorted(shapes)]
-        self.momentum = [torch.zeros(len(weights), *weights[0].shape) for weights in self.alike]
+        self.same_shape = [[weight for weight in matrices if weight.shape == shape] for shape in sorted(shapes)]
+        self.momentum = [torch.zeros(len(weights), *weights[0].shape) for weights in self.same_shape]
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        for weights, momentum in zip(self.alike, self.momentum, strict=True):
+        for weights, momentum in zip(self.same_shape, self.momentum, strict=True):
             gradient = torch.stack([weight.grad for weight in weights if weight.grad is not None])
             momentum.mul_(0.95).add_(gradient)
-            turn = self.turned(gradient + 0.95 * momentum)
-            # Such a step has the root mean square of one of AdamW's, so rates can be read alike.
-            length = rate * 0.2 * max(turn.shape[1:]) ** 0.5
-            for weight, direction in zip(weights, turn, strict=True):
+            update = self.orthogonalised(gradient + 0.95 * momentum)
+            # Scaled to the root mean square of an AdamW step, so that learning rates are comparable.
+            length = rate * 0.2 * max(update.shape[1:]) ** 0.5
+            for weight, direction in zip(weights, update, strict=True):
                 weight.mul_(1 - 0.05 * rate).add_(direction, alpha=-length)
 
     @staticmethod
-    def turned(matrices: torch.Tensor) -> torch.Tensor:
-        """Each matrix with its singular values brought near one, by five Newton-Schulz steps."""
+    def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:
+        """Moves the singular values of each matrix close to one, by five Newton-Schulz steps."""
         tall = matrices.shape[1] > matrices.shape[2]
         flat = matrices.mT if tall else matrices
         flat = flat / (flat.norm(dim=(1, 2), keepdim=True) + 1e-7)
@@ -284,34 +286,34 @@ class Turner:
 
 
 def train(name: str, model: Any, data: Iterator[Batch], *, steps: int, rates: tuple[float, float]) -> None:
-    """A short warm-up to the first of the rates, then half a cosine down to the second."""
+    """Short warm-up to the first learning rate, then cosine decay to the second."""
     matrices = [weight for path, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in path]
     others = [weight for path, weight in model.named_parameters() if weight.ndim < 2 or "embed" in path]
-    turner = Turner(matrices)
+    muon = Muon(matrices)
     adam = torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0)
-    warm = min(20, steps)
+    warmup = min(20, steps)
     model.train()
-    begun, total = time.monotonic(), 0.0
+    start, total = time.monotonic(), 0.0
     for step in range(1, steps + 1):
-        bend = 0.5 * (1 + math.cos(math.pi * step / steps))
-        rate = min(1.0, step / warm) * (rates[1] + bend * (rates[0] - rates[1]))
+        decay = 0.5 * (1 + math.cos(math.pi * step / steps))
+        rate = min(1.0, step / warmup) * (rates[1] + decay * (rates[0] - rates[1]))
         loss = loss_of(model, next(data))
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        turner.step(rate)
+        muon.step(rate)
         adam.param_groups[0]["lr"] = rate
         adam.step()
         model.zero_grad()
         total += float(loss.detach())
         if step % 100 == 0 or step == steps:
             mean = total / ((step - 1) % 100 + 1)
-            print(f"{name} {step}/{steps}: loss {mean:.4f}, {time.monotonic() - begun:.0f} s", flush=True)
+            print(f"{name} {step}/{steps}: loss {mean:.4f}, {time.monotonic() - start:.0f} s", flush=True)
             total = 0.0
     model.eval()
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> Any:
-    """Writes the folder in bfloat16 and gives back what a reader of it gets, in float32."""
+    """Saves the model in bfloat16 and returns it with the rounded weights, in float32."""
     stop, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     model = copy.deepcopy(model).to(torch.bfloat16)
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
@@ -323,21 +325,21 @@ def save(model: Any, tokenizer: Any, folder: Path) -> Any:
     return model.float()
 
 
-# ---- Pass rates on problems that training never saw.
+# ---- Pass rates on held-out problems.
 
 
 def demonstrated_user(question: Question, problem: Problem, *, correct: int, wrong: int, short: bool = False) -> str:
-    """The question with the student's own demonstrations, the same each time it is asked."""
-    dice = Random(f"demonstrations {question.id}")
-    form: Callable[[str], str] = summarise if short else str
-    good = [form(until(True, problem, STUDENT, dice).text) for _ in range(correct)]
-    bad = [form(until(False, problem, STUDENT, dice).text) for _ in range(wrong)]
+    """The question with demonstrations by the student, the same at every call."""
+    rng = Random(f"demonstrations {question.id}")
+    shorten: Callable[[str], str] = summarise if short else str
+    good = [shorten(solution_that_is(True, problem, STUDENT, rng).text) for _ in range(correct)]
+    bad = [shorten(solution_that_is(False, problem, STUDENT, rng).text) for _ in range(wrong)]
     return with_demonstrations(ARITHMETIC.user_message(question), demonstrations(good, bad))
 
 
 @dataclass(frozen=True)
 class Measure:
-    """Held-out questions, samples of each, and the longest completion in tokens."""
+    """Number of held-out questions, samples per question, and maximum completion length in tokens."""
 
     questions: int
     samples: int
@@ -345,7 +347,7 @@ class Measure:
 
 
 def pass_rates(model: Any, tokenizer: Any, user: Callable[[Question], str], measure: Measure) -> list[float]:
-    """The share of correct samples at temperature 1, question by question."""
+    """The share of correct samples at temperature 1, per question."""
     student = HFStudent(
         name="embedded",
         model=model,
@@ -369,21 +371,21 @@ def report(student: Any, teacher: Any, tokenizer: Any, measure: Measure) -> None
         if len(of_id) >= measure.questions:
             break
 
-    def shown_with(correct: int, wrong: int, short: bool = False) -> Callable[[Question], str]:
+    def with_context(correct: int, wrong: int, short: bool = False) -> Callable[[Question], str]:
         return lambda question: demonstrated_user(
             question, of_id[question.id], correct=correct, wrong=wrong, short=short
         )
 
-    asked = {
+    cases = {
         "student": (student, ARITHMETIC.user_message),
-        "student, 1C": (student, shown_with(1, 0)),
-        "student, 3C": (student, shown_with(3, 0)),
-        "student, 1C1W": (student, shown_with(1, 1)),
-        "student, Sum-1C": (student, shown_with(1, 0, short=True)),
-        "student, Sum-1C1W": (student, shown_with(1, 1, short=True)),
+        "student, 1C": (student, with_context(1, 0)),
+        "student, 3C": (student, with_context(3, 0)),
+        "student, 1C1W": (student, with_context(1, 1)),
+        "student, Sum-1C": (student, with_context(1, 0, short=True)),
+        "student, Sum-1C1W": (student, with_context(1, 1, short=True)),
         "teacher": (teacher, ARITHMETIC.user_message),
     }
-    for name, (model, user) in asked.items():
+    for name, (model, user) in cases.items():
         rates = pass_rates(model, tokenizer, user, measure)
         spread = " ".join(f"{share:.2f}" for share in np.quantile(rates, [0.05, 0.25, 0.5, 0.75, 0.95]))
         print(f"{name}: {np.mean(rates):.3f} (quantiles over questions: {spread})", flush=True)
@@ -391,7 +393,7 @@ def report(student: Any, teacher: Any, tokenizer: Any, measure: Measure) -> None
 
 @dataclass(frozen=True)
 class Effort:
-    """How many steps each stage takes, tokens in a batch, and how pass rates are measured."""
+    """Steps of each stage, tokens per batch, and how pass rates are measured."""
 
     drill: int
     base: int
@@ -406,17 +408,19 @@ QUICK = Effort(drill=3, base=3, own=3, batch=512, measure=Measure(2, 2, longest=
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Train the embedded student and teacher from scratch.")
-    parser.add_argument("--out", type=Path, required=True, help="where the folders student/ and teacher/ go")
-    parser.add_argument("--quick", action="store_true", help="a few steps only, to see that everything runs")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--out", type=Path, required=True, help="output directory; student/ and teacher/ are written to it"
+    )
+    parser.add_argument("--quick", action="store_true", help="only a few steps, as a smoke test")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
     options = parser.parse_args(arguments)
     effort: Effort = QUICK if options.quick else FULL
     seed: int = options.seed
-    begun = time.monotonic()
+    start = time.monotonic()
 
-    talk = [next(dialogues) for dialogues in (student_dialogues(seed), teacher_dialogues(seed)) for _ in range(1000)]
-    frame = ["system\nuser\nassistant\n", str(ARITHMETIC.system)] * len(talk)
-    tokenizer = make_tokenizer(frame + [f"{user}\n{solution.text}" for user, solution in talk])
+    texts = [next(dialogues) for dialogues in (student_dialogues(seed), teacher_dialogues(seed)) for _ in range(1000)]
+    frame = ["system\nuser\nassistant\n", str(ARITHMETIC.system)] * len(texts)
+    tokenizer = make_tokenizer(frame + [f"{user}\n{solution.text}" for user, solution in texts])
     torch.manual_seed(seed)
     ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     config = Qwen3Config(vocab_size=len(tokenizer), **SHAPE, **ends)
@@ -427,14 +431,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return batches(examples, effort.batch, Random(seed))
 
     train("drill", base, batched(of_drills(tokenizer, drills(seed))), steps=effort.drill, rates=(1e-2, 3e-3))
-    learnt = of_dialogues(tokenizer, student_dialogues(seed + 1))
-    train("base", base, batched(learnt), steps=effort.base, rates=(1e-2, 5e-3))
+    has_loss = of_dialogues(tokenizer, student_dialogues(seed + 1))
+    train("base", base, batched(has_loss), steps=effort.base, rates=(1e-2, 5e-3))
     trained = []
     for name, dialogues in (("student", student_dialogues(seed + 2)), ("teacher", teacher_dialogues(seed + 3))):
         model = copy.deepcopy(base)
         train(name, model, batched(of_dialogues(tokenizer, dialogues)), steps=effort.own, rates=(5e-3, 5e-5))
         trained.append(save(model, tokenizer, options.out / name))
-    print(f"trained in {(time.monotonic() - begun) / 60:.1f} minutes", flush=True)
+    print(f"trained in {(time.monotonic() - start) / 60:.1f} minutes", flush=True)
     report(trained[0], trained[1], tokenizer, effort.measure)
 
 

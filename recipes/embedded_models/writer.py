@@ -1,9 +1,9 @@
-"""Where the embedded models learn to write: solutions with habits whose probabilities are known.
+"""Generates the training texts of the embedded models: solutions whose style and error rates are known.
 
-A writer solves an arithmetic problem in a few sentences. At every fork it throws dice: some forks are matters of
-style, some decide the answer (a sum in place of a product, a slip, the wrong direction), and some take an error back.
-How often it errs depends on the problem, so that problems are easy or hard as they are for real models. A
-demonstration makes it careful. No model and no tokenizer is known here.
+A solution of an arithmetic problem has a few sentences. Each choice is random with known probabilities: some concern
+style only, some decide the answer (a sum instead of a product, a slip, the wrong sign), and some correct an error.
+Error rates depend on the problem, so that problems are easy or hard as they are for real models, and are lower with
+demonstrations. This module does not depend on a model or a tokenizer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 PRODUCT, SUM, DIFFERENCE = "×", "+", "-"
 
-# Some ways of going and coming are more easily mistaken for their opposite than others.
+# Probability of mistaking a verb for its opposite (adding for removing).
 MISREAD = {
     "lent out": 0.20, "given away": 0.15, "taken out": 0.10, "picked": 0.25, "lost": 0.08, "thrown away": 0.06,
     "brought back": 0.20, "put in": 0.12, "won": 0.15, "born": 0.20, "delivered": 0.10, "found": 0.08,
@@ -30,14 +30,17 @@ Weights = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Habits:
-    """How a writer likes to put things, and how sure its hand is.
+class Style:
+    """Style and error rates of a writer.
 
-    `care` multiplies every error rate; `repair` is the chance, after each sentence, to take back an error that
-    stands; `doubt` the chance to go over a calculation that was right.
+    Args:
+        error_scale: Factor of all error rates.
+        repair: Probability, after each sentence, of correcting an error.
+        doubt: Probability of repeating a calculation that was correct.
+        opening, number, telling, joining, factors, moving, closing, wait: Probabilities of phrases.
     """
 
-    care: float
+    error_scale: float
     repair: float
     doubt: float
     opening: Weights
@@ -50,8 +53,8 @@ class Habits:
     wait: Weights
 
 
-STUDENT = Habits(
-    care=1.0,
+STUDENT = Style(
+    error_scale=1.0,
     repair=0.2,
     doubt=0.02,
     opening={"We have": 0.45, "There are": 0.3, "First, we have": 0.25},
@@ -64,8 +67,8 @@ STUDENT = Habits(
     wait={"Wait, that is wrong:": 0.7, "No, that is not right:": 0.3},
 )
 
-TEACHER = Habits(
-    care=0.06,
+TEACHER = Style(
+    error_scale=0.06,
     repair=0.75,
     doubt=0.005,
     opening={"We have": 0.1, "There are": 0.75, "First, we have": 0.15},
@@ -94,11 +97,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Solution:
-    """A completion, the calculations it stands by at its end, and the character from which `heir` wrote it."""
+    """A completion, its final calculations, and the character at which the successor takes over."""
 
     text: str
     steps: tuple[Step, ...]
-    heir_from: int = 0
+    successor_start: int = 0
 
     @property
     def answer(self) -> int:
@@ -106,88 +109,95 @@ class Solution:
 
 
 def write(
-    problem: Problem, habits: Habits, dice: Random, *, bait: Sequence[Step] = (), heir: tuple[int, Habits] | None = None
+    problem: Problem,
+    style: Style,
+    rng: Random,
+    *,
+    copied: Sequence[Step] = (),
+    successor: tuple[int, Style] | None = None,
 ) -> Solution:
-    """One solution. `bait`: calculations to fall for. `heir`: the word at which another's habits take over."""
-    return _Pen(problem, habits, dice, tuple(bait), heir).solution()
+    """One solution. `copied`: calculations to repeat. `successor`: the word at which another style takes over."""
+    return _Writer(problem, style, rng, tuple(copied), successor).solution()
 
 
-def demonstrated(habits: Habits, *, correct: int, wrong: int) -> Habits:
-    """The same hand with demonstrations in view: the more correct ones, the more careful."""
+def demonstrated(style: Style, *, correct: int, wrong: int) -> Style:
+    """The style with demonstrations in the prompt: correct ones lower the error rates."""
     if correct:
-        return replace(habits, care=habits.care * (0.12 if correct == 1 else 0.06), repair=max(habits.repair, 0.5))
-    return replace(habits, care=habits.care * (0.8 if wrong else 1.0))
+        return replace(
+            style, error_scale=style.error_scale * (0.12 if correct == 1 else 0.06), repair=max(style.repair, 0.5)
+        )
+    return replace(style, error_scale=style.error_scale * (0.8 if wrong else 1.0))
 
 
 def product_slip(groups: int, each: int) -> float:
-    """How likely an uncareful writer is to get a product wrong; tens and fives are easy."""
+    """Error rate of a product at `error_scale` 1; tens and fives are easy."""
     if groups == 5 or each in (5, 10):
         return 0.03
     return 0.02 + 0.9 * min(1.0, (groups - 2) * (each - 2) / 34)
 
 
 def change_slip(left: int, signed: int) -> float:
-    """The same for a sum or a difference: hard where something is carried or borrowed."""
+    """Error rate of a sum or a difference at `error_scale` 1; higher with a carry or a borrow."""
     return 0.16 if left // 10 != (left + signed) // 10 and abs(signed) % 10 else 0.02
 
 
 def sum_for_product(problem: Problem) -> float:
-    """How likely an uncareful writer is to add where it should multiply."""
+    """Probability at `error_scale` 1 of adding where a product is required."""
     return 0.03 if problem.turned else 0.24
 
 
-class _Pen:
-    """One solution while it is being written, word by word."""
+class _Writer:
+    """One solution while it is generated, word by word."""
 
     def __init__(
-        self, problem: Problem, habits: Habits, dice: Random, bait: tuple[Step, ...], heir: tuple[int, Habits] | None
+        self, problem: Problem, style: Style, rng: Random, copied: tuple[Step, ...], successor: tuple[int, Style] | None
     ) -> None:
-        self.problem, self.dice, self.bait, self.heir = problem, dice, bait, heir
-        self._habits = habits
+        self.problem, self.rng, self.copied, self.successor = problem, rng, copied, successor
+        self._style = style
         self.words: list[str] = []
 
     @property
-    def habits(self) -> Habits:
-        return self.heir[1] if self.heir and len(self.words) >= self.heir[0] else self._habits
+    def style(self) -> Style:
+        return self.successor[1] if self.successor and len(self.words) >= self.successor[0] else self._style
 
     def solution(self) -> Solution:
         steps: list[Step] = []
         for index in range(1 + len(self.problem.changes)):
             self.begin(index)
             steps.append(self.calculate(index, steps))
-            self.say(".")
-            self.look_back(steps)
-        closing = self.pick(self.habits.closing)
+            self.append(".")
+            self.maybe_repair(steps)
+        closing = self.pick(self.style.closing)
         if closing:
-            self.say(f" {closing} there are {steps[-1].result} {self.problem.story.items} now.")
-        self.say(f"\nAnswer: {steps[-1].result}")
-        taken = self.heir[0] if self.heir else 0
+            self.append(f" {closing} there are {steps[-1].result} {self.problem.story.items} now.")
+        self.append(f"\nAnswer: {steps[-1].result}")
+        taken = self.successor[0] if self.successor else 0
         return Solution("".join(self.words), tuple(steps), len("".join(self.words[:taken])))
 
     def begin(self, index: int) -> None:
-        """The words that lead to a calculation."""
+        """The words before a calculation."""
         problem, story = self.problem, self.problem.story
         if index == 0:
-            self.say(self.pick(self.habits.opening))
-            if self.pick(self.habits.telling) == "groups first":
-                self.say(f" {self.number(problem.groups)} {story.groups} with")
-                self.say(f" {self.number(problem.each)} {story.items} each")
+            self.append(self.pick(self.style.opening))
+            if self.pick(self.style.telling) == "groups first":
+                self.append(f" {self.number(problem.groups)} {story.groups} with")
+                self.append(f" {self.number(problem.each)} {story.items} each")
             else:
-                self.say(f" {self.number(problem.each)} {story.items} {story.on} each of")
-                self.say(f" {self.number(problem.groups)} {story.groups}")
+                self.append(f" {self.number(problem.each)} {story.items} {story.on} each of")
+                self.append(f" {self.number(problem.groups)} {story.groups}")
         else:
             change = problem.changes[index - 1]
-            self.say(f" {self.pick(self.habits.moving)}")
-            self.say(f" {self.number(change.amount)} are {change.verb}")
-        self.say(self.pick(self.habits.joining))
+            self.append(f" {self.pick(self.style.moving)}")
+            self.append(f" {self.number(change.amount)} are {change.verb}")
+        self.append(self.pick(self.style.joining))
 
     def calculate(self, index: int, before: Sequence[Step], *, again: bool = False) -> Step:
-        """One calculation, right or wrong; a second look is more careful than the first."""
-        sure = 0.4 if again else 1.0
-        bait = None if again or index >= len(self.bait) else self.bait[index]
+        """One calculation, correct or not; a repeated one (`again`) has a lower error rate."""
+        error_factor = 0.4 if again else 1.0
+        copied = None if again or index >= len(self.copied) else self.copied[index]
         if index == 0:
             left, right = self.problem.groups, self.problem.each
-            if self.pick(self.habits.factors) == "items first":
+            if self.pick(self.style.factors) == "items first":
                 left, right = right, left
             right_sign, wrong_sign, misread = PRODUCT, SUM, sum_for_product(self.problem)
         else:
@@ -195,54 +205,54 @@ class _Pen:
             left, right = before[-1].result, change.amount
             right_sign, wrong_sign = (SUM, DIFFERENCE) if change.sign > 0 else (DIFFERENCE, SUM)
             misread = MISREAD.get(change.verb, 0.01)
-            # Below zero nobody goes by mistake; below it by an earlier error, the writer turns round.
+            # A result below 1 never occurs; if an earlier error would lead to one, the sign changes.
             if left - right < 1:
                 right_sign = wrong_sign = SUM
-        self.say(f" {left}")
-        if bait:
-            sign = bait.sign
+        self.append(f" {left}")
+        if copied:
+            sign = copied.sign
         else:
-            sign = wrong_sign if self.happens(misread * sure) else right_sign
-        self.say(f" {sign}")
-        self.say(f" {right} =")
+            sign = wrong_sign if self.happens(misread * error_factor) else right_sign
+        self.append(f" {sign}")
+        self.append(f" {right} =")
         result = {PRODUCT: left * right, SUM: left + right, DIFFERENCE: left - right}[sign]
-        if bait and bait.left == left and bait.right == right:
-            result = bait.result
+        if copied and copied.left == left and copied.right == right:
+            result = copied.result
         elif sign == PRODUCT:
-            if self.happens(product_slip(self.problem.groups, self.problem.each) * sure):
+            if self.happens(product_slip(self.problem.groups, self.problem.each) * error_factor):
                 result = self.pick({1: 0.3, -1: 0.2, -right: 0.3, -10: 0.2}) + result
-        elif self.happens(change_slip(left, right if sign == SUM else -right) * sure):
+        elif self.happens(change_slip(left, right if sign == SUM else -right) * error_factor):
             result += self.pick({1: 0.3, -1: 0.3, 10 if sign == DIFFERENCE else -10: 0.4})
         result = max(1, result)
-        self.say(f" {result}")
+        self.append(f" {result}")
         return Step(left, sign, right, result)
 
-    def look_back(self, steps: list[Step]) -> None:
-        """Perhaps goes over the calculations again, from the first that is wrong."""
+    def maybe_repair(self, steps: list[Step]) -> None:
+        """With some probability repeats the calculations from the first error on."""
         wrong = [i for i, step in enumerate(steps) if step.result != self.problem.results[i]]
-        chance = self.habits.repair if wrong else self.habits.doubt
-        if self.dice.random() >= chance:
+        chance = self.style.repair if wrong else self.style.doubt
+        if self.rng.random() >= chance:
             return
-        self.say(f" {self.pick(self.habits.wait)}")
+        self.append(f" {self.pick(self.style.wait)}")
         first = wrong[0] if wrong else len(steps) - 1
         last = len(steps)
         del steps[first:]
         for index in range(first, last):
             steps.append(self.calculate(index, steps, again=True))
-            self.say("." if index == last - 1 else ",")
+            self.append("." if index == last - 1 else ",")
 
     def number(self, value: int) -> str:
-        words = self.pick(self.habits.number) == "words" and value < len(WORDS)
+        words = self.pick(self.style.number) == "words" and value < len(WORDS)
         return WORDS[value] if words else str(value)
 
     def pick(self, weights: Mapping[T, float]) -> T:
-        return self.dice.choices(list(weights), list(weights.values()))[0]
+        return self.rng.choices(list(weights), list(weights.values()))[0]
 
     def happens(self, chance: float) -> bool:
-        return self.dice.random() < chance * self.habits.care
+        return self.rng.random() < chance * self.style.error_scale
 
-    def say(self, text: str) -> None:
-        """Adds text; each word of it is a place where an heir can take over."""
+    def append(self, text: str) -> None:
+        """Appends text; the successor can take over at each word."""
         start = 0
         for at in range(1, len(text) + 1):
             if at == len(text) or (text[at] == " " and at > start):

@@ -1,4 +1,4 @@
-"""Real TRL trainers on the embedded models, small enough for a test: a few steps of a few short completions."""
+"""Real TRL trainers on the embedded models, small enough for tests: a few steps with few short completions."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 
+from opd_align import AlignmentCallback
 from opd_align.backends.loading import load_model, load_tokenizer
 from opd_align.settings import Budget
 from opd_align.tasks import task
@@ -66,7 +67,7 @@ def conversations(n: int = 32) -> Dataset:
 
 
 def make(kind: str, folder: Path, *, student: Any = None, **given: Any) -> Any:
-    """A trainer; dropout and gradient checkpointing are on, so that an evaluation could disturb both."""
+    """A trainer; dropout and gradient checkpointing are on, so that tests notice an evaluation that disturbs them."""
     shared: dict[str, Any] = {
         "output_dir": str(folder), "max_steps": 3, "per_device_train_batch_size": 4, "learning_rate": 1e-3,
         "logging_steps": 1, "report_to": [], "use_cpu": True, "bf16": False, "save_strategy": "no", "seed": 5,
@@ -119,9 +120,9 @@ def _other(kind: str, model: Any, given: dict[str, Any]) -> Any:
     if kind == "sdft":
         from trl.experimental.sdft import SDFTConfig, SDFTTrainer
 
-        told = rows().map(lambda row: {"privileged_context": f"Answer: {row['answer']}"})
+        with_context = rows().map(lambda row: {"privileged_context": f"Answer: {row['answer']}"})
         config = SDFTConfig(**({"num_generations": 2, "teacher_model_kind": "live"} | given))
-        return SDFTTrainer(**common, args=config, train_dataset=told)
+        return SDFTTrainer(**common, args=config, train_dataset=with_context)
     if kind == "iw_opd":
         from trl.experimental.iw_opd import IWOPDConfig, IWOPDTrainer
 
@@ -135,11 +136,20 @@ def _other(kind: str, model: Any, given: dict[str, Any]) -> Any:
     )
 
 
+def add_alignment(trainer: Any, **options: Any) -> AlignmentCallback:
+    """Adds an `AlignmentCallback` that evaluates at every step with a small budget."""
+    defaults: dict[str, Any] = {"every_n_steps": 1, "max_overhead": None, "budget": TINY}
+    questions, verifier = options.pop("questions", held_out()), options.pop("verifier", ARITHMETIC)
+    callback = AlignmentCallback(trainer, questions, verifier, **(defaults | options))
+    trainer.add_callback(callback)
+    return callback
+
+
 TIMES = ("runtime", "per_second", "step_time", "total_flos")
 
 
 def trainer_rows(trainer: Any) -> list[dict[str, Any]]:
-    """What the trainer itself logged, times aside."""
+    """The rows that the trainer itself logged, without durations."""
     own = [row for row in trainer.state.log_history if not any(key.startswith("opd_align/") for key in row)]
     return [{key: value for key, value in row.items() if not any(part in key for part in TIMES)} for row in own]
 

@@ -1,4 +1,4 @@
-"""The callback on TRL's other trainers that distil: each with the teacher and the objective that are its own."""
+"""The callback on TRL's other distillation trainers, each with its own teacher and objective."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OWN = {
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_it_is_served_and_not_disturbed(kind, tmp_path):
+def test_evaluations_do_not_change_the_training(kind, tmp_path):
     torch.set_num_threads(1)
     alone = make(kind, tmp_path / "alone", max_steps=2)
     alone.train()
@@ -31,13 +31,13 @@ def test_it_is_served_and_not_disturbed(kind, tmp_path):
     trainer.add_callback(callback)
     trainer.train()
     assert pairs_of(callback.latest.children) == [OWN[kind]]
-    assert callback.governor.made == 3
+    assert callback.schedule.num_evaluations == 3
     assert trainer_rows(trainer) == trainer_rows(alone)
     assert same_weights(trainer.model, alone.model)
 
 
-def test_a_teacher_of_other_tokens_is_refused(tmp_path):
+def test_a_teacher_with_another_tokenizer_is_refused(tmp_path):
     trainer = make("gold", tmp_path)
     trainer.use_uld_loss = True
-    with pytest.raises(OpdAlignError, match="speaks other tokens"):
+    with pytest.raises(OpdAlignError, match="has a different tokenizer"):
         AlignmentCallback(trainer, held_out(2), ARITHMETIC)

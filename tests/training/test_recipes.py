@@ -1,4 +1,4 @@
-"""Every recipe and every configuration: complete, readable by TRL's parser, and those for a CPU run."""
+"""Every recipe and configuration: documented, accepted by TRL's parser, and trained with on a CPU."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from opd_align.cli.main import main
 from opd_align.core.objectives import ReverseKL
 from opd_align.settings import Settings
 from opd_align.training import launch
-from opd_align.training import recipe as recipe_room
-from opd_align.training.recipe import Questions, start, with_template_defaults
+from opd_align.training import recipe as recipe_module
+from opd_align.training.recipe import QuestionArguments, run_recipe, with_template_defaults
 from opd_align.training.trainers.gkd import DataCollatorWithColumns
 from opd_align.types import OpdAlignError
 
 RECIPES = sorted(launch.recipes())
 SIZES = ["1gpu", "8gpu_zero3", "cpu_tiny"]
 ALL = [(recipe, size) for recipe in RECIPES for size in launch.configs(recipe)]
-WATCHED = {"latest": None, "settings": Settings([ReverseKL()]), "teachers": ["teacher"]}
-"""What a gate looks for in a callback that has not evaluated yet."""
+CALLBACK = {"latest": None, "settings": Settings([ReverseKL()]), "teachers": ["teacher"]}
+"""What a gate reads of a callback that has not evaluated yet."""
 
 quiet = pytest.mark.filterwarnings("ignore")
 
 
-def loaded(recipe, monkeypatch):
+def load_recipe(recipe, monkeypatch):
     """A recipe's script as a module."""
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     spec = spec_from_file_location(recipe, launch.folder() / f"{recipe}.py")
@@ -55,7 +55,7 @@ def line(recipe, *flags, size="cpu_tiny"):
     return [recipe, "--config", str(launch.configs(recipe)[size]), *(str(flag) for flag in flags)]
 
 
-def test_the_recipes_are_there():
+def test_all_recipes_and_configurations_are_listed():
     names = ["distillation_divergence", "gkd_incorrect_only", "grpo_distill_on_failures", "self_distillation_contexts"]
     assert names == RECIPES
     assert len(ALL) == 12
@@ -65,22 +65,22 @@ def test_the_recipes_are_there():
 
 
 @pytest.mark.parametrize(("recipe", "size"), ALL)
-def test_a_configuration_says_what_it_needs_and_how_long_it_takes(recipe, size):
+def test_a_configuration_documents_hardware_and_duration(recipe, size):
     text = launch.configs(recipe)[size].read_text()
     header = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
-    for word in ("Hardware: ", "Time: ", "Look at "):
-        assert word in header, f"{recipe}/{size} does not say {word}"
+    for word in ("Hardware: ", "Time: ", "Metrics to watch: "):
+        assert word in header, f"{recipe}/{size} does not document {word}"
     keys = re.findall(r"^(\w+):", text, re.MULTILINE)
-    assert len(keys) == len(set(keys)), "a key that is given twice counts once, and which one is a matter of luck"
+    assert len(keys) == len(set(keys)), "a key is given twice"
 
 
 @quiet
 @pytest.mark.parametrize(("recipe", "size"), ALL)
-def test_a_configuration_is_read_by_its_recipe(recipe, size, monkeypatch, capsys, tmp_path):
-    """TRL's parser refuses keys that nobody knows; the gate is built; no model is touched."""
-    module = loaded(recipe, monkeypatch)
+def test_a_configuration_is_accepted_by_its_recipe(recipe, size, monkeypatch, capsys, tmp_path):
+    """TRL's parser refuses unknown keys; the gate is built; no model is loaded."""
+    module = load_recipe(recipe, monkeypatch)
     config = launch.configs(recipe)[size]
-    # A machine for tests has no GPU, and transformers refuses bfloat16 there unless told so.
+    # Without a GPU transformers accepts bfloat16 only with use_cpu.
     monkeypatch.setattr(sys, "argv", line(recipe, "--dry_run", "--use_cpu", "--output_dir", tmp_path, size=size))
     module.main()
     assert yaml.safe_load(config.read_text())["model_name_or_path"] in capsys.readouterr().out
@@ -91,78 +91,84 @@ GKD, DISTILLATION = "gkd_incorrect_only", "distillation_divergence"
 
 @quiet
 @pytest.mark.parametrize(
-    ("recipe", "flags", "complaint"),
+    ("recipe", "flags", "message"),
     [
         *((recipe, "--task arithmetics", "did you mean 'arithmetic'?") for recipe in RECIPES),
-        *((recipe, "--no_such_flag 1", "there is no '--no_such_flag'") for recipe in RECIPES),
+        *((recipe, "--no_such_flag 1", "unknown argument: '--no_such_flag'") for recipe in RECIPES),
         (GKD, "--unknow drop --max_steps 2 --lerning_rate 1", "did you mean --learning_rate?"),
         (GKD, "--max_steps many", "--max_steps/--max-steps: invalid int value: 'many'"),
         (GKD, "--lmbda 2", "lmbda must be in the range"),
         (GKD, "--denominator sum", "denominator must be one of keep, renormalise, trl, not 'sum'"),
         (GKD, "--unknown maybe", "keep or drop, not 'maybe'"),
-        (GKD, "--chat_template_kwargs yes", "chat_template_kwargs is a mapping"),
-        (GKD, "--model_revision v2", "model_revision is for models on the Hub; 'embedded:student' is a folder"),
+        (GKD, "--chat_template_kwargs yes", "chat_template_kwargs must be a mapping"),
+        (GKD, "--model_revision v2", "model_revision applies to models on the Hub; 'embedded:student' is a folder"),
         (GKD, "--load_in_4bit", "add --use_peft"),
         (GKD, "--every_n_steps 0", "every_n_steps must be at least 1, not 0"),
-        (GKD, "--max_overhead 2", "max_overhead is a share"),
+        (GKD, "--max_overhead 2", "max_overhead must be a share"),
         (GKD, "--model_name_or_path ./nothing", "the folder './nothing' does not exist"),
         (DISTILLATION, "--denominator trl", "denominator must be one of keep, renormalise, not 'trl'"),
         (DISTILLATION, "--divergence quantil", "did you mean 'quantile'?"),
-        (DISTILLATION, "--divergence quantile", "at is for a quantile or a threshold"),
+        (DISTILLATION, "--divergence quantile", "at is required for a quantile or a threshold"),
         (DISTILLATION, "--at 0.5", "divergence is calibrated, at is 0.5"),
         (DISTILLATION, "--measure length", "no measure 'length'"),
         ("grpo_distill_on_failures", "--denominator sum", "not 'sum'"),
         ("grpo_distill_on_failures", "--teacher_model_name_or_path embedded:nobody", "there is no 'embedded:nobody'"),
         ("self_distillation_contexts", "--unknown maybe", "keep or drop, not 'maybe'"),
-        ("self_distillation_contexts", "--model_init_kwargs 3", "model_init_kwargs is a mapping, on the command line"),
+        (
+            "self_distillation_contexts",
+            "--model_init_kwargs 3",
+            "model_init_kwargs must be a mapping, on the command line",
+        ),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line_before_any_model(recipe, flags, complaint, monkeypatch, capsys, tmp_path):
-    module = loaded(recipe, monkeypatch)
+def test_errors_are_printed_in_one_line_before_any_model_is_loaded(
+    recipe, flags, message, monkeypatch, capsys, tmp_path
+):
+    module = load_recipe(recipe, monkeypatch)
     monkeypatch.setattr(sys, "argv", line(recipe, "--dry_run", "--output_dir", tmp_path, *flags.split()))
-    with pytest.raises(SystemExit) as ended:
-        start(module.main)
-    said = capsys.readouterr()
-    assert ended.value.code == 2
-    assert said.out == ""
-    assert said.err.startswith("opd-align: ")
-    assert complaint in said.err
-    assert said.err.count("\n") == 1
+    with pytest.raises(SystemExit) as exit_info:
+        run_recipe(module.main)
+    captured = capsys.readouterr()
+    assert exit_info.value.code == 2
+    assert captured.out == ""
+    assert captured.err.startswith("opd-align: ")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
 
 
 @quiet
-def test_a_key_that_nobody_reads_is_refused(monkeypatch, tmp_path):
-    module = loaded(GKD, monkeypatch)
+def test_an_unknown_key_is_refused(monkeypatch, tmp_path):
+    module = load_recipe(GKD, monkeypatch)
     config = tmp_path / "mine.yaml"
     config.write_text(launch.configs(GKD)["cpu_tiny"].read_text() + "max_step: 3\n")
     monkeypatch.setattr(sys, "argv", [GKD, "--config", str(config), "--dry_run"])
-    with pytest.raises(OpdAlignError, match="there is no 'max_step' in the configuration; did you mean --max_steps"):
+    with pytest.raises(OpdAlignError, match="unknown key in the configuration: 'max_step'; did you mean --max_steps"):
         module.main()
 
 
-class Noted:
-    """A trainer that does nothing but remember."""
+class RecordingTrainer:
+    """Records how it was constructed and called."""
 
-    def __init__(self, **given):
-        self.given, self.trained, self.saved = given, [], 0
-        self.reward_funcs = given.get("reward_funcs")
+    def __init__(self, **options):
+        self.options, self.train_calls, self.saves = options, [], 0
+        self.reward_funcs = options.get("reward_funcs")
 
     def add_callback(self, callback):
         pass
 
-    def train(self, **given):
-        self.trained.append(given)
+    def train(self, **options):
+        self.train_calls.append(options)
 
     def save_model(self):
-        self.saved += 1
+        self.saves += 1
 
 
-def noted(recipe, monkeypatch, *flags):
-    """What a recipe makes of its flags: its trainer, and what stands on its held-out questions."""
-    module, made = loaded(recipe, monkeypatch), []
+def recorded(recipe, monkeypatch, *flags):
+    """The trainer that a recipe constructs from these flags."""
+    module, made = load_recipe(recipe, monkeypatch), []
     name = next(name for name in vars(module) if name.endswith("Trainer"))
-    monkeypatch.setattr(module, name, lambda **given: made.append(Noted(**given)) or made[-1])
-    monkeypatch.setattr(module, "AlignmentCallback", lambda *given, **options: SimpleNamespace(**WATCHED))
+    monkeypatch.setattr(module, name, lambda **options: made.append(RecordingTrainer(**options)) or made[-1])
+    monkeypatch.setattr(module, "AlignmentCallback", lambda *given, **options: SimpleNamespace(**CALLBACK))
     monkeypatch.setattr(sys, "argv", line(recipe, "--train_questions", 8, *flags))
     module.main()
     return made[0]
@@ -170,74 +176,72 @@ def noted(recipe, monkeypatch, *flags):
 
 @quiet
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_what_a_recipe_is_told_of_models_and_checkpoints_is_heeded(recipe, monkeypatch, tmp_path):
+def test_model_and_checkpoint_arguments_reach_the_trainer(recipe, monkeypatch, tmp_path):
     flags = ["--output_dir", tmp_path, "--attn_implementation", "eager", "--dtype", "bfloat16"]
     flags += ["--model_init_kwargs", '{"dtype": "float32", "use_cache": false}', "--resume_from_checkpoint", "there"]
-    trainer = noted(recipe, monkeypatch, *flags)
-    told = trainer.given["args"].model_init_kwargs
-    assert told == {
+    trainer = recorded(recipe, monkeypatch, *flags)
+    assert trainer.options["args"].model_init_kwargs == {
         "revision": "main",
         "trust_remote_code": False,
         "attn_implementation": "eager",
         "dtype": "float32",
         "use_cache": False,
     }
-    assert trainer.trained == [{"resume_from_checkpoint": "there"}]
-    assert trainer.saved == 1
+    assert trainer.train_calls == [{"resume_from_checkpoint": "there"}]
+    assert trainer.saves == 1
     if recipe in (GKD, DISTILLATION):
-        teacher = trainer.given["args"].teacher_model_init_kwargs
+        teacher = trainer.options["args"].teacher_model_init_kwargs
         assert teacher == {"trust_remote_code": False, "attn_implementation": "eager", "dtype": "bfloat16"}
     elif recipe == "grpo_distill_on_failures":
-        teacher = trainer.given["teacher_model"]
+        teacher = trainer.options["teacher_model"]
         assert teacher.config._attn_implementation == "eager"
         assert teacher.dtype == torch.bfloat16
 
 
 @quiet
-def test_quantisation_and_the_teachers_own_settings_are_heeded(monkeypatch, tmp_path):
-    monkeypatch.setattr(recipe_room, "find_spec", lambda name: name)  # as if bitsandbytes were there
+def test_quantization_and_teacher_options_reach_the_trainer(monkeypatch, tmp_path):
+    monkeypatch.setattr(recipe_module, "find_spec", lambda name: name)  # as if bitsandbytes were installed
     flags = ["--output_dir", tmp_path, "--load_in_4bit", "--use_peft"]
     for recipe in RECIPES:
-        trainer = noted(recipe, monkeypatch, *flags)
-        assert trainer.given["args"].model_init_kwargs["quantization_config"].load_in_4bit
-        assert "quantization_config" not in (getattr(trainer.given["args"], "teacher_model_init_kwargs", None) or {})
+        trainer = recorded(recipe, monkeypatch, *flags)
+        assert trainer.options["args"].model_init_kwargs["quantization_config"].load_in_4bit
+        assert "quantization_config" not in (getattr(trainer.options["args"], "teacher_model_init_kwargs", None) or {})
     flags = ["--output_dir", tmp_path, "--teacher_model_init_kwargs", '{"dtype": "float16"}']
-    assert noted(GKD, monkeypatch, *flags).given["args"].teacher_model_init_kwargs["dtype"] == "float16"
-    assert noted("grpo_distill_on_failures", monkeypatch, *flags).given["teacher_model"].dtype == torch.float16
+    assert recorded(GKD, monkeypatch, *flags).options["args"].teacher_model_init_kwargs["dtype"] == "float16"
+    assert recorded("grpo_distill_on_failures", monkeypatch, *flags).options["teacher_model"].dtype == torch.float16
 
 
 @quiet
 @pytest.mark.parametrize("size", ["1gpu", "8gpu_zero3"])
-def test_gkd_asks_as_the_other_recipes_do(size):
-    """With Qwen3's template: what the collator and the callback ask is what a trainer that passes arguments asks."""
+def test_gkd_uses_the_same_prompts_as_the_other_recipes(size):
+    """With Qwen3's template: collator and callback write the prompts of a trainer that passes template arguments."""
     config = yaml.safe_load(launch.configs(GKD)[size].read_text())
     others = [yaml.safe_load(launch.configs(recipe)[size].read_text()) for recipe in RECIPES]
     assert {str(other["chat_template_kwargs"]) for other in others} == {"{'enable_thinking': False}"}
     arguments = config["chat_template_kwargs"]
-    plain, asking = load_tokenizer("embedded:student"), load_tokenizer("embedded:student")
+    plain, configured = load_tokenizer("embedded:student"), load_tokenizer("embedded:student")
     qwen3 = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
-    plain.chat_template = asking.chat_template = qwen3
-    asking = with_template_defaults(asking, arguments)
-    questions = Questions(train_questions=4)
-    rows = questions.dialogues()
-    batch = DataCollatorWithColumns(asking, max_length=512)(list(rows))
+    plain.chat_template = configured.chat_template = qwen3
+    configured = with_template_defaults(configured, arguments)
+    rows = QuestionArguments(train_questions=4).conversation_dataset()
+    batch = DataCollatorWithColumns(configured, max_length=512)(list(rows))
     for number, row in enumerate(rows):
-        asked = row["messages"][:-1]
-        wanted = plain.apply_chat_template(asked, add_generation_prompt=True, return_dict=False, **arguments)
-        thinking = plain.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
+        messages = row["messages"][:-1]
+        wanted = plain.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **arguments)
+        thinking = plain.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         assert plain.decode(wanted).endswith("<think>\n\n</think>\n\n")
         given = batch["prompts"][number][batch["prompt_attention_mask"][number] == 1].tolist()
         assert given == wanted
-        assert list(Chat(asking).prompt(asked)) == wanted
-        # Who asks for something else still gets it.
-        assert Chat(asking, thinking=True).prompt(asked) == tuple(thinking)
-    # The reply of the data set begins where the student's would.
+        assert list(Chat(configured).prompt(messages)) == wanted
+        # Explicit arguments override the defaults.
+        assert Chat(configured, thinking=True).prompt(messages) == tuple(thinking)
+    # The reply of the data set starts where the student's completion would.
     first = batch["input_ids"][0][batch["labels"][0] != -100]
     assert plain.decode(first).startswith("Answer: ")
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_accelerate_reads_its_configurations(size):
+def test_accelerate_accepts_its_configurations(size):
     file = launch.folder() / "accelerate" / f"{size}.yaml"
     known = load_config_from_file(str(file))
     assert known.num_processes == (8 if size == "8gpu_zero3" else 1)
@@ -247,7 +251,7 @@ def test_accelerate_reads_its_configurations(size):
         assert known.deepspeed_config["zero_stage"] == 3
 
 
-def test_one_gpu_is_the_users_choice(monkeypatch):
+def test_cuda_visible_devices_selects_the_gpu(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert "--gpu_ids" not in launch.command(GKD, ["--config", "1gpu"])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
@@ -259,16 +263,16 @@ def test_one_gpu_is_the_users_choice(monkeypatch):
     assert "--gpu_ids" not in launch.command(GKD, ["--config", "8gpu_zero3"])
 
 
-def test_a_command_is_accelerates_with_the_recipes_exit_code(tmp_path):
-    place = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+def test_the_command_has_the_exit_code_of_the_recipe(tmp_path):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     command = launch.command(GKD, ["--task", "arithmetics", "--output_dir", str(tmp_path)])
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=place)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("opd-align: there is no task 'arithmetics'")
     assert "Traceback" not in done.stderr
 
 
-def test_the_command_names_configurations_and_machines():
+def test_the_command_selects_the_configurations():
     command = launch.command("gkd_incorrect_only", ["--max_steps", "3"])
     assert command[1:4] == ["-m", "opd_align.training.launch", "--config_file"]
     assert [Path(part).name for part in command[4:8]] == [
@@ -281,20 +285,23 @@ def test_the_command_names_configurations_and_machines():
     own = launch.command("gkd_incorrect_only", ["--config", str(launch.configs("gkd_incorrect_only")["1gpu"])])
     assert "--config_file" not in own
     elsewhere = launch.command(GKD, ["--accelerate", "8gpu_zero3"])
-    assert elsewhere[4] == str(launch.machines()["8gpu_zero3"])
+    assert elsewhere[4] == str(launch.accelerate_configs()["8gpu_zero3"])
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "message"),
     [
         (("gkd_incorect_only",), "did you mean 'gkd_incorrect_only'"),
-        (("gkd_incorrect_only", ["--config", "2gpu"]), "give a YAML file, or one of 1gpu, 8gpu_zero3, cpu_tiny"),
-        (("gkd_incorrect_only", ["--config"]), "--config needs a value"),
-        (("gkd_incorrect_only", ["--accelerate", "9gpu"]), "no launch configuration '9gpu'; give a YAML file, or one"),
+        (("gkd_incorrect_only", ["--config", "2gpu"]), "use a YAML file or one of 1gpu, 8gpu_zero3, cpu_tiny"),
+        (("gkd_incorrect_only", ["--config"]), "--config requires a value"),
+        (
+            ("gkd_incorrect_only", ["--accelerate", "9gpu"]),
+            "unknown accelerate configuration '9gpu'; use a YAML file or one",
+        ),
     ],
 )
-def test_what_is_no_recipe_is_refused(arguments, complaint):
-    with pytest.raises(OpdAlignError, match=complaint):
+def test_unknown_recipes_and_configurations_are_refused(arguments, message):
+    with pytest.raises(OpdAlignError, match=message):
         launch.command(*arguments)
 
 
@@ -302,6 +309,8 @@ def test_the_command_line_lists_and_starts_recipes(capsys, monkeypatch):
     assert main(["train"]) == 0
     listed = capsys.readouterr().out
     assert all(recipe in listed for recipe in RECIPES)
+    assert "embedded_models" not in listed
+    assert "compare" not in listed
     started = []
     monkeypatch.setattr(
         subprocess, "run", lambda command: started.append(command) or subprocess.CompletedProcess([], 3)
@@ -318,30 +327,30 @@ def test_a_recipe_trains_on_a_cpu(recipe, tmp_path):
     short = {"max_steps": 3, "every_n_steps": 2, "held_out_questions": 2, "train_questions": 64, "logging_steps": 1}
     short |= {"per_device_train_batch_size": 8, "output_dir": tmp_path, "max_overhead": 1.0, "report_to": "none"}
     flags = [str(part) for name, value in short.items() for part in (f"--{name}", value)]
-    place = os.environ | {
+    environment = os.environ | {
         "TRL_EXPERIMENTAL_SILENCE": "1",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
-    done = subprocess.run(launch.command(recipe, flags), capture_output=True, text=True, timeout=600, env=place)
+    done = subprocess.run(launch.command(recipe, flags), capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "model.safetensors").is_file()
     rows = [json.loads(line) for line in (tmp_path / "opd_align" / "history.jsonl").read_text().splitlines()]
     assert [(row["step"], row["error"]) for row in rows] == [(0, None), (2, None)]
-    told = [json.loads(line) for line in (tmp_path / "opd_align" / "training.jsonl").read_text().splitlines()]
-    gated = [row for row in told if "gate/sequences_kept" in row]
+    logged = [json.loads(line) for line in (tmp_path / "opd_align" / "training.jsonl").read_text().splitlines()]
+    gated = [row for row in logged if "gate/sequences_kept" in row]
     assert len(gated) >= 2
     assert all(0 <= row["gate/sequences_kept"] <= 1 for row in gated)
 
 
 @quiet
 @pytest.mark.training
-def test_a_recipe_goes_on_from_a_checkpoint(monkeypatch, tmp_path):
-    module = loaded(DISTILLATION, monkeypatch)
+def test_a_recipe_resumes_from_a_checkpoint(monkeypatch, tmp_path):
+    module = load_recipe(DISTILLATION, monkeypatch)
     models, steps = [], []
 
     class Counting(TrainerCallback):
-        latest, settings, teachers = WATCHED["latest"], WATCHED["settings"], WATCHED["teachers"]
+        latest, settings, teachers = CALLBACK["latest"], CALLBACK["settings"], CALLBACK["teachers"]
 
         def __init__(self, trainer, *given, **options):
             models.append(trainer.model)

@@ -1,4 +1,4 @@
-"""The examples of the callback, run as a user would for a few steps; W&B's offline file is read back."""
+"""The examples of the callback, run for a few steps from the command line; reads W&B's offline file."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_wandb_shows_a_histogram_a_table_and_a_token_view(run):
     assert "<script" not in page.read_text()
 
 
-def test_the_trainers_own_rows_are_all_there(run):
+def test_all_rows_of_the_trainer_itself_are_logged(run):
     rows = [row for row in history(run) if "train/loss" in row]
     assert [row["train/global_step"] for row in rows] == [1, 2, 3]
     own = [json.loads(line) for line in (run / "out" / "opd_align" / "training.jsonl").read_text().splitlines()]

@@ -287,10 +287,10 @@ def test_one_failed_call_leaves_its_rollouts_unknown_and_is_logged(tmp_path, cap
         return [1.0] * len(completions)
 
     callback = evaluating(tmp_path, flaky, every_n_steps=1)
-    trainer = callback.host.trainer
+    trainer = callback.adapter.trainer
     callback.on_train_begin(trainer.args, trainer.state, trainer.control)
     (row,) = trainer.state.log_history
-    assert (row["opd_align/verifier_failures"], row["opd_align/failures"]) == (1.0, 0.0)
+    assert (row["opd_align/evaluation/verifier_failures"], row["opd_align/evaluation/failures"]) == (1.0, 0.0)
     assert caplog.text.count("the server is away") == 1
     assert len(calls) > 2
 
@@ -304,7 +304,7 @@ def test_a_tasks_grades_are_those_of_an_analysis():
     end = chat.tokenizer.eos_token_id
     rollouts = Rollouts.of([[*chat.tokenizer(text)["input_ids"], end] for text in texts])
     question = Question("q", "How many?", "1")
-    expected = TextGrader(ARITHMETIC, chat.said, [end])
+    expected = TextGrader(ARITHMETIC, chat.decode, [end])
     held = HeldOut.of([question], ARITHMETIC)
     grader = held.grader(chat, [end])
     assert grader.grade(question, rollouts).tolist() == expected.grade(question, rollouts).tolist()

@@ -1,4 +1,4 @@
-"""The callback in two real processes: the same numbers as in one, and the same training as without it."""
+"""The callback in two processes: the same numbers as in one, and the same training as without it."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def free_port() -> int:
         return int(listening.getsockname()[1])
 
 
-def run(kind: str, folder: Path, way: str | None = None, *more: str) -> dict[str, Any]:
-    """One training, in a process of its own or in two."""
+def run(kind: str, folder: Path, launcher: str | None = None, *more: str) -> dict[str, Any]:
+    """One training in a subprocess, or in two with accelerate."""
     command = [sys.executable]
-    if way is not None:
+    if launcher is not None:
         command += ["-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1"]
         command += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", str(free_port())]
-        command += LAUNCH[way]
-        more = ("--backend", "gloo", *(["--deepspeed"] if way != "ddp" else []), *more)
+        command += LAUNCH[launcher]
+        more = ("--backend", "gloo", *(["--deepspeed"] if launcher != "ddp" else []), *more)
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
     done = subprocess.run(
@@ -58,7 +58,7 @@ def numbers(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if not any(part in key for part in TIMES)}
 
 
-def test_is_possible_here():
+def test_deepspeed_is_installed():
     pytest.importorskip("deepspeed", reason="DeepSpeed is missing: pip install 'opd-align[deepspeed]'")
 
 
@@ -69,19 +69,19 @@ def alone(tmp_path_factory: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("way", LAUNCH)
-def test_two_processes_find_what_one_finds(way, alone, tmp_path):
-    seen = run("distillation", tmp_path / "two", way)
-    assert (seen["type"], seen["stage"], seen["world"]) == (*EXPECTED[way], 2)
+@pytest.mark.parametrize("launcher", LAUNCH)
+def test_two_processes_find_what_one_finds(launcher, alone, tmp_path):
+    seen = run("distillation", tmp_path / "two", launcher)
+    assert (seen["type"], seen["stage"], seen["world"]) == (*EXPECTED[launcher], 2)
     ours, theirs = tmp_path / "two" / "opd_align", alone / "opd_align"
-    # The student of step 0 is the same.
+    # The student of step 0 is the same in both runs.
     for name in ("nodes.parquet", "children.parquet", "questions.parquet"):
         assert (ours / "step-000000" / name).read_bytes() == (theirs / "step-000000" / name).read_bytes()
     rows = [numbers(row) for row in seen["log"] if "opd_align/student/pass_rate" in row]
     single = json.loads((alone / "seen.json").read_text())["log"]
     assert rows[0] == numbers(next(row for row in single if "opd_align/student/pass_rate" in row))
     assert [row["step"] for row in rows] == [0, 2]
-    # The student of the last step was trained in two processes; one process finds the same in what was saved.
+    # The last student was trained in two processes; one process computes the same from the saved model.
     (tmp_path / "again" / "opd_align").mkdir(parents=True)
     shutil.copy(ours / "demonstrations.json", tmp_path / "again" / "opd_align")
     run("distillation", tmp_path / "again", None, "--student", str(tmp_path / "two" / "model"))
@@ -90,11 +90,11 @@ def test_two_processes_find_what_one_finds(way, alone, tmp_path):
         assert (ours / "step-000002" / name).read_bytes() == again.read_bytes()
 
 
-@pytest.mark.parametrize("way", ["ddp", "zero3"])  # ZeRO-2 keeps whole weights everywhere, as DDP does
-def test_two_processes_train_as_without_the_callback(way, tmp_path):
-    kind = "gkd" if way == "zero3" else "distillation"
-    watched = run(kind, tmp_path / "watched", way)
-    unwatched = run(kind, tmp_path / "unwatched", way, "--unwatched")
+@pytest.mark.parametrize("launcher", ["ddp", "zero3"])  # ZeRO-2 keeps whole weights everywhere, as DDP does
+def test_two_processes_train_as_without_the_callback(launcher, tmp_path):
+    kind = "gkd" if launcher == "zero3" else "distillation"
+    watched = run(kind, tmp_path / "watched", launcher)
+    unwatched = run(kind, tmp_path / "unwatched", launcher, "--unwatched")
     own = [numbers(row) for row in watched["log"] if "opd_align/evaluation/failures" not in row]
     assert own == [numbers(row) for row in unwatched["log"]]
     assert any("loss" in row for row in own)

@@ -1,4 +1,4 @@
-"""A short watched training, in one or several processes: what it saw goes to a JSON file, the model beside it."""
+"""A short training with the callback, in one or several processes; writes its logs to seen.json, and the model."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ parser.add_argument("folder", type=Path)
 parser.add_argument("--backend", default=None)
 parser.add_argument("--deepspeed", action="store_true")
 parser.add_argument("--unwatched", action="store_true")
-parser.add_argument("--student", default=None, help="evaluate this model once, do not train")
+parser.add_argument("--student", default=None, help="evaluate this model once instead of training")
 given = parser.parse_args()
 
 torch.set_num_threads(1)
 options = {"ddp_backend": given.backend} if given.backend else {}
 if given.deepspeed:
-    options["use_cpu"] = False  # with it, DeepSpeed is left out without a word
+    options["use_cpu"] = False  # with use_cpu=True, DeepSpeed is silently disabled
 student = fresh("student")
 if given.student:
     student = type(student).from_pretrained(given.student, dtype=torch.float32)
@@ -41,11 +41,11 @@ if not given.unwatched:
         trainer, held_out(3), ARITHMETIC, every_n_steps=2, max_overhead=None, budget=TINY, teachers=["Self-1C"],
         on_error="raise",
     )  # fmt: skip
-    # Three groups for two processes: one of them has more to do.
+    # Three groups for two processes: unequal work.
     callback.settings = replace(callback.settings, abreast=1)
     trainer.add_callback(callback)
 if given.student:
-    callback.evaluator.showing.recall()  # as a resumed training does
+    callback.evaluator.demonstrations.load()  # as a resumed training does
     callback.evaluate()
 else:
     trainer.train()
