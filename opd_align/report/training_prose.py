@@ -110,7 +110,8 @@ def _difference(first: _Result, last: _Result) -> str:
 def _strength(last: _Result) -> str:
     estimate = last.alignment
     if not isfinite(estimate.half_width):
-        return f"Its alignment is {format_estimate(estimate)}; there are too few questions for a confidence interval ({ALIGNMENT_SCALE})."
+        reason = "there are too few questions for a confidence interval"
+        return f"Its alignment is {format_estimate(estimate)}; {reason} ({ALIGNMENT_SCALE})."
     questions = f" over {estimate.n:,} held-out questions" if estimate.n > 1 else ""
     zero = "" if interval_sign(estimate) else " The interval includes zero."
     return f"Its alignment is {format_estimate(estimate)}, a 95 % interval{questions} ({ALIGNMENT_SCALE}).{zero}"
