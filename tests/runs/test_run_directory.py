@@ -725,7 +725,7 @@ def test_a_failure_in_one_worker_stops_the_others(family: ExactFamily, teachers:
     with pytest.raises(RuntimeError, match="failed on purpose"):
         run_into(tmp_path, student, teachers, workers=3)
     assert len(student.requested) <= 8
-    with pytest.raises(OpdAlignError, match="at least one worker"):
+    with pytest.raises(OpdAlignError, match="workers must be at least 1"):
         run_into(tmp_path, family, teachers, workers=0)
 
 
