@@ -458,10 +458,11 @@ def metrics_markdown() -> str:
     """The registry as a Markdown page, for the documentation."""
     parts = [
         "# Metrics",
-        "Generated from `opd_align/core/metric_registry.py`. The same keys are used in `summary.json`, in the trainer's "
-        "log, in W&B (with the prefix `train/`) and in `history.jsonl`. Unknown values are `null` in JSON and are not "
-        "logged otherwise. A node, also called a decision, is a token position with at least two continuations whose success "
-        "rate (SR) is known; its SR range is the largest minus the smallest of these success rates.",
+        "Generated from `opd_align/core/metric_registry.py`. The same keys are used in `summary.json`, in the "
+        "trainer's log, in W&B (with the prefix `train/`) and in `history.jsonl`. Unknown values are `null` in JSON "
+        "and are not logged otherwise. A node, also called a decision, is a token position with at least two "
+        "continuations whose success rate (SR) is known; its SR range is the largest "
+        "minus the smallest of these success rates.",
     ]
     for level, (title, text) in PAGE_SECTIONS.items():
         lines = ["| key | meaning | unit | range | better | shown in |", "|---|---|---|---|---|---|"]
