@@ -1,7 +1,7 @@
 """MkDocs hook for links from pages to files of the repository outside `docs/`, such as `../examples/own_objective.py`.
 
 They work as they are where the repository is browsed. On the built site they lead to `repo_url` if it is set, and
-become plain text otherwise. A link to a file that does not exist is a warning, which `mkdocs build --strict` makes an error.
+become plain text otherwise. A link to a file that does not exist is a warning, and an error with `--strict`.
 """
 
 from __future__ import annotations

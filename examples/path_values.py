@@ -1,6 +1,6 @@
 """Plot one path: the exact success probability after each token, and two estimates of it.
 
-Writes `path_values.svg` next to this file (the figure in the README).
+Draws the figure of docs/concepts.md; without FILE.svg it is written to docs/images/path_values.svg.
 
     python examples/path_values.py [FILE.svg]
 """
@@ -15,6 +15,7 @@ from opd_align import ExactWorld, Question, Settings
 from opd_align.core.collect import collect
 from opd_align.core.estimate import estimate
 
+FIGURE = Path(__file__).parents[1] / "docs" / "images" / "path_values.svg"
 WIDTH, HEIGHT, LEFT, TOP = 760, 300, 46, 34
 
 
@@ -71,4 +72,4 @@ def line(points: str, colour: str) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_suffix(".svg"))
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else FIGURE)

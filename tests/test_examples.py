@@ -34,7 +34,7 @@ def test_the_readme_figure_matches_its_script(tmp_path: Path) -> None:
     drawn = tmp_path / "path_values.svg"
     run(str(ROOT / "examples" / "path_values.py"), str(drawn))
     numbers = [
-        re.findall(r"\d+(?:\.\d+)?", file.read_text()) for file in (drawn, ROOT / "examples" / "path_values.svg")
+        re.findall(r"\d+(?:\.\d+)?", file.read_text()) for file in (drawn, ROOT / "docs" / "images" / "path_values.svg")
     ]
     assert len(numbers[0]) == len(numbers[1])
     assert all(abs(float(a) - float(b)) < 0.3 for a, b in zip(*numbers, strict=True))

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
+from opd_align.backends.base import BACKENDS
 from opd_align.cli import commands
 from opd_align.core.objectives import OBJECTIVES
 from opd_align.runs.filesystem import AnyPath, as_path
@@ -252,7 +253,7 @@ def _add_analysis_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"comma-separated: {', '.join(objective.name for objective in OBJECTIVES)}; jsd(0.3) for another beta",
     )  # fmt: skip
     group.add_argument("--n-sig", type=float, metavar="N", help="minimum effective visits of a candidate token")
-    group.add_argument("--backend", metavar="NAME", help="sampling backend: hf, vllm or server")
+    group.add_argument("--backend", metavar="NAME", help=f"sampling backend: {_listed(BACKENDS)}")
     group.add_argument("--batch", type=int, metavar="N", help="rollouts per sampling request")
     group.add_argument("--workers", type=int, metavar="N", help="questions processed concurrently (default: 1)")
     group.add_argument("--reuse", type=_path, metavar="DIR", help="reuse matching rollouts of another run directory")

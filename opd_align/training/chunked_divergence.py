@@ -10,17 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
-from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
-from trl.kernels.chunked_logprob import ChunkedLogProbFunction
-from trl.trainer import distillation_trainer
-from trl.trainer.utils import maybe_gather_lm_head_ctx
 
+from opd_align.training import trl_compat
 from opd_align.training.gates import LOG_RATIO, MEASURES, GateBatch
+from opd_align.training.trl_compat import ChunkedDivergenceFunction, ChunkedLogProbFunction, maybe_gather_lm_head_ctx
 from opd_align.types import OpdAlignError
 
 VOCABULARY_CHUNK = 32768
@@ -109,8 +106,5 @@ def replaced_kernel(batch: GateBatch, replacement: KernelReplacement, *, beta: f
     def apply(*arguments: Any) -> tuple[Tensor, Tensor]:
         return replacement(KernelCall(arguments, batch, beta))
 
-    distillation_trainer.ChunkedDivergenceFunction = SimpleNamespace(apply=apply)
-    try:
+    with trl_compat.replaced_kernel(apply):
         yield
-    finally:
-        distillation_trainer.ChunkedDivergenceFunction = ChunkedDivergenceFunction

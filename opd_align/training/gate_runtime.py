@@ -24,7 +24,7 @@ This module knows accelerate's processes, but neither TRL nor how a measure is c
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -174,7 +174,7 @@ class GateRuntime:
         self._recorded = True
         self._sums = self._sums + torch.stack([sums.get(name, zero).float() for name in SUMS])
 
-    def log_step(self, metrics: dict[str, list[float]], denominator: Tensor) -> None:
+    def log_step(self, metrics: MutableMapping[str, list[float]], denominator: Tensor) -> None:
         """Appends the global batch's metrics to those of a trainer; all processes must call this together."""
         if not self._recorded:
             raise OpdAlignError("the loss was computed without the gate: this version of TRL is not supported")

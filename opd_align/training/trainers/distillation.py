@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from trl import DistillationTrainer
-
+from opd_align.training import trl_compat
 from opd_align.training.gate_runtime import GateRuntime, safe_denominator
 from opd_align.training.rewards import CORRECT_FROM, TIMEOUT_S
 from opd_align.training.trainers.gated_generation import DENOMINATOR, prepare_generation, weighted_divergence
+from opd_align.training.trl_compat import DistillationTrainer
 
 
 class GatedDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
@@ -35,7 +35,11 @@ class GatedDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         runtime = GateRuntime(gate, denominator, correct_from=correct_from, verifier_timeout_s=verifier_timeout_s)
+        trl_compat.check_trainer(
+            DistillationTrainer, ("_generate_and_score_completions", "_compute_loss", "compute_loss")
+        )
         super().__init__(*args, **kwargs)
+        trl_compat.check_attributes(self)
         self._gate_runtime = runtime.attach(self.accelerator)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -54,5 +58,5 @@ class GatedDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         loss = super().compute_loss(model, inputs, *args, **kwargs)
         if DENOMINATOR in inputs and self.accelerator.sync_gradients:
-            self._gate_runtime.log_step(self._metrics["train"], inputs[DENOMINATOR])
+            self._gate_runtime.log_step(trl_compat.train_metrics(self), inputs[DENOMINATOR])
         return loss

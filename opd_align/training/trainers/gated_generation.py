@@ -13,10 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from trl import DistillationTrainer
-from trl.data_utils import is_conversational
-from trl.trainer.utils import split_pixel_values_by_grid, split_tensor_dict, unsplit_pixel_values_by_grid
 
+from opd_align.training import trl_compat
 from opd_align.training.chunked_divergence import KernelCall, replaced_kernel
 from opd_align.training.gate_runtime import (
     GateRuntime,
@@ -26,6 +24,13 @@ from opd_align.training.gate_runtime import (
     token_lists,
 )
 from opd_align.training.gates import compute_weights
+from opd_align.training.trl_compat import (
+    DistillationTrainer,
+    is_conversational,
+    split_pixel_values_by_grid,
+    split_tensor_dict,
+    unsplit_pixel_values_by_grid,
+)
 
 OUTCOME, WEIGHTS, DENOMINATOR = "gate_outcome", "gate_weights", "gate_denominator"
 
@@ -43,7 +48,7 @@ def prepare_generation(
         token_ids = token_lists(generated["completion_ids"], generated["completion_mask"])
         completions = decode_completions(trainer.processing_class, token_ids, conversational=conversational)
         # TRL's rule for `completions/clipped_ratio`. Completions that it masks for that have no tokens here.
-        end_tokens = [*trainer.eos_token_ids, trainer._tokenizer.pad_token_id]
+        end_tokens = trl_compat.completion_ends(trainer)
         truncated_B = is_truncated(generated["completion_ids"], generated["completion_mask"], end_tokens)
         extras = {"completion_ids": token_ids, "trainer_state": trainer.state}
         outcome_B = runtime.outcomes(prompts, completions, columns, truncated_B, **extras)

@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from trl.experimental.gkd import GKDTrainer
-from trl.experimental.utils import DataCollatorForChatML
-from trl.models.utils import unwrap_model_for_generation
 
+from opd_align.training import trl_compat
 from opd_align.training.gate_runtime import (
     GateRuntime,
     decode_completions,
@@ -24,6 +22,7 @@ from opd_align.training.gate_runtime import (
 )
 from opd_align.training.gates import DENOMINATORS, GateBatch, compute_weights, measure_logits
 from opd_align.training.rewards import CORRECT_FROM, TIMEOUT_S
+from opd_align.training.trl_compat import DataCollatorForChatML, GKDTrainer, unwrap_model_for_generation
 from opd_align.types import OpdAlignError
 
 COLUMNS, MICRO_BATCH = "columns", "gate_micro_batch"
@@ -99,7 +98,10 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
             verifier_timeout_s=verifier_timeout_s,
             denominators=(*DENOMINATORS, "trl"),
         )
+        overridden = ("get_batch_samples", "training_step", "compute_loss", "generalized_jsd_loss")
+        trl_compat.check_trainer(GKDTrainer, (*overridden, "generate_on_policy_outputs"))
         super().__init__(*args, **kwargs)
+        trl_compat.check_attributes(self)
         self._gate_runtime = runtime.attach(self.accelerator)
         if denominator != "trl":
             self.loss_is_scaled_for_ga = True
@@ -198,7 +200,7 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
         if micro_batch is not None and self.accelerator.sync_gradients:
             counted_by_trl = self._gate_runtime.denominator == "trl" and num_items_in_batch is not None
             count = num_items_in_batch * self.accelerator.num_processes if counted_by_trl else micro_batch.denominator
-            self._gate_runtime.log_step(self._metrics["train"], count)
+            self._gate_runtime.log_step(trl_compat.train_metrics(self), count)
         return loss
 
     def generalized_jsd_loss(self, student_logits: Tensor, teacher_logits: Tensor, **kwargs: Any) -> Tensor:

@@ -7,16 +7,20 @@ from contextlib import contextmanager
 from inspect import signature
 from typing import Any
 
-from accelerate.utils import is_peft_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM
-from trl import DistillationTrainer, GRPOTrainer
-from trl.models import prepare_deepspeed
-from trl.models.utils import _ForwardRedirection
 
+from opd_align.training import trl_compat
 from opd_align.training.gate_runtime import GateRuntime, safe_denominator
 from opd_align.training.rewards import CORRECT_FROM, TIMEOUT_S
 from opd_align.training.trainers.gated_generation import DENOMINATOR, OUTCOME, prepare_generation, weighted_divergence
+from opd_align.training.trl_compat import (
+    DistillationTrainer,
+    ForwardRedirection,
+    GRPOTrainer,
+    is_peft_model,
+    prepare_deepspeed,
+)
 from opd_align.types import OpdAlignError, Outcome
 
 
@@ -71,7 +75,10 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         _check_generation(bound.arguments.get("args"))
         if "reward_funcs" in bound.arguments:
             bound.arguments["reward_funcs"] = runtime.wrap_reward_funcs(bound.arguments["reward_funcs"])
+        trl_compat.check_trainer(GRPOTrainer, ("_generate_and_score_completions", "_compute_loss"))
+        trl_compat.check_trainer(DistillationTrainer, ("_compute_loss", "_get_last_hidden_state"))
         super().__init__(*bound.args, **bound.kwargs)
+        trl_compat.check_attributes(self)
         self._gate_runtime = runtime.attach(self.accelerator)
         self.distillation_weight, self.distillation_beta = distillation_weight, distillation_beta
         if isinstance(teacher_model, str):
@@ -86,7 +93,7 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         else:
             self.teacher_model = self.accelerator.prepare_model(teacher_model, evaluation_mode=True)
         # Attributes that DistillationTrainer's methods, called below on this trainer, read.
-        self._forward_redirection, self.model_kwarg_keys = _ForwardRedirection(), ()
+        self._forward_redirection, self.model_kwarg_keys = ForwardRedirection(), ()
         self._student_states: Tensor | None = None
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -108,7 +115,7 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         denominator = inputs[DENOMINATOR] * steps
         loss: Tensor = self._forward_redirection(model, student, self._both_losses, student, inputs, denominator)
         if self.accelerator.sync_gradients:
-            self._gate_runtime.log_step(self._metrics["train"], denominator)
+            self._gate_runtime.log_step(trl_compat.train_metrics(self), denominator)
         return loss
 
     def _both_losses(self, student: Any, inputs: dict[str, Any], denominator: Tensor) -> Tensor:

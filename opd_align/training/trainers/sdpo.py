@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from opd_align.tasks import Task
+from opd_align.training import trl_compat
 from opd_align.training.gates import GateBatch, IncorrectOnly, Unknown, compute_weights
 from opd_align.training.rewards import CORRECT_FROM, TIMEOUT_S, RewardVerifier, Verifier
 from opd_align.types import OpdAlignError, Outcome
@@ -68,7 +69,7 @@ class SDPOGate(TrainerCallback):
     def _truncated(self, completion_ids: Sequence[Sequence[int]] | None, n: int) -> list[bool]:
         if self._trainer is None or completion_ids is None:
             return [False] * n
-        end_tokens = (*self._trainer.eos_token_ids, self._trainer._tokenizer.pad_token_id)  # TRL's own rule
+        end_tokens = trl_compat.completion_ends(self._trainer)
         return [not len(ids) or ids[-1] not in end_tokens for ids in completion_ids]
 
     def on_teacher_context_built(
@@ -93,4 +94,4 @@ class SDPOGate(TrainerCallback):
         if distilled:  # of the rollouts for which SDPO has a successful solution to show
             values["sequences_kept"] = kept / distilled
         for name, value in values.items():
-            self._trainer._metrics["train"][f"gate/{name}"].append(value)
+            trl_compat.train_metrics(self._trainer)[f"gate/{name}"].append(value)
