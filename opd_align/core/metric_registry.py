@@ -351,6 +351,9 @@ EVALUATION_METRICS = (
         "lower", charts={"Steps since last evaluation": ""}),
     Metric("evaluation", "failures", "Number of evaluations that have failed so far.", "evaluations", "lower",
         charts={"Failed evaluations": ""}),
+    Metric("evaluation", "verifier_failures",
+        "Number of verifier calls that raised or timed out so far; their completions count as unknown.", "calls",
+        "lower"),
 )  # fmt: skip
 
 GATE_METRICS = (
