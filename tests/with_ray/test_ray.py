@@ -258,7 +258,7 @@ def test_invalid_options_are_reported(
     assert "Traceback" not in error
 
 
-def test_a_cluster_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_an_unreachable_cluster_is_reported(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "opd_align.cli", *SMALL, "--engine", "ray", "--ray-address", "127.0.0.1:1"]
     command += ["--set", "source={model: embedded:teacher, backend: server, url: 'http://localhost:8000'}"]
     environment = os.environ | {"PYTHONPATH": str(Path(opd_align.__file__).parents[1])}
@@ -266,5 +266,5 @@ def test_a_cluster_that_is_not_there_is_said(tmp_path: Path) -> None:
         [*command, "--out", str(tmp_path / "run")], env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 2
-    assert "cannot reach a Ray cluster at '127.0.0.1:1'" in done.stderr
-    assert "opd-align: http://localhost:8000 is another server on every machine" in done.stderr
+    assert "cannot connect to a Ray cluster at '127.0.0.1:1'" in done.stderr
+    assert "opd-align: http://localhost:8000 refers to a different server on every machine" in done.stderr
