@@ -47,7 +47,7 @@ def test_analyze_prints_the_tables_and_writes_the_run_directory(
         (["--estimator", "bakcup"], "did you mean 'backup'?"),
         (["--allocation", "papre"], "did you mean 'paper'?"),
         (["--objectives", "reverse_lk"], "did you mean 'reverse_kl'?"),
-        (["--objectives", ""], "no objective"),
+        (["--objectives", ""], "settings.objectives is empty"),
         (["--worlds", "0"], "at least 1"),
         (["--workers", "0"], "at least 1"),
         (["--reuse", "no/such/run"], "no rollouts to reuse"),
@@ -128,7 +128,7 @@ def test_an_output_directory_with_other_files_is_refused_before_a_model_is_loade
     assert main(["analyze", "--limit", "1", "--out", str(taken / "notes.txt")]) == 2
     assert "is a file" in capsys.readouterr().err
     assert main(["analyze", "--limit", "1", "--bins", "hard", "--out", str(tmp_path / "run")]) == 2
-    assert "bins choose from a screening" in capsys.readouterr().err
+    assert "bins select from a screening" in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_utf8_is_reported_with_the_line(tmp_path, capsys) -> None:

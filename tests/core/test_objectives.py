@@ -36,7 +36,7 @@ from opd_align.core.objectives import (
     sampled_update,
     unified_update,
 )
-from opd_align.runs.manifest import describe, settings_of
+from opd_align.runs.manifest import describe, settings_from_manifest
 from opd_align.settings import Budget, Rules, Settings
 from opd_align.study.config import read_config
 from opd_align.types import REWARD, Floats, OpdAlignError, Question
@@ -590,6 +590,6 @@ def test_an_objective_added_to_the_list_can_be_used_by_name(world: ExactWorld) -
         analysis = analyze(world, teachers, questions, world, settings=configured)
         assert set(analysis.nodes["objective"].to_pylist()) == {"reverse_kl", "backwards"}
         manifest = describe(world, teachers, questions, world, configured)
-        assert settings_of(manifest).objectives == configured.objectives == (ReverseKL(), Backwards())
+        assert settings_from_manifest(manifest).objectives == configured.objectives == (ReverseKL(), Backwards())
     finally:
         OBJECTIVES.pop()

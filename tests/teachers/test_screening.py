@@ -298,7 +298,7 @@ def upper_case(q: Question, message: str, shown: Any) -> str:
             "settings.trials.max_trials: 8",
         ),
         (lambda work: replace(work, contexts=[ONE]), "contexts.Self-1C1W"),
-        (lambda work: replace(work, contexts=[MIXED, ONE]), "contexts: in another order now"),
+        (lambda work: replace(work, contexts=[MIXED, ONE]), "contexts: different order now"),
         (lambda work: replace(work, contexts=[replace(ONE, write=upper_case), MIXED]), "contexts.Self-1C.write"),
         (lambda work: replace(work, student=replace(work.student, name="other")), "student: "),
         (

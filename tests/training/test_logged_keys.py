@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import wandb
-from opd_align.training.trainers.gated import GatedGKDTrainer
 from support.gated_runs import gkd, verifier
 from support.trainings import ARITHMETIC, TINY, held_out, make
 
@@ -16,6 +15,7 @@ from opd_align import AlignmentCallback, Budget, ExactFamily, ReverseKL, Setting
 from opd_align.core.metric_registry import METRICS, parse_key
 from opd_align.training.calibrated_gate import CalibratedDivergence
 from opd_align.training.gates import IncorrectOnly
+from opd_align.training.trainers.gkd import GatedGKDTrainer
 
 pytestmark = [pytest.mark.training, pytest.mark.filterwarnings("ignore")]
 

@@ -99,7 +99,7 @@ GKD, DISTILLATION = "gkd_incorrect_only", "distillation_divergence"
         (GKD, "--max_steps many", "--max_steps/--max-steps: invalid int value: 'many'"),
         (GKD, "--lmbda 2", "lmbda must be in the range"),
         (GKD, "--denominator sum", "denominator must be one of keep, renormalise, trl, not 'sum'"),
-        (GKD, "--unknown maybe", "keep or drop, not 'maybe'"),
+        (GKD, "--unknown maybe", "unknown must be 'keep' or 'drop'"),
         (GKD, "--chat_template_kwargs yes", "chat_template_kwargs must be a mapping"),
         (GKD, "--model_revision v2", "model_revision applies to models on the Hub; 'embedded:student' is a folder"),
         (GKD, "--load_in_4bit", "add --use_peft"),
@@ -113,7 +113,7 @@ GKD, DISTILLATION = "gkd_incorrect_only", "distillation_divergence"
         (DISTILLATION, "--measure length", "no measure 'length'"),
         ("grpo_distill_on_failures", "--denominator sum", "not 'sum'"),
         ("grpo_distill_on_failures", "--teacher_model_name_or_path embedded:nobody", "there is no 'embedded:nobody'"),
-        ("self_distillation_contexts", "--unknown maybe", "keep or drop, not 'maybe'"),
+        ("self_distillation_contexts", "--unknown maybe", "unknown must be 'keep' or 'drop'"),
         (
             "self_distillation_contexts",
             "--model_init_kwargs 3",
