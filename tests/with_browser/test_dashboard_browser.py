@@ -106,7 +106,7 @@ def test_a_chart_can_be_read_by_keyboard(opened: Any, file: Path, made: Path) ->
     for _ in range(5):
         page.keyboard.press("ArrowLeft")
     assert "step 0" in page.locator("#tip").inner_text()
-    assert f"{100 * logged(made, 0, 'student/pass_rate'):.0f} %" in page.locator("#tip").inner_text()
+    assert f"{100 * logged(made, 0, 'student/pass_rate'):.0f}%" in page.locator("#tip").inner_text()
     page.keyboard.press("ArrowRight")
     assert "step 100" in page.locator("#tip").inner_text()
 
