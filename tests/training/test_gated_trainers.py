@@ -465,8 +465,9 @@ def test_trl_has_the_names_and_parameters_that_gates_rely_on():
 
 
 def test_a_loss_that_bypasses_the_gate_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        GKDTrainer, "compute_loss", lambda self, model, inputs, *rest: model(inputs["input_ids"]).logits.sum()
-    )
+    def bypass(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return model(inputs["input_ids"]).logits.sum()
+
+    monkeypatch.setattr(GKDTrainer, "compute_loss", bypass)
     with pytest.raises(OpdAlignError, match="computed without the gate"):
         gkd(GatedGKDTrainer, tmp_path, gate=Open(), denominator="keep")
