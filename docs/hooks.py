@@ -21,6 +21,6 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
         text, path = match.groups()
         if not (ROOT / path).exists():
             logger.warning("%s links to %s, which is not in the repository", page.file.src_path, path)
-        return f"[{text}]({config['repo_url']}/blob/main/{path})" if config["repo_url"] else f"`{path}`"
+        return f"[{text}]({config['repo_url']}/blob/main/{path})" if config["repo_url"] else f"{text} (`{path}`)"
 
     return LINK.sub(resolved, markdown)

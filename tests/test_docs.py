@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from opd_align.cli.main import _parser
+from opd_align.cli.main import _parser, main
 from opd_align.study.config import read_config
 
 ROOT = Path(__file__).parents[1]
@@ -88,6 +88,17 @@ def test_python_code_runs_as_printed(code: str, tmp_path: Path) -> None:
 def test_commands_parse(command: str) -> None:
     # The S3 client is an extra of its own; any other store that fsspec knows parses the same way.
     _parser().parse_args(shlex.split(command.replace("s3://", "memory://"), comments=True)[1:])
+
+
+def test_the_quickstart_analyzes_the_data_that_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (data,) = re.findall(r"```json\n(.*?)```", (ROOT / "docs" / "quickstart.md").read_text("utf-8"), re.DOTALL)
+    (tmp_path / "mine.jsonl").write_text(data, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    (command,) = [
+        line for _, line in commands() if "--config demo --data mine.jsonl" in line and "--dry-run" not in line
+    ]
+    assert main([*shlex.split(command)[1:], "--initial", "40", "--targeted", "100"]) == 0
+    assert (tmp_path / "runs" / "mine" / "report.html").exists()
 
 
 @pytest.mark.parametrize("text", [text for _, text in YAML], ids=[name for name, _ in YAML])
