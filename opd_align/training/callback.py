@@ -44,8 +44,8 @@ STATE = "opd_align.json"
 DEFAULT_BUDGET = Budget(initial=32, targeted=512, allocation="adaptive", rounds=3)
 """Rollouts per question by default; in few rounds, since each round takes as long as its longest rollout."""
 
-PARALLEL_QUESTIONS = 4
-"""Questions that are processed together in one batch."""
+QUESTIONS_PER_GROUP = 4
+"""Questions whose rollouts are sampled in one call."""
 
 
 class AlignmentCallback(TrainerCallback):
@@ -126,7 +126,7 @@ class AlignmentCallback(TrainerCallback):
         for objective in objectives:
             if not hasattr(objective, "signal"):
                 raise OpdAlignError(f"objectives must be objects such as opd_align.ReverseKL(), not {objective!r}")
-        self.settings = Settings(objectives, budget, abreast=PARALLEL_QUESTIONS)
+        self.settings = Settings(objectives, budget, questions_per_group=QUESTIONS_PER_GROUP)
         self.folder = Path(trainer.args.output_dir) / FOLDER
         held_out = HeldOut.of(questions, verifier, correct_from=correct_from, timeout_s=verifier_timeout_s)
         self.evaluator = Evaluator(self.adapter, held_out, teacher_set, self.folder)
