@@ -150,8 +150,8 @@ class Settings:
         shrink: Whether `"backup"` shrinks estimates toward sibling tokens (empirical Bayes).
         batch: Number of rollouts per question requested at a time. The time limit is checked and progress reported
             between batches; an interrupted run loses at most one batch.
-        questions_per_group: Number of questions that are analyzed together. Their rollouts are sampled in one call, which
-            helps when the batches of a single question do not fill the device.
+        questions_per_group: Number of questions that are analyzed together. Their rollouts are sampled in one call,
+            which helps when the batches of a single question do not fill the device.
     """
 
     objectives: Sequence[Objective] = (ReverseKL(),)
