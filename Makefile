@@ -64,7 +64,7 @@ $(DEEPSPEED_STAMP): $(STAMP)
 test-distributed: $(DEEPSPEED_STAMP) ## trainings in two processes: DDP, ZeRO-2, ZeRO-3
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m distributed tests/with_processes $(ARGS)
 
-test-training: setup ## the examples that train, for a few steps
+test-training: setup ## trainings with callback and gates, for a few steps
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile -m training $(ARGS)
 
 RAY_STAMP := .venv/.installed-ray

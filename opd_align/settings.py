@@ -150,8 +150,8 @@ class Settings:
         shrink: Whether `"backup"` shrinks estimates toward sibling tokens (empirical Bayes).
         batch: Number of rollouts per question requested at a time. The time limit is checked and progress reported
             between batches; an interrupted run loses at most one batch.
-        abreast: Number of questions processed concurrently. Their rollouts are sampled in one call, which helps when
-            the batches of a single question do not fill the device.
+        questions_per_group: Number of questions that are analyzed together. Their rollouts are sampled in one call,
+            which helps when the batches of a single question do not fill the device.
     """
 
     objectives: Sequence[Objective] = (ReverseKL(),)
@@ -160,10 +160,10 @@ class Settings:
     estimator: Method = "backup"
     shrink: bool = True
     batch: int = BATCH
-    abreast: int = 1
+    questions_per_group: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "objectives", tuple(self.objectives))
-        for name in ("batch", "abreast"):
+        for name in ("batch", "questions_per_group"):
             if getattr(self, name) < 1:
                 raise OpdAlignError(f"{name} must be at least 1, not {getattr(self, name)}")

@@ -65,7 +65,12 @@ class Question:
 
 @dataclass(frozen=True)
 class Failure:
-    """A rollout that could not be generated, and the reason. Failures are counted, never silently dropped."""
+    """A rollout that could not be generated. Failures are counted, never silently dropped.
+
+    Args:
+        key: Content key of the rollout.
+        reason: Why it could not be generated.
+    """
 
     key: int
     reason: str
@@ -197,7 +202,16 @@ class SampleRequest:
 
 @dataclass(frozen=True)
 class TeacherScores:
-    """One teacher along one path: log-probabilities of the kept tokens, and full-vocabulary comparisons."""
+    """One teacher along one path: log-probabilities of the kept tokens, and full-vocabulary comparisons.
+
+    Args:
+        log_t_C: Log-probability of each kept child.
+        entropy_T: Entropy of the teacher's distribution at each node, in nats.
+        kl_T: KL(student ‖ teacher) at each node, in nats.
+        js_T: Jensen-Shannon divergence at each node, in nats.
+        l2_T: L2 distance of the two probability vectors at each node.
+        cosine_T: Cosine similarity of the two probability vectors at each node.
+    """
 
     log_t_C: Floats
     entropy_T: Floats
@@ -214,6 +228,14 @@ class PathScores:
     The node at depth m is the prefix of m tokens. Its kept children are `token_C[offsets[m]:offsets[m + 1]]`,
     ascending; the completion's own next token is always among them. Log-probabilities are normalized over the full
     vocabulary and include the sampling settings (temperature, top_p, top_k).
+
+    Args:
+        completion_T: Tokens of the completion.
+        offsets: First child of each node, plus the number of children.
+        token_C: Token of each kept child.
+        log_p_C: Student log-probability of each kept child.
+        entropy_T: Entropy of the student's distribution at each node, in nats.
+        teachers: Scores of each teacher, by name.
     """
 
     completion_T: Tokens
@@ -276,6 +298,10 @@ class TopLogProbs:
     """The most likely next tokens at each position of a completion, as returned by a server; shape (positions, k).
 
     A row with fewer than k tokens is padded with its first token.
+
+    Args:
+        token_TK: Token ids.
+        log_t_TK: Their log-probabilities.
     """
 
     token_TK: Ints

@@ -7,12 +7,17 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from opd_align.cli.commands import _config
 from opd_align.cli.main import _parser, main
+from opd_align.core import objectives
 from opd_align.study.config import read_config
+from opd_align.training.launch import command as launch_command
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -85,9 +90,39 @@ def test_python_code_runs_as_printed(code: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [line for _, line in commands()], ids=[name for name, _ in commands()])
-def test_commands_parse(command: str) -> None:
+def test_commands_and_their_configurations_are_valid(command: str) -> None:
     # The S3 client is an extra of its own; any other store that fsspec knows parses the same way.
-    _parser().parse_args(shlex.split(command.replace("s3://", "memory://"), comments=True)[1:])
+    args = _parser().parse_args(shlex.split(command.replace("s3://", "memory://"), comments=True)[1:])
+    if args.command in ("analyze", "screen", "show-prompt"):
+        _config(args)  # keys, contexts, objectives, backends and shipped configurations by name
+    elif args.command == "train" and args.recipe:
+        launch_command(args.recipe, args.flags)
+
+
+def test_make_targets_and_scripts_exist() -> None:
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    lines = [line for _, block in SHELL for line in block.splitlines()]
+    made = {line.split()[1] for line in lines if line.startswith("make ")}
+    scripts = {line.split()[1] for line in lines if line.startswith("python ")}
+    for page in MARKDOWN:
+        made |= set(re.findall(r"`make ([a-z0-9-]+)", page.read_text("utf-8")))
+    assert {"demo", "test", "docs"} <= made <= targets
+    assert scripts
+    assert all((ROOT / script).is_file() for script in scripts)
+
+
+def test_the_objective_of_the_architecture_page_works() -> None:
+    (diff, *_) = [block for _, block in blocks("diff")]
+    added = [line[1:] for line in diff.splitlines() if line.startswith("+") and not line.startswith("+++")]
+    *definition, entry = added
+    assert entry.strip() == "NegativeOnly(),"
+    namespace = {**vars(objectives), "__name__": objectives.__name__}
+    exec("\n".join(definition), namespace)
+    student, teacher = np.log([[0.5, 0.3, 0.2]]), np.log([[0.2, 0.3, 0.5]])
+    nodes = objectives.Nodes(student, teacher, *[np.zeros((1, 3))] * (len(fields(objectives.Nodes)) - 2))
+    update = namespace["NegativeOnly"]().update(nodes)
+    assert update.sum() == pytest.approx(0)
+    assert update[0, 0] < 0 < update[0, 2]
 
 
 def test_the_quickstart_analyzes_the_data_that_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

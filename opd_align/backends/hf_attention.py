@@ -27,7 +27,12 @@ ATTENTION = "opd_align_shared_prefix"
 
 @dataclass(frozen=True)
 class PrefixCache:
-    """Keys and values of a prefilled sequence, one tensor (heads, tokens, size) per layer, shared by many rows."""
+    """Keys and values of a prefilled sequence, shared by many rows.
+
+    Args:
+        keys: One tensor (heads, tokens, size) per layer.
+        values: The same for the values.
+    """
 
     keys: list[Tensor]
     values: list[Tensor]
@@ -35,9 +40,13 @@ class PrefixCache:
 
 @dataclass(frozen=True)
 class RowGroup:
-    """Rows `start` to `stop` of a batch and the cached prefix they share, up to the longest part that one of them uses.
+    """Adjacent rows of a batch and the cached prefix they share.
 
-    `bias_BT` masks the part that a row does not use; `None` if all rows use all of it.
+    Args:
+        start: First row.
+        stop: Row after the last one.
+        prefix: The prefix, up to the longest part that one of the rows uses; `None` if they use none.
+        bias_BT: Masks the part that a row does not use; `None` if all rows use all of it.
     """
 
     start: int

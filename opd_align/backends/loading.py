@@ -19,7 +19,13 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model and its tokenizer."""
+    """A model and its tokenizer.
+
+    Args:
+        name: The model's name in tables.
+        model: A causal language model in eval mode.
+        tokenizer: Its tokenizer.
+    """
 
     name: str
     model: Any

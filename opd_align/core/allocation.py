@@ -26,7 +26,12 @@ _MIN_STD = 1e-9
 
 @dataclass(frozen=True)
 class Target:
-    """`n` more rollouts forced through `prefix`, whose last token is the child to sample from."""
+    """Targeted rollouts through one child.
+
+    Args:
+        prefix: Completion tokens to force; the last one is the child to sample from.
+        n: Number of further rollouts.
+    """
 
     prefix: Tokens
     n: int

@@ -86,7 +86,14 @@ class QuestionRecord:
 
 @dataclass(frozen=True)
 class QuestionResult:
-    """The result for one question."""
+    """The result for one question.
+
+    Args:
+        nodes: Its rows of `Analysis.nodes`.
+        children: Its rows of `Analysis.children`.
+        record: Its row of `Analysis.questions`.
+        texts: Text of each token in `children`; empty if the student has no tokenizer.
+    """
 
     nodes: pa.Table
     children: pa.Table
@@ -176,8 +183,9 @@ def analyze_groups(
 
 
 def question_groups(questions: Sequence[Question], settings: Settings) -> list[Sequence[Question]]:
-    """Groups of `abreast` questions that are processed concurrently; the same for any number of workers."""
-    return [questions[at : at + settings.abreast] for at in range(0, len(questions), settings.abreast)]
+    """Groups of questions that are analyzed together; the same for any number of workers."""
+    size = settings.questions_per_group
+    return [questions[at : at + size] for at in range(0, len(questions), size)]
 
 
 def analyze_group(

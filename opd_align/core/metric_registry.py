@@ -372,9 +372,9 @@ GATE_METRICS = (
     Metric("gate", "unknown", "Share of completions that the verifier could not grade.", "share", "lower"),
     Metric("gate", "verifier_failures", "Verifier calls that raised or timed out.", "calls", "lower"),
     Metric("gate", "threshold",
-        "Divergence from which on a calibrated gate distils a token; absent while the gate is open.", "nats"),
+        "Divergence from which on a calibrated gate distills a token; absent while the gate is open.", "nats"),
     Metric("gate", "calibrated_open",
-        "1 while a calibrated gate distils all tokens, because no filter has a significant gain.", "0 or 1"),
+        "1 while a calibrated gate distills all tokens, because no filter has a significant gain.", "0 or 1"),
 )  # fmt: skip
 
 METRICS = (*TEACHER_METRICS, *STUDENT_METRICS, *EVALUATION_METRICS, *GATE_METRICS)

@@ -21,7 +21,18 @@ from opd_align.types import REWARD, Floats, Ints, OpdAlignError
 
 @dataclass(frozen=True)
 class NodeRows:
-    """The rows of one objective that count, with the index of the question and path of each."""
+    """The rows of one objective that count.
+
+    Args:
+        table: The rows.
+        objective: Name of the objective.
+        teachers: Names of the teachers of this objective.
+        question_N: Index of each row's question.
+        path_N: Index of each row's (path, teacher) combination.
+        question_U: Index of each combination's question.
+        teacher_U: Name of each combination's teacher.
+        n_questions: Number of questions.
+    """
 
     table: pa.Table
     objective: str

@@ -31,7 +31,14 @@ _EM_STEPS = 25
 
 @dataclass(frozen=True)
 class ExitSamples:
-    """Samples of the exits of a path: student probability, rollouts, correct rollouts, and mean success of siblings."""
+    """Samples of the exits of a path.
+
+    Args:
+        p_E: Student probability of each exit.
+        n_E: Number of rollouts through it.
+        w_E: Number of correct rollouts among `n_E`.
+        centre_E: Mean success probability of its siblings.
+    """
 
     p_E: Floats
     n_E: Ints
@@ -41,8 +48,13 @@ class ExitSamples:
 
 @dataclass(frozen=True)
 class Posterior:
-    """Mean and variance of each exit's success probability; `slope_E` is the derivative of the mean with respect to
-    the siblings' mean."""
+    """Posterior of each exit's success probability.
+
+    Args:
+        mean_E: Mean.
+        var_E: Variance.
+        slope_E: Derivative of the mean with respect to the siblings' mean.
+    """
 
     mean_E: Floats
     var_E: Floats
@@ -51,7 +63,12 @@ class Posterior:
 
 @dataclass(frozen=True)
 class ForkPrior:
-    """Mixture weights by probability class (G) and strength (J); `overall` is the question's pass rate."""
+    """The prior of one question's exits: a mixture of Beta distributions.
+
+    Args:
+        overall: Pass rate of the question.
+        weight_GJ: Mixture weights by probability class (G) and strength (J).
+    """
 
     overall: float
     weight_GJ: Floats

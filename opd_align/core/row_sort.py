@@ -26,7 +26,16 @@ BLOCK_TOKENS = 1 << 20
 
 
 class Rows(NamedTuple):
-    """The per-rollout arrays of a tree; row r is `tokens[start[r]:start[r] + length[r]]`."""
+    """The per-rollout arrays of a tree; row r is `tokens[start[r]:start[r] + length[r]]`.
+
+    Args:
+        start: Position of each row's first token in the buffer.
+        length: Number of tokens.
+        launch: Number of leading tokens that were forced.
+        outcome: `Outcome` of each row.
+        finish: `Finish` of each row.
+        key: Content key of each row.
+    """
 
     start: Ints
     length: Ints

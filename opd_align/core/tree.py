@@ -29,7 +29,12 @@ Columns = tuple[NDArray[Any], ...]  # the columns of `ChildCounts` from visits o
 
 @dataclass(frozen=True, eq=False)
 class PathExits:
-    """Where each row leaves a path: length of the common prefix, and the row's next token (-1: the row ends there)."""
+    """Where each row leaves a path.
+
+    Args:
+        depth_R: Length of the common prefix.
+        token_R: The row's next token; -1 if the row ends there.
+    """
 
     depth_R: Ints
     token_R: Ints
@@ -69,6 +74,19 @@ class PathCounts:
     """`ChildCounts` at every depth of a path, concatenated: depth m has the children `offsets[m]:offsets[m + 1]`.
 
     At every node that some row reaches, the path's own next token is among the children, even with zero visits.
+
+    Args:
+        offsets: First child of each node, plus the number of children.
+        ends_T: Number of rollouts that end at each node.
+        token_C: Token of each child. This and the other `_C` arrays are the `_K` arrays of `ChildCounts`.
+        visits_C: See `ChildCounts.visits_K`.
+        wins_C: See `ChildCounts.wins_K`.
+        evidence_C: See `ChildCounts.evidence_K`.
+        evidence_wins_C: See `ChildCounts.evidence_wins_K`.
+        natural_C: See `ChildCounts.natural_K`.
+        natural_wins_C: See `ChildCounts.natural_wins_K`.
+        natural_inverse_length_C: See `ChildCounts.natural_inverse_length_K`.
+        natural_wins_inverse_length_C: See `ChildCounts.natural_wins_inverse_length_K`.
     """
 
     offsets: Ints

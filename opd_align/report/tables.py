@@ -15,6 +15,7 @@ from rich.text import Text
 
 from opd_align.core import metrics
 from opd_align.core.engine import Analysis
+from opd_align.core.metric_registry import FILTER_QUANTILE
 from opd_align.report.slices import Slices
 from opd_align.report.table_format import Cell, Column, Table, file_name, row, to_csv, to_latex, to_markdown, to_rich
 from opd_align.runs.filesystem import AnyPath, PathLike, as_path, error_reason
@@ -22,8 +23,6 @@ from opd_align.types import OpdAlignError
 
 FILTER_DIVERGENCES = ("kl", "js")
 """Divergences by which the divergence filter selects nodes."""
-FILTER_QUANTILE = 0.5
-"""The divergence filter of the table keeps the nodes above this quantile."""
 MAX_QUESTIONS_IN_TERMINAL = 20
 LABELS = {
     "mean_cosine": "alignment", "weighted_cosine": "SR-weighted alignment", "advantage": "teacher advantage",

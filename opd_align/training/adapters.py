@@ -41,7 +41,7 @@ class TrainerAdapter:
         trainer: The trainer.
         kind: The name of the TRL class that it is, or is a subclass of.
         sampling: How its student samples completions.
-        objective: What it optimises.
+        objective: What it optimizes.
         teacher: The trainer's own teacher model, wrapped as the trainer keeps it; `None` without one.
         server: URL of a teacher behind a vLLM server; `None` without one.
         template: Arguments of the chat template.
@@ -80,7 +80,7 @@ def adapt_trainer(trainer: Any, sampling: Sampling | None = None) -> TrainerAdap
         reason = next((why for name, why in UNSUPPORTED.items() if name in names), "it is not a distillation trainer")
         raise OpdAlignError(
             f"AlignmentCallback does not support {type(trainer).__name__}: {reason}. Supported trainers: "
-            f"{', '.join(SUPPORTED)}. Checkpoints of any trainer can be analysed offline: "
+            f"{', '.join(SUPPORTED)}. Checkpoints of any trainer can be analyzed offline: "
             "opd-align analyze --student CHECKPOINT"
         )
     trl_compat.check_trainer(type(trainer))

@@ -44,8 +44,8 @@ STATE = "opd_align.json"
 DEFAULT_BUDGET = Budget(initial=32, targeted=512, allocation="adaptive", rounds=3)
 """Rollouts per question by default; in few rounds, since each round takes as long as its longest rollout."""
 
-PARALLEL_QUESTIONS = 4
-"""Questions that are processed together in one batch."""
+QUESTIONS_PER_GROUP = 4
+"""Questions whose rollouts are sampled in one call."""
 
 
 class AlignmentCallback(TrainerCallback):
@@ -74,8 +74,8 @@ class AlignmentCallback(TrainerCallback):
         teachers: Teachers in addition to the trainer's own: names of contexts (such as `"Self-1C"`, the live student
             with one of its own correct solutions in its prompt), and models that share the student's tokenizer, by
             name: `{"Qwen3-8B": model, "Self-1C": "Self-1C"}`.
-        objectives: Objectives to evaluate, such as `opd_align.ReverseKL()`. `None`: what the trainer optimises, and
-            `ReverseKL()` for the teachers of a trainer that optimises rewards.
+        objectives: Objectives to evaluate, such as `opd_align.ReverseKL()`. `None`: what the trainer optimizes, and
+            `ReverseKL()` for the teachers of a trainer that optimizes rewards.
         budget: Rollouts per question. Defaults to 32 initial and at most 512 targeted rollouts in 3 rounds.
         sampling: Temperature, top-p, top-k, maximum completion length in tokens, and seed. `None`: the trainer's own.
         max_overhead: Share of the wall time that evaluations may take, above 0 and at most 1. Evaluations use fewer
@@ -118,7 +118,7 @@ class AlignmentCallback(TrainerCallback):
         own_teacher = self.adapter.teacher is not None or self.adapter.server is not None
         has_teacher = own_teacher or teacher_set.contexts or teacher_set.models
         if objectives is None:
-            # A trainer that optimises rewards has no distillation loss to compare teachers by.
+            # A trainer that optimizes rewards has no distillation loss to compare teachers by.
             add_distillation = has_teacher and self.adapter.objective.signal == "reward"
             objectives = [self.adapter.objective, *([ReverseKL()] if add_distillation else [])]
         if not isinstance(budget, Budget):
@@ -126,7 +126,7 @@ class AlignmentCallback(TrainerCallback):
         for objective in objectives:
             if not hasattr(objective, "signal"):
                 raise OpdAlignError(f"objectives must be objects such as opd_align.ReverseKL(), not {objective!r}")
-        self.settings = Settings(objectives, budget, abreast=PARALLEL_QUESTIONS)
+        self.settings = Settings(objectives, budget, questions_per_group=QUESTIONS_PER_GROUP)
         self.folder = Path(trainer.args.output_dir) / FOLDER
         held_out = HeldOut.of(questions, verifier, correct_from=correct_from, timeout_s=verifier_timeout_s)
         self.evaluator = Evaluator(self.adapter, held_out, teacher_set, self.folder)

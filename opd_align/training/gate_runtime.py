@@ -7,16 +7,9 @@ in the loss's own forward pass, at no extra cost. Only a quantile, or the sum of
 needs the measures of the whole global batch first: one more forward pass of student and teacher, without gradients
 (`needs_measuring_pass`).
 
-Logged under `gate/`, for one global batch:
-
-    denominator       what the loss is divided by; `renormalised` is 1 if that is the sum of weights, else 0
-    loss              the distillation loss with the gate; `loss_open`: without it, as a mean over tokens
-    kept_divergence   weighted mean divergence of the tokens kept; `tokens_distilled`: the sum of weights
-    tokens_kept       share of tokens with a weight above zero; `sequences_kept`: share of completions with such a token
-    correct, unknown  shares of all completions, including truncated and masked ones
-    verifier_failures calls of the verifier that raised or did not return in time
-
-A truncated completion is incorrect, whatever the verifier returns for it, as in an analysis.
+The metrics under `gate/` are those of one global batch; `core.metric_registry` explains them. `correct` and `unknown`
+are shares of all completions, including truncated and masked ones. A truncated completion is incorrect, whatever the
+verifier returns for it, as in an analysis.
 
 This module knows accelerate's processes, but neither TRL nor how a measure is computed.
 """

@@ -36,7 +36,6 @@ LOG_RATIO = "log_ratio"
 DENOMINATORS = ("keep", "renormalise")
 
 Unknown = Literal["keep", "drop"]
-Denominator = Literal["keep", "renormalise"]
 
 Measure = Callable[[str], Tensor]
 """From the name of a measure to its value at every token."""

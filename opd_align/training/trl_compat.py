@@ -31,7 +31,7 @@ warning if everything in the tables is as expected."""
 
 TESTED = {"trl": f">={TRL_MIN},<{TRL_BELOW}", "transformers": ">=5.16,<6", "accelerate": ">=1.10,<2"}
 
-TITLES = {"trl": "TRL", "vllm": "vLLM"}
+TITLES = {"trl": "TRL"}
 
 
 # -- the tables ---------------------------------------------------------------------------------------------------
@@ -39,9 +39,11 @@ TITLES = {"trl": "TRL", "vllm": "vLLM"}
 
 @dataclass(frozen=True)
 class Call:
-    """How a function is called: by these leading parameters, in this order, and by these keywords.
+    """How a function is called. Any other parameter must have a default; `self` is not counted.
 
-    Any other parameter must have a default. `self` is not counted.
+    Args:
+        positional: Leading parameters, in this order.
+        keywords: Parameters that are passed by name.
     """
 
     positional: tuple[str, ...] = ()
@@ -54,7 +56,14 @@ def call(*positional: str, keywords: tuple[str, ...] = ()) -> Call:
 
 @dataclass(frozen=True)
 class Name:
-    """A module's attribute, how it is called (`None`: not checked), and the members of it that are used."""
+    """An attribute of a module.
+
+    Args:
+        module: Import name of the module.
+        attribute: Name of the attribute.
+        call: How it is called; `None`: not checked.
+        members: Members of it that are used, and how they are called.
+    """
 
     module: str
     attribute: str
@@ -115,7 +124,7 @@ NAMES: dict[str, Name] = {
     "VLLMGeneration": Name("trl.generation.vllm_generation", "VLLMGeneration", None, {"sync_weights": call()}),
     # `accelerate launch`, started by `opd-align train`.
     "launch_main": Name("accelerate.commands.launch", "main", call()),
-    # Used by `backends.hf`, below this layer.
+    # Used by `backends.hf_attention`, below this layer.
     "PretrainedConfig": Name("transformers", "PretrainedConfig", None, {"_attn_implementation": None}),
 }  # fmt: skip
 """What other modules import from here."""
@@ -308,7 +317,7 @@ def train_metrics(trainer: Any) -> MutableMapping[str, list[float]]:
 
 
 def completion_ends(trainer: Any) -> list[int]:
-    """The last tokens by which TRL recognises a completion that was not truncated."""
+    """The last tokens by which TRL recognizes a completion that was not truncated."""
     return [*trainer.eos_token_ids, trainer._tokenizer.pad_token_id]
 
 

@@ -167,8 +167,12 @@ def test_the_batch_size_does_not_change_the_result(world, teachers, analysed) ->
     assert analyze(world, teachers, [A, B, C], world, settings=settings).nodes.equals(analysed.nodes)
 
 
-def test_workers_and_abreast_do_not_change_the_result(world, teachers, analysed) -> None:
-    several = analyze(world, teachers, [A, B, C], world, settings=Settings(budget=SMALL), workers=3)
+@pytest.mark.parametrize(("workers", "questions_per_group"), [(3, 1), (1, 2), (1, 3), (2, 2)])
+def test_workers_and_groups_do_not_change_the_result(
+    world, teachers, analysed, workers: int, questions_per_group: int
+) -> None:
+    settings = Settings(budget=SMALL, questions_per_group=questions_per_group)
+    several = analyze(world, teachers, [A, B, C], world, settings=settings, workers=workers)
     assert several.nodes.equals(analysed.nodes)
     assert several.questions.equals(analysed.questions)
 

@@ -16,7 +16,7 @@ from opd_align.runs.manifest import describe
 from opd_align.runs.run_directory import RunBusy, RunDirectory, Usage
 from opd_align.settings import Budget, Settings
 
-SETTINGS = Settings(budget=Budget(initial=40, targeted=160), batch=40, abreast=1)
+SETTINGS = Settings(budget=Budget(initial=40, targeted=160), batch=40, questions_per_group=1)
 RESULT = ("nodes.parquet", "children.parquet", "questions.parquet", "tokens.parquet", "summary.json", "manifest.json")
 
 FAMILY = ExactFamily.random(3, 3, length=16)

@@ -42,7 +42,7 @@ if not given.unwatched:
         on_error="raise",
     )  # fmt: skip
     # Three groups for two processes: unequal work.
-    callback.settings = replace(callback.settings, abreast=1)
+    callback.settings = replace(callback.settings, questions_per_group=1)
     trainer.add_callback(callback)
 if given.student:
     callback.evaluator.demonstrations.load()  # as a resumed training does
