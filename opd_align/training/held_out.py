@@ -158,7 +158,7 @@ class HeldOut:
     def of(
         questions: Iterable[Any], verifier: Any, *, correct_from: float = CORRECT_FROM, timeout_s: float = TIMEOUT_S
     ) -> HeldOut:
-        """From questions or rows; refuses those that cannot be asked or graded."""
+        """From questions or rows; refuses those that cannot be used as a prompt or graded."""
         reward = RewardVerifier(verifier, correct_from=correct_from, timeout_s=timeout_s)
         made = tuple(_question(item, number) for number, item in enumerate(questions))
         if not made:

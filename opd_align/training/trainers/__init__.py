@@ -5,5 +5,5 @@ GKD's loss in half precision, these trainers in float32). `denominator` has no d
 tokens that are kept are learned: "keep" divides by the number of completion tokens of the optimizer step, dropped or
 not; "renormalise" by the sum of weights. Both run over all micro-batches and all processes of one optimizer step, so
 the step does not depend on how it is split. Evaluation is not gated: its losses stay comparable. The metrics under
-`gate/` are explained in `gate_runtime`.
+`gate/` are listed in `core.metric_registry`.
 """
