@@ -218,7 +218,7 @@ class RunDirectory:
 
     def _begin(self, manifest: Mapping[str, Any], fresh: bool) -> None:
         with self.store.describe_write_errors():
-            for folder in (self.path, self.store.folder):
+            for folder in (self.path, self.store.folder, self.path / "tables"):
                 if not isinstance(folder, RemotePath):
                     remove_temporaries(folder)
             stored = read_manifest(self.path / MANIFEST)
