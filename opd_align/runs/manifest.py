@@ -21,7 +21,7 @@ import numpy as np
 
 from opd_align.core.objectives import OBJECTIVES, Ideal, Nodes, Objective
 from opd_align.runs.filesystem import AnyPath, error_reason, read_file
-from opd_align.runs.manifest_check import InvalidManifest, check_structure, from_json, manifest_digest, shown
+from opd_align.runs.manifest_check import InvalidManifest, check_structure, from_json, manifest_digest, shown, shown_key
 from opd_align.settings import Budget, Rules, Settings
 from opd_align.types import Floats, Grader, OpdAlignError, Question, Student, Teacher
 
@@ -128,7 +128,7 @@ def manifest_bytes(
     what = {key: value for key, value in as_json(manifest).items() if key not in OUTCOME_KEYS}
     content = {**what, "made_with": [*made_with], "results": dict(results)}
     text = json.dumps({**content, "digest": manifest_digest(content)}, indent=1, ensure_ascii=False)
-    return f"{text}\n".encode()
+    return f"{text}\n".encode(errors="backslashreplace")  # a lone surrogate becomes its JSON escape
 
 
 def read_manifest(file: AnyPath) -> dict[str, Any] | None:
@@ -261,7 +261,9 @@ def _differences(one: Mapping[str, Any], other: Mapping[str, Any], there: str, h
         _flat({key: value for key, value in side.items() if key not in OUTCOME_KEYS}) for side in (one, other)
     )
     differing = [key for key in {**left, **right} if _shortened(left, key, None) != _shortened(right, key, None)]
-    lines = [f"  {key}: {_shortened(left, key)} {there}, {_shortened(right, key)} {here}" for key in differing]
+    lines = [
+        f"  {shown_key(key)}: {_shortened(left, key)} {there}, {_shortened(right, key)} {here}" for key in differing
+    ]
     if not lines:
         # The order matters: it is the order of the rows in the result.
         orders = zip(_orders(one).items(), _orders(other).values(), strict=True)
@@ -300,6 +302,7 @@ def _shortened(side: Mapping[str, Any], key: str, width: int | None = 60) -> str
     if key not in side:
         return "absent"
     text = json.dumps(side[key], ensure_ascii=False)
+    text = text if text.isprintable() else json.dumps(side[key])
     return text if width is None or len(text) <= width else f"{text[: width // 2]}…{text[-width // 2 :]}"
 
 

@@ -87,9 +87,14 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:40]}…"
 
 
+def shown_key(key: str) -> str:
+    """A key in a message: plain if it is a short name."""
+    return key if key.isprintable() and len(key) <= 120 else shown(key)
+
+
 def _check_type(key: str, value: object, expected: type) -> None:
     if not isinstance(value, expected):
-        raise InvalidManifest(f"{key if key.isprintable() else shown(key)} is {shown(value)}")
+        raise InvalidManifest(f"{shown_key(key)} is {shown(value)}")
 
 
 def _matches(hint: Any, value: object) -> bool:

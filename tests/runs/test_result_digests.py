@@ -79,8 +79,7 @@ def test_every_flipped_bit_of_a_manifest_is_found(run: Path) -> None:
         try:
             loaded = RunDirectory.load(run)
         except OpdAlignError as error:
-            assert "manifest.json' is damaged" in str(error) or "has format" in str(error)
-            refused += 1
+            refused += "manifest.json' is damaged" in str(error) or "has format" in str(error)
         else:
             assert loaded.settings == settings
             assert json.loads(file.read_bytes()) == json.loads(whole)
