@@ -202,12 +202,13 @@ def _restored_objective(entry: object) -> Objective:
         raise InvalidManifest(f"an entry of settings.objectives is {shown(entry)}")
     where, objective_type = f"settings.objectives.{shown(entry.get('name'))}", types.get(entry["type"])
     if objective_type is None:
-        values = {key: entry[key] for key in ("name", "signal") if key in entry}
-        return from_json(StoredObjective, values, where)
+        known = {key: entry[key] for key in ("name", "signal") if key in entry}
+        return from_json(StoredObjective, known, where)
     names = {field.name for field in fields(objective_type)} if is_dataclass(objective_type) else set()
     try:
-        objective = from_json(objective_type, {key: entry[key] for key in entry if key in names}, where)
-    except ValueError as error:
+        values = {key: entry[key] for key in entry if key in names}
+        objective = from_json(objective_type, values, where) if names else objective_type()
+    except (ValueError, TypeError) as error:  # the objective checks its own values
         raise InvalidManifest(f"{where}: {error}") from error
     if as_json(_objective_entry(objective)) != entry:
         raise InvalidManifest(f"{where} is {shown(entry)}")

@@ -70,13 +70,17 @@ def from_json(kind: type[T], values: object, where: str) -> T:
     """A dataclass from JSON values; raises `InvalidManifest` if a field is missing, unknown or of another type."""
     if not isinstance(values, dict):
         raise InvalidManifest(f"{where} is {shown(values)}")
-    hints, names = get_type_hints(kind), [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    try:
+        hints = get_type_hints(kind)
+    except NameError:  # a class of the user's whose annotations cannot be resolved here
+        hints = {}
     for name in (*names, *values):
         if name not in values:
             raise InvalidManifest(f"{where}.{name} is missing")
         if name not in names:
             raise InvalidManifest(f"{where} has an unknown key {shown(name)}")
-        if not _matches(hints[name], values[name]):
+        if not _matches(hints.get(name), values[name]):
             raise InvalidManifest(f"{where}.{name} is {shown(values[name])}")
     return kind(**values)
 
