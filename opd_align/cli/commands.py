@@ -222,17 +222,26 @@ def show_prompt(args: argparse.Namespace) -> int:
 def report(args: argparse.Namespace) -> int:
     from opd_align.report.html import write_report
     from opd_align.report.tables import write_tables
+    from opd_align.runs.filesystem import check_output
     from opd_align.runs.manifest import read_manifest
     from opd_align.runs.run_directory import MANIFEST, RunDirectory
+    from opd_align.types import OpdAlignError
 
+    if args.html:
+        check_output(args.html)
     if (read_manifest(args.directory / MANIFEST) or {}).get("kind") == "screening":
+        if args.html:
+            raise OpdAlignError("--html has no effect on a screening, which has tables only; use --tables")
         return _print_screening(args.directory, args.tables)
     analysis = RunDirectory.load(args.directory)
-    _print_analysis(analysis)
-    if args.html:
-        print(f"report  {write_report(analysis, args.html, title=args.directory.name).resolve().as_uri()}")
+    # Written before anything is printed, so that an error is not the last of a hundred lines.
+    page = write_report(analysis, args.html, title=args.directory.name) if args.html else None
     if args.tables:
         write_tables(analysis, args.tables)
+    _print_analysis(analysis)
+    if page is not None:
+        print(f"report  {page.resolve().as_uri()}")
+    if args.tables:
         print(f"tables  {args.tables}")
     return 0
 

@@ -21,7 +21,7 @@ from opd_align.report.slices import Slices
 from opd_align.report.table_format import Cell, Table, format_cell
 from opd_align.report.tables import FILTER_DIVERGENCES, objective_names, report_tables
 from opd_align.report.token_view import TOKEN_VIEW_SCRIPTS, TokenView, finite, token_view
-from opd_align.runs.filesystem import AnyPath, PathLike, as_path, error_reason
+from opd_align.runs.filesystem import AnyPath, PathLike, as_path, error_reason, write_output
 from opd_align.types import OpdAlignError
 
 ORACLE_THRESHOLDS = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9)
@@ -31,7 +31,7 @@ MAX_PATH_BYTES = 57 * 2**19
 
 
 def write_report(analysis: Analysis, path: PathLike, *, title: str = "Alignment report") -> AnyPath:
-    """Writes the report of an analysis to a file.
+    """Writes the report of an analysis to a file, which is complete as soon as it exists.
 
     Args:
         analysis: The analysis to show.
@@ -43,7 +43,7 @@ def write_report(analysis: Analysis, path: PathLike, *, title: str = "Alignment 
     """
     file = as_path(path)
     try:
-        file.write_text(report_html(analysis, title=title), encoding="utf-8")
+        write_output(file, report_html(analysis, title=title))
     except OSError as error:
         raise OpdAlignError(
             f"cannot write the report to {str(file)!r}: {error_reason(error)}; choose another path"

@@ -18,7 +18,7 @@ from opd_align.core.engine import Analysis
 from opd_align.core.metric_registry import FILTER_QUANTILE
 from opd_align.report.slices import Slices
 from opd_align.report.table_format import Cell, Column, Table, file_name, row, to_csv, to_latex, to_markdown, to_rich
-from opd_align.runs.filesystem import AnyPath, PathLike, as_path, error_reason
+from opd_align.runs.filesystem import AnyPath, PathLike, as_path, error_reason, write_output
 from opd_align.types import OpdAlignError
 
 FILTER_DIVERGENCES = ("kl", "js")
@@ -287,7 +287,7 @@ def write_table_files(tables: Sequence[Table], folder: PathLike) -> list[AnyPath
     try:
         target.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            (target / name).write_text(text, encoding="utf-8")
+            write_output(target / name, text)
     except OSError as error:
         raise OpdAlignError(
             f"cannot write tables to {str(target)!r}: {error_reason(error)}; choose another folder"

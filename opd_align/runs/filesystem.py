@@ -192,8 +192,14 @@ PathLike: TypeAlias = str | os.PathLike[str] | RemotePath
 """Everything that `as_path` accepts."""
 
 
-def write_atomic(path: AnyPath, data: bytes | memoryview) -> None:
-    """Writes a file atomically; on `OSError` no partial file is left behind."""
+def write_atomic(path: AnyPath, data: bytes | memoryview, *, sync: bool = True) -> None:
+    """Writes a file atomically; on `OSError` no partial file is left behind.
+
+    Args:
+        path: The file to write.
+        data: Its content.
+        sync: Whether the file is on disk when this returns, so that it survives a power failure.
+    """
     if isinstance(path, RemotePath):
         return path.write_bytes(data)
     # Not the process ID: on a shared disk, processes on two machines may have the same one.
@@ -203,13 +209,40 @@ def write_atomic(path: AnyPath, data: bytes | memoryview) -> None:
             remaining = memoryview(data)
             while len(remaining):
                 remaining = remaining[file.write(remaining) :]
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         temporary.replace(path)
-        sync_folder(path.parent)
+        if sync:
+            sync_folder(path.parent)
     except BaseException:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+def write_output(path: AnyPath, text: str) -> None:
+    """Writes a file that a user asked for and can make again: atomically, or directly to a device such as /dev/stdout.
+
+    A symbolic link stays one; the file that it points to is replaced.
+    """
+    target = path if isinstance(path, RemotePath) else Path(os.path.realpath(path))
+    if target.is_file() or not target.exists():
+        write_atomic(target, text.encode(), sync=False)
+    else:
+        target.write_bytes(text.encode())
+
+
+def check_output(path: AnyPath) -> None:
+    """Raises `OpdAlignError`, before the work is done, if a file cannot be written because of its folder."""
+    if isinstance(path, RemotePath):
+        return
+    if path.is_dir():
+        raise OpdAlignError(f"cannot write to {str(path)!r}: it is a folder; choose a file")
+    if not path.parent.is_dir():
+        problem = "is not a folder" if path.parent.exists() else "does not exist"
+        raise OpdAlignError(f"cannot write to {str(path)!r}: {str(path.parent)!r} {problem}; create it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise OpdAlignError(f"cannot write to {str(path)!r}: no permission; choose another path")
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """The run directory: what a run is, its rollouts and its results.
 
-    manifest.json       what the run is (student, teachers, questions, grader, settings), and which versions made it
+    manifest.json       what the run is (student, teachers, questions, grader, settings), which versions made it, and
+                        the digests of the files of its result
     rollouts/*.parquet  one shard per batch, named after the content keys of its rollouts
     nodes.parquet, children.parquet, questions.parquet, tokens.parquet      the analysis
     summary.json        its main numbers; written last, so it marks the run as finished
@@ -15,6 +16,9 @@ student and a grader that read from disk first (`CachedStudent`), requests the s
 resume, and gets the same rollouts. A run that was killed and resumed therefore gives the same result as one that was
 not, for any number of workers. The unit is the engine's batch, because floating-point models may produce other tokens
 when batched differently. Rollouts are never deleted.
+
+A file of the result that is not what was written is reported by name when it is loaded. The same command rebuilds it
+from the rollouts.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import json
 import os
 import socket
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -44,7 +48,8 @@ from opd_align.runs.filesystem import (
     sync_folder,
     write_atomic,
 )
-from opd_align.runs.manifest import check_same_run, read_manifest, settings_from_manifest, versions
+from opd_align.runs.manifest import check_same_run, manifest_bytes, read_manifest, settings_from_manifest, versions
+from opd_align.runs.manifest_check import content_digest
 from opd_align.runs.rollout_store import (
     ROLLOUTS,
     CachedStudent,
@@ -91,7 +96,7 @@ class Usage:
         try:
             recorded = json.loads((folder / SPENT).read_bytes())
             return Usage(int(recorded["tokens"]), float(recorded["seconds"]))
-        except (OSError, ValueError, LookupError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
             return Usage()
 
 
@@ -140,27 +145,38 @@ class RunDirectory:
         return CachedStudent(self.store, student, grader)
 
     def finish(self, analysis: Analysis, usage: Usage) -> None:
-        """Writes the result; the summary last, since its presence means that the other files are complete."""
-        stored = read_manifest(self.path / MANIFEST)
-        if stored is not None:  # may be another run's if the directory could not be locked
-            check_same_run(self.path, stored, self.manifest)
+        """Writes the result of an analysis; the summary last, since its presence means that it is complete."""
+        self._made_with()
         # A run that only read existing rollouts has no timing to record.
         if usage.tokens or not (self.path / SPENT).exists():
-            self.write_file(SPENT, f"{json.dumps(asdict(Usage.load(self.path) + usage))}\n".encode())
+            with self.store.describe_write_errors():
+                spent = json.dumps(asdict(Usage.load(self.path) + usage))
+                write_atomic(self.path / SPENT, f"{spent}\n".encode())
         texts = pa.table([list(analysis.texts), list(analysis.texts.values())], schema=TOKENS_SCHEMA)
         summary = json.dumps(metric_registry.summary(analysis), indent=1, sort_keys=True) + "\n"
-        with self.store.describe_write_errors():
-            (self.path / SUMMARY).unlink(missing_ok=True)
-            write_atomic(self.path / QUESTIONS, table_bytes(analysis.questions))
-            write_atomic(self.path / TOKENS, table_bytes(texts))
-            write_atomic(self.path / CHILDREN, table_bytes(analysis.children))
-            write_atomic(self.path / NODES, table_bytes(analysis.nodes))
-            write_atomic(self.path / SUMMARY, summary.encode())
+        self.write_results(
+            {
+                QUESTIONS: table_bytes(analysis.questions),
+                TOKENS: table_bytes(texts),
+                CHILDREN: table_bytes(analysis.children),
+                NODES: table_bytes(analysis.nodes),
+                SUMMARY: summary.encode(),
+            }
+        )
 
-    def write_file(self, name: str, content: bytes | memoryview) -> None:
-        """Writes a file of the result atomically."""
+    def write_results(self, files: Mapping[str, bytes | memoryview]) -> None:
+        """Writes the files of the result, with their digests in the manifest.
+
+        The last file marks the run as finished: while it exists, the other files and the manifest belong together.
+        """
+        *others, marker = files
+        made_with = self._made_with()
         with self.store.describe_write_errors():
-            write_atomic(self.path / name, content)
+            (self.path / marker).unlink(missing_ok=True)
+            for name in others:
+                write_atomic(self.path / name, files[name])
+            self._write_manifest(made_with, {name: content_digest(data) for name, data in files.items()})
+            write_atomic(self.path / marker, files[marker])
 
     @staticmethod
     def load(path: PathLike) -> Analysis:
@@ -181,10 +197,12 @@ class RunDirectory:
             )
         tables = {}
         try:
+            name = SUMMARY
+            read_result(folder, manifest, name)
             for name, schema in (
                 (NODES, alignment.SCHEMA), (CHILDREN, alignment.CHILDREN), (TOKENS, TOKENS_SCHEMA), (QUESTIONS, None),
             ):  # fmt: skip
-                table = read_table(read_file(folder / name) or b"")
+                table = read_table(read_result(folder, manifest, name))
                 tables[name] = dictionary_encoded(table) if name in (NODES, CHILDREN) else table
                 if schema is not None and not tables[name].schema.equals(schema):
                     raise DamagedFileError("unexpected columns")
@@ -192,7 +210,7 @@ class RunDirectory:
             raise OpdAlignError(f"could not read {str(folder / name)!r}: {error_reason(error)}") from error
         except DamagedFileError as error:
             raise OpdAlignError(
-                f"{str(folder / name)!r} cannot be read ({error}); run the same opd-align analyze command with "
+                f"{str(folder / name)!r} is damaged ({error}); run the same opd-align analyze command with "
                 f"--out {folder} again: the file is rebuilt from the stored rollouts, nothing is sampled again"
             ) from error
         texts = dict(zip(*(tables[TOKENS][column].to_pylist() for column in TOKENS_SCHEMA.names), strict=True))
@@ -200,7 +218,7 @@ class RunDirectory:
 
     def _begin(self, manifest: Mapping[str, Any], fresh: bool) -> None:
         with self.store.describe_write_errors():
-            for folder in (self.path, self.store.folder):
+            for folder in (self.path, self.store.folder, self.path / "tables"):
                 if not isinstance(folder, RemotePath):
                     remove_temporaries(folder)
             stored = read_manifest(self.path / MANIFEST)
@@ -211,10 +229,30 @@ class RunDirectory:
             made_with = (stored or manifest).get("made_with", [])
             if stored is None or versions() not in made_with:
                 made_with = [*made_with, *([] if versions() in made_with else [versions()])]
-                text = json.dumps({**manifest, "made_with": made_with}, indent=1, ensure_ascii=False)
-                write_atomic(self.path / MANIFEST, f"{text}\n".encode())
+                self._write_manifest(made_with, (stored or {}).get("results", {}))
             if fresh and not isinstance(self.path, RemotePath):
                 sync_folder(self.path.absolute().parent)
+
+    def _made_with(self) -> Sequence[Mapping[str, str]]:
+        """The versions that made this run; raises `RunMismatch` if the directory contains another run by now."""
+        stored = read_manifest(self.path / MANIFEST)
+        if stored is None:
+            return [versions()]
+        check_same_run(self.path, stored, self.manifest)  # another run's if the directory could not be locked
+        return stored["made_with"]
+
+    def _write_manifest(self, made_with: Sequence[Mapping[str, str]], results: Mapping[str, str]) -> None:
+        write_atomic(self.path / MANIFEST, manifest_bytes(self.manifest, made_with, results))
+
+
+def read_result(folder: AnyPath, manifest: Mapping[str, Any], name: str) -> bytes:
+    """The content of a file of the result; raises `DamagedFileError` if it is not what the run wrote."""
+    data = read_file(folder / name)
+    if data is None:
+        raise DamagedFileError(f"{name} is missing")
+    if content_digest(data) != manifest["results"].get(name):
+        raise DamagedFileError(f"the digest of {name} is not the one in {MANIFEST}")
+    return data
 
 
 def has_results(folder: AnyPath) -> bool:

@@ -21,7 +21,7 @@ from opd_align.core.metrics import Estimate, interval
 from opd_align.runs.filesystem import PathLike, as_path
 from opd_align.runs.manifest import FORMAT, question_digest, read_manifest
 from opd_align.runs.rollout_store import CachedStudent, DamagedFileError, read_table, table_bytes
-from opd_align.runs.run_directory import RunDirectory
+from opd_align.runs.run_directory import RunDirectory, read_result
 from opd_align.tasks import TextGrader, Verdict
 from opd_align.teachers.contexts import Context, ContextPrompt, Demonstration
 from opd_align.teachers.demonstrations import (
@@ -170,14 +170,18 @@ class Screener:
         grader = TextGrader(self.prompting.task, self.prompting.chat.decode, self.student.end_tokens)
         with RunDirectory(path, self._manifest(questions, grader)) as run:
             screening, demonstrations = self._sample(run, grader, questions)
-            run.write_file(DEMONSTRATIONS, table_bytes(_demonstration_table(demonstrations)))
-            run.write_file(MISSING, table_bytes(screening.missing))
-            run.write_file(PASSES, table_bytes(screening.passes))
             summary = {
                 "variants": list(screening.variants), "sources": list(screening.sources),
                 "compared": len(screening.compared),
             }  # fmt: skip
-            run.write_file(SCREENED, f"{json.dumps(summary, indent=1)}\n".encode())
+            run.write_results(
+                {
+                    DEMONSTRATIONS: table_bytes(_demonstration_table(demonstrations)),
+                    MISSING: table_bytes(screening.missing),
+                    PASSES: table_bytes(screening.passes),
+                    SCREENED: f"{json.dumps(summary, indent=1)}\n".encode(),
+                }
+            )
         return screening
 
     def _check(self, questions: Sequence[Question]) -> None:
@@ -321,10 +325,10 @@ def load_screening(path: PathLike) -> tuple[Screening, dict[str, list[Demonstrat
     if not (folder / SCREENED).is_file():
         raise OpdAlignError(f"the screening in {str(folder)!r} is not finished; run the same command to resume it")
     try:
-        summary = json.loads((folder / SCREENED).read_bytes())
+        summary = json.loads(read_result(folder, manifest, SCREENED))
         variants, sources = summary["variants"], summary["sources"]
         passes, missing, demonstration_rows = (
-            read_table((folder / name).read_bytes()) for name in (PASSES, MISSING, DEMONSTRATIONS)
+            read_table(read_result(folder, manifest, name)) for name in (PASSES, MISSING, DEMONSTRATIONS)
         )
     except (DamagedFileError, OSError, ValueError, LookupError) as error:
         raise OpdAlignError(

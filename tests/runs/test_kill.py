@@ -17,53 +17,63 @@ from typing import Any
 import pytest
 
 import opd_align
+from opd_align.backends.exact import ExactFamily
+from opd_align.runs.execute import analyze_into
+from opd_align.settings import Budget, Settings
 
-KILLS = 25
-COMMAND = [
-    "analyze", "--student", "exact", "--worlds", "2", "--length", "12", "--stakes", "3", "--initial", "48",
-    "--targeted", "400",
-]  # fmt: skip
+LONG = os.environ.get("FUZZ") == "long"
+KILLS = 50 if LONG else 20
+"""Kills of each test; `make fuzz` sets FUZZ=long."""
+
+SIZE = ["--student", "exact", "--length", "12", "--stakes", "3", "--initial", "48", "--targeted", "400"]
+ANALYZE = ["analyze", *SIZE, "--worlds", "2"]
 
 PARENT = '''
 import json, os, random, signal, sys, time
 from pathlib import Path
 
-import opd_align.runs.run_directory, opd_align.report.tables, rich.console, rich.progress
+import opd_align.runs.merge, opd_align.report.html, opd_align.report.screening, opd_align.study.build
+import rich.console, rich.progress
 from opd_align.backends.exact import ExactFamily
 from opd_align.cli.main import main
 
 command, folder, kills, workers, seed = json.loads(sys.argv[1])
 folder, rng = Path(folder), random.Random(seed)
-sample, fsync = ExactFamily.sample, os.fsync
+sample, fsync, replace = ExactFamily.sample, os.fsync, os.replace
 
 
-def begin(run, workers, syncs=None):
-    """Starts an attempt in a child process, which kills itself just before its `syncs`-th call of fsync."""
+def begin(run, workers=None, writes=None, syncs=None):
+    """Starts an attempt in a child process, which kills itself just before its `writes`-th step of writing a file
+    (flushing or renaming), or its `syncs`-th call of fsync."""
     child = os.fork()
     if child:
         return child
     try:
         log = os.open(f"{run}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        steps = os.open(f"{run}.steps", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
         def logged_sample(self, requests):
             keys = [int(key) for key_R in self.keys(requests) for key in key_R]
             os.write(log, f"{hash(tuple(keys))}\\n".encode())  # a hash of integers is the same in every child
             return sample(self, requests)
 
-        def killing_fsync(handle):
-            nonlocal syncs
-            syncs -= 1
-            if syncs == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            fsync(handle)
+        def killing(real, is_sync):
+            def wrapper(*args, **options):
+                nonlocal writes, syncs
+                os.write(steps, b".")
+                writes, syncs = writes and writes - 1, syncs and syncs - is_sync
+                if writes == 0 or syncs == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return real(*args, **options)
+
+            return wrapper
 
         ExactFamily.sample = logged_sample
-        if syncs:
-            os.fsync = killing_fsync
+        os.fsync, os.replace = killing(fsync, True), killing(replace, False)
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
-        code = main([*command, "--out", str(run), "--workers", str(workers)])
-        os._exit(code)
+        arguments = [argument.replace("OUT", str(run)) for argument in command]
+        os._exit(main(arguments if workers is None else [*arguments, "--workers", str(workers)]))
     except BaseException as error:
         os.write(2, f"{type(error).__name__}: {error}\\n".encode())
         os._exit(70)
@@ -77,6 +87,11 @@ def wait(child, should_kill):
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.0005)
     return None
+
+
+def killed(child):
+    os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def random_moment(run):
@@ -98,8 +113,13 @@ def random_moment(run):
     return should_kill
 
 
+if command[0] == "screen":  # loads the libraries that a model needs
+    from opd_align.study.config import read_config
+
+    opd_align.study.build.Study(read_config("demo", [])).student
+
 started = time.monotonic()
-assert wait(begin(folder / "whole", 1), lambda: False) == 0
+assert wait(begin(folder / "whole", workers[0]), lambda: False) == 0
 took = time.monotonic() - started
 
 '''
@@ -116,8 +136,7 @@ while sum(run["kills"] for run in runs) < kills:
         child = begin(path, workers[run["kills"] % len(workers)])
         code = wait(child, should_kill)
         if code is None:
-            os.kill(child, signal.SIGKILL)
-            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            code = killed(child)
         if code == -signal.SIGKILL:
             run["kills"] += 1
             run["batches_at_kill"].append(len(list(path.glob("rollouts/*.parquet"))))
@@ -129,14 +148,35 @@ print(json.dumps({"took_s": took, "runs": runs}))
 
 WHILE_WRITING = """
 # A file is synced under its temporary name, renamed, then its folder is synced. An attempt killed at an odd sync leaves
-# a temporary file, at an even one a renamed file. The five files of the result take ten syncs, the usage (written once,
-# unless something is sampled) two.
+# a temporary file, at an even one a renamed file. The result and the manifest take twelve syncs, the usage (written
+# once, unless something is sampled) two.
 path, codes = folder / "killed", []
 while not codes or codes[-1] != 0:
     assert len(codes) < 60
-    codes.append(wait(begin(path, 1, 1 + len(codes) % 11), lambda: False))
+    codes.append(wait(begin(path, 1, syncs=1 + len(codes) % 13), lambda: False))
     assert codes[-1] in (0, -signal.SIGKILL), codes
 print(json.dumps({"runs": [{"path": str(path), "kills": len(codes) - 1}]}))
+"""
+
+ANYWHERE = """
+# Half of the kills at a random moment, half at a random step of writing.
+steps, runs = Path(f"{folder}/whole.steps").stat().st_size, []
+while sum(run["kills"] for run in runs) < kills:
+    path = folder / f"killed-{len(runs)}"
+    run = {"path": str(path), "kills": 0}
+    runs.append(run)
+    while True:
+        at_step = rng.random() < 0.5
+        enough = sum(other["kills"] for other in runs) >= kills
+        child = begin(path, writes=rng.randint(1, steps) if at_step and not enough else None)
+        latest = time.monotonic() + rng.uniform(0, took)
+        code = wait(child, lambda: not (at_step or enough) and time.monotonic() > latest)
+        code = killed(child) if code is None else code
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL, code
+        run["kills"] += 1
+print(json.dumps({"steps": steps, "runs": runs}))
 """
 
 
@@ -148,17 +188,36 @@ def run_children(script: str, *arguments: object) -> Any:
     """The output of the parent process after its children have run."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(opd_align.__file__).parents[1])}
     command = [sys.executable, "-c", PARENT + script, json.dumps(arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3000 if LONG else 300, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
 
 
+def contents(path: Path) -> dict[str, bytes | None]:
+    """All files and folders of a run, with the bytes of those that do not depend on the time."""
+    timed = ("lock", "spent.json")
+    return {
+        str(file.relative_to(path)): file.read_bytes() if file.is_file() and file.name not in timed else None
+        for file in path.rglob("*")
+    }
+
+
+def assert_same_files(path: Path, whole: Path) -> None:
+    got, expected = contents(path), contents(whole)
+    assert sorted(got) == sorted(expected)
+    # The title of a report is the name of its directory.
+    differing = [name for name in expected if got[name] != expected[name] and name != "report.html"]
+    assert not differing
+    if "report.html" in expected:
+        page, whole_page = ((folder / "report.html").read_text() for folder in (path, whole))
+        assert page.replace(path.name, whole.name) == whole_page
+
+
 def assert_same_result(path: Path, whole: Path, kills: int, workers: int) -> None:
-    for name in (
-        "nodes.parquet", "children.parquet", "questions.parquet", "tokens.parquet", "summary.json", "manifest.json",
-    ):  # fmt: skip
-        assert (path / name).read_bytes() == (whole / name).read_bytes(), name
-    assert sorted(file.name for file in path.rglob("*")) == sorted(file.name for file in whole.rglob("*"))
+    assert {"nodes.parquet", "summary.json", "manifest.json", "report.html", "tables/tables.md"} <= contents(
+        whole
+    ).keys()
+    assert_same_files(path, whole)
     sampled, expected = batches(path), batches(whole)
     assert len(expected) == len(set(expected))
     assert set(sampled) == set(expected)
@@ -168,18 +227,57 @@ def assert_same_result(path: Path, whole: Path, kills: int, workers: int) -> Non
 
 @pytest.mark.parametrize("workers", [[1], [2, 3, 1]], ids=["one", "changing"])
 def test_runs_killed_at_random_give_the_same_result(tmp_path: Path, workers: list[int]) -> None:
-    output = run_children(AT_RANDOM, [*COMMAND, "--batch", "16"], str(tmp_path), KILLS, workers, len(workers))
+    command = [*ANALYZE, "--batch", "16", "--out", "OUT"]
+    output = run_children(AT_RANDOM, command, str(tmp_path), KILLS, workers, len(workers))
     assert sum(run["kills"] for run in output["runs"]) == KILLS
     assert len(batches(tmp_path / "whole")) > 40
     # The kills hit all stages.
     stages = [count for run in output["runs"] for count in run["batches_at_kill"]]
-    assert len(set(stages)) >= KILLS // 3
+    assert len(set(stages)) >= min(KILLS, 25) // 3
     for run in output["runs"]:
         assert_same_result(Path(run["path"]), tmp_path / "whole", run["kills"], max(workers))
 
 
 def test_a_run_killed_while_writing_gives_the_same_result(tmp_path: Path) -> None:
-    output = run_children(WHILE_WRITING, [*COMMAND, "--batch", "100"], str(tmp_path), 0, [1], 0)
+    command = [*ANALYZE, "--batch", "100", "--out", "OUT"]
+    output = run_children(WHILE_WRITING, command, str(tmp_path), 0, [1], 0)
     (run,) = output["runs"]
     assert run["kills"] >= 8
     assert_same_result(Path(run["path"]), tmp_path / "whole", run["kills"], 1)
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Two finished runs that can be merged."""
+    folder = tmp_path_factory.mktemp("parts")
+    family = ExactFamily.random(0, 4, length=12, stakes=3.0)
+    teachers = [family.teacher("tilted", lambda world: world.tilted_teacher())]
+    settings = Settings(budget=Budget(initial=48, targeted=200), batch=50)
+    for name, questions in (("a", family.questions[:2]), ("b", family.questions[2:])):
+        analyze_into(folder / name, family, teachers, questions, family, settings=settings)
+    return [str(folder / "a"), str(folder / "b")]
+
+
+@pytest.mark.parametrize("name", ["screen", "merge", "report"])
+def test_other_commands_killed_at_random_give_the_same_files(tmp_path: Path, parts: list[str], name: str) -> None:
+    if name == "screen":
+        options = ["--limit", "2", "--set", "rollouts=8", "--set", "batch=16", "--set", "demonstrations.trials=8"]
+        command = ["screen", "--teachers", "Self-1C", *options, "--out", "OUT"]
+    elif name == "merge":
+        command = ["merge", *parts, "--out", "OUT"]
+    else:
+        command = ["report", parts[0], "--html", "OUT.html", "--tables", "OUT"]
+    kills = KILLS if name != "screen" or LONG else KILLS // 3  # a model takes longer
+    output = run_children(ANYWHERE, command, str(tmp_path), kills, [None], 7)
+    assert output["steps"] > 8
+    assert sum(run["kills"] for run in output["runs"]) == kills
+    whole = tmp_path / "whole"
+    assert len(contents(whole)) > 8
+    for run in output["runs"]:
+        path = Path(run["path"])
+        if name == "report":
+            # A folder of the user's is not searched for temporary files of killed processes.
+            for file in path.glob(".*.tmp"):
+                file.unlink()
+            assert path.with_suffix(".html").read_bytes() == whole.with_suffix(".html").read_bytes()
+        assert_same_files(path, whole)

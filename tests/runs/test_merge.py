@@ -15,7 +15,7 @@ from opd_align.cli.main import main
 from opd_align.core.objectives import DrGRPO, ReverseKL
 from opd_align.runs.execute import analyze_into
 from opd_align.runs.filesystem import as_path
-from opd_align.runs.manifest import RunMismatch
+from opd_align.runs.manifest import RunMismatch, manifest_bytes, read_manifest
 from opd_align.runs.merge import merge
 from opd_align.runs.rollout_store import DamagedFileWarning
 from opd_align.runs.run_directory import Usage
@@ -139,8 +139,9 @@ def test_a_run_without_rollouts_is_rejected_before_anything_is_written(runs: dic
 
 def test_the_versions_of_all_machines_are_listed(runs: dict[str, Path], tmp_path: Path) -> None:
     other = Path(shutil.copytree(runs["b"], tmp_path / "b"))
-    manifest = json.loads((other / "manifest.json").read_text())
-    (other / "manifest.json").write_text(json.dumps(manifest | {"made_with": [{"numpy": "0.1"}]}))
+    manifest = read_manifest(other / "manifest.json")
+    assert manifest is not None
+    (other / "manifest.json").write_bytes(manifest_bytes(manifest, [{"numpy": "0.1"}], manifest["results"]))
     merge([runs["a"], other], tmp_path / "run")
     made_with = json.loads((tmp_path / "run" / "manifest.json").read_text())["made_with"]
     assert [entry.get("numpy") for entry in made_with][1:] == ["0.1"]

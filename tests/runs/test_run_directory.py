@@ -27,7 +27,7 @@ from opd_align.core.engine import Analysis, analyze
 from opd_align.core.objectives import OBJECTIVES, DrGRPO, GeneralisedJSD, ReverseKL, unified_update
 from opd_align.runs import filesystem, rollout_store
 from opd_align.runs.execute import analyze_into
-from opd_align.runs.manifest import RunMismatch, StoredObjective, describe
+from opd_align.runs.manifest import RunMismatch, StoredObjective, describe, manifest_bytes, read_manifest
 from opd_align.runs.rollout_store import (
     Batch,
     CachedStudent,
@@ -440,7 +440,7 @@ def test_the_manifest_does_not_depend_on_the_process(family: ExactFamily) -> Non
 def test_an_unreadable_manifest_is_reported_and_not_changed(
     family: ExactFamily, teachers: list[Any], run: Path
 ) -> None:
-    for content, message in ((b'{"format": 1', "cannot be read"), (b"[]", "cannot be read")):
+    for content, message in ((b'{"format": 1', "is damaged .not valid JSON"), (b"[]", "is damaged .it is not the man")):
         (run / "manifest.json").write_bytes(content)
         for attempt in (lambda: run_into(run, family, teachers), lambda: RunDirectory.load(run)):
             with pytest.raises(OpdAlignError, match=message):
@@ -455,10 +455,13 @@ def test_another_format_is_rejected(family: ExactFamily, teachers: list[Any], ru
         run_into(run, family, teachers)
 
 
-def test_other_package_versions_are_accepted_and_recorded(family: ExactFamily, teachers: list[Any], run: Path) -> None:
-    manifest = json.loads((run / "manifest.json").read_text())
-    manifest["made_with"] = [{"numpy": "0.1"}]
-    (run / "manifest.json").write_text(json.dumps(manifest))
+def test_other_package_versions_are_accepted_and_recorded(
+    family: ExactFamily, teachers: list[Any], run: Path, finished: Path
+) -> None:
+    manifest = read_manifest(run / "manifest.json")
+    assert manifest is not None
+    (run / "manifest.json").write_bytes(manifest_bytes(manifest, [{"numpy": "0.1"}], manifest["results"]))
+    assert same_rows(RunDirectory.load(run).nodes, RunDirectory.load(finished).nodes)
     run_into(run, family, teachers)
     made_with = json.loads((run / "manifest.json").read_text())["made_with"]
     assert made_with[0] == {"numpy": "0.1"}
@@ -549,9 +552,9 @@ def test_a_run_killed_before_its_manifest_was_written_starts_run_into(
 def test_damaged_tables_are_rebuilt_from_the_rollouts(
     family: ExactFamily, teachers: list[Any], run: Path, finished: Path
 ) -> None:
-    for name in TABLES:
+    for name in (*TABLES, "summary.json"):
         (run / name).write_bytes((run / name).read_bytes()[:100])
-        with pytest.raises(OpdAlignError, match=f"{name}' cannot be read .* nothing is sampled again"):
+        with pytest.raises(OpdAlignError, match=f"{name}' is damaged .* nothing is sampled again"):
             RunDirectory.load(run)
         student = Counting(family)
         run_into(run, student, teachers)
