@@ -366,7 +366,9 @@ def test_a_stop_at_a_token_that_is_not_an_end_token_is_a_failure():
         stub.wrong_token = True
         result = student(stub.url).sample(requests())
     assert set(result.finish_R.tolist()) == {Finish.TRUNCATED}
-    assert {failure.reason for failure in result.failures} == {"the server ended the rollout with 'stop' at token 7"}
+    assert {failure.reason for failure in result.failures} == {
+        f"{stub.url}/v1/completions ended the rollout with 'stop' at token 7"
+    }
     assert len(result) + len(result.failures) == 28
 
 
