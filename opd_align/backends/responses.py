@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import reprlib
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -68,12 +69,13 @@ def read_samples(
             problem, the `InvalidResponse` is readable, and has all samples.
     """
     try:
-        choices = {choice["index"]: choice for choice in response.json()["choices"]}
+        listed = response.json()["choices"]
+        choices = {choice["index"]: choice for choice in listed}
         samples = [(choices[index]["token_ids"], choices[index]["finish_reason"]) for index in range(n)]
         prompts = [choices[index].get("prompt_token_ids") for index in range(n)]
     except (ValueError, LookupError, TypeError, AttributeError):
-        choices, samples, prompts = {}, [], []
-    as_requested = len(choices) == n and all(type(index) is int for index in choices)
+        listed, choices, samples, prompts = [], {}, [], []
+    as_requested = len(listed) == len(choices) == n and all(type(index) is int for index in choices)
     if not as_requested or any(not isinstance(tokens, list) for tokens, _ in samples):
         raise InvalidResponse(
             f"{response.url} did not return {n} lists of token ids; that needs vLLM 0.10.2 or newer "
@@ -117,7 +119,8 @@ def _log_probs(row: dict[str, Any], url: str, top: int, vocabulary: int | None) 
             raise InvalidResponse(f"{url} returned {reprlib.repr(token)} as a token id")
         if int(token) >= limit:
             raise InvalidResponse(f"{url} returned token {token}, which is outside the vocabulary ({limit})")
-        if type(value) not in (int, float) or not math.isfinite(value) or value > TOLERANCE:
+        # Written so that NaN, and whole numbers beyond the range of floats, are rejected too.
+        if type(value) not in (int, float) or not -sys.float_info.max <= value <= TOLERANCE:
             raise InvalidResponse(
                 f"{url} returned {reprlib.repr(value)} as the log-probability of token {token}; expected a number of "
                 "at most 0 (vLLM sends -9999 for a probability of 0)"
