@@ -156,6 +156,8 @@ def _server(url: str) -> _Server:
     try:
         parts: SplitResult = urlsplit(url)
         valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        if has_password and "@" in parts.path:
+            raise ValueError  # a slash in the password: the rest of it would count as the path
     except ValueError as error:
         reason = "special characters in a password must be percent-encoded" if has_password else error
         raise OpdAlignError(f"{shown!r} is not a valid server URL: {reason}") from None

@@ -219,7 +219,7 @@ def response(status: int, content: bytes = b"{}", *headers: str) -> bytes:
 @pytest.mark.parametrize("form", ["seconds", "date"])
 def test_retry_after_is_respected_by_all_calls(status: int, form: str) -> None:
     async def work() -> list[float]:
-        value = "1" if form == "seconds" else format_datetime(datetime.now(UTC) + timedelta(seconds=2), usegmt=True)
+        value = "1" if form == "seconds" else format_datetime(datetime.now(UTC) + timedelta(seconds=3), usegmt=True)
         async with raw_server(response(status, b"{}", f"Retry-After: {value}"), response(200)) as (url, times):
             assert await statuses([url], 3, concurrency=1, patience_s=20.0) == {200: 3}
             return times
@@ -275,10 +275,13 @@ def test_an_invalid_response_is_replaced_by_that_of_another_server() -> None:
         return "read"
 
     async def work() -> list[str]:
-        async with raw_server(response(200, b"bad")) as (bad, _), raw_server(response(200, b"good")) as (good, _):
-            async with HttpPool([bad, good], HttpSettings()) as pool:
-                calls = [pool.call("POST", "/x", {}, read=read) for _ in range(20)]
-                return [each.value for each in await asyncio.gather(*calls)]
+        async with (
+            raw_server(response(200, b"bad")) as (bad, _),
+            raw_server(response(200, b"good")) as (good, _),
+            HttpPool([bad, good], HttpSettings()) as pool,
+        ):
+            calls = [pool.call("POST", "/x", {}, read=read) for _ in range(20)]
+            return [each.value for each in await asyncio.gather(*calls)]
 
     assert asyncio.run(work()) == ["read"] * 20
 
