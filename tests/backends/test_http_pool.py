@@ -176,6 +176,7 @@ def test_invalid_urls_are_rejected(url: str) -> None:
     "url",
     [
         "http://me:cret/x@host:1",
+        "http://me:1/ret@host",
         "http://me:cret@host:99999",
         "http://me:c#ret@h",
         "ftp://me:cret@host",

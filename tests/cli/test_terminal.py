@@ -54,22 +54,29 @@ def test_names_and_urls_are_checked_before_a_model_is_loaded(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("up", [True, False])
 def test_a_password_in_a_url_is_neither_printed_nor_stored(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    up: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("httpx")
     pytest.importorskip("torch")
-    settings = {
-        "student.backend": "server", "student.url": "http://me:secret@127.0.0.1:1", "student.http.patience_s": 0,
-        "questions.limit": 1,
-    }  # fmt: skip
-    overrides = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    command = ["analyze", "--student", "embedded:student", "--task", "arithmetic", "--teachers", "embedded:teacher"]
-    assert main([*command, *overrides, "--out", str(tmp_path / "run")]) == 2
+    from support.model_server import serving
+
+    from opd_align.backends.loading import load_model
+
+    with serving(load_model("embedded:student").model) as server:
+        settings = {
+            "student.backend": "server", "student.http.patience_s": 0, "student.served_as": "student",
+            "student.url": server.url.replace("//", "//me:secret@") if up else "http://me:secret@127.0.0.1:1",
+            "questions.limit": 1, "budget.initial": 8, "budget.targeted": 0, "sampling.max_tokens": 60,
+        }  # fmt: skip
+        overrides = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+        command = ["analyze", "--student", "embedded:student", "--task", "arithmetic", "--teachers", "embedded:teacher"]
+        assert main([*command, *overrides, "--out", str(tmp_path / "run")]) == (0 if up else 2)
     out, err = capsys.readouterr()
-    assert "http://127.0.0.1:1/v1/models did not respond" in err
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
-    assert files
+    assert (tmp_path / "run/manifest.json" in files) == up
+    assert ("http://127.0.0.1:1/v1/models did not respond" in err) != up
     for text in (out, err, caplog.text, *(file.read_bytes().decode("latin-1") for file in files)):
         assert "secret" not in text
 

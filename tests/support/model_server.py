@@ -65,7 +65,10 @@ class ModelServer(ThreadingHTTPServer):
 
     def answer(self, path: str, body: dict[str, Any]) -> Any:
         if path == "/v1/models":
-            return {"object": "list", "data": [{"id": "student", "max_model_len": 64}]}
+            return {
+                "object": "list",
+                "data": [{"id": "student", "max_model_len": self.model.config.max_position_embeddings}],
+            }
         with self._mutex:
             self.calls += 1
             return {"id": "cmpl-1", "model": "student", "choices": self._choices(body)}
