@@ -6,6 +6,7 @@ Everything here is a plain value. Array names end with their axis: `_R` rollouts
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -24,6 +25,20 @@ DIVERGENCES = ("kl", "js", "l2", "cosine")
 
 REWARD = "reward"
 """Value of the teacher column for objectives that need no teacher (Dr. GRPO, GRPO)."""
+
+
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, line separators, changes of the writing direction, and halves of surrogate pairs."""
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    """Text from outside (names, questions, responses of servers) with unprintable characters replaced.
+
+    Args:
+        text: Any text. An escape sequence in it could otherwise control the terminal that shows it.
+        keep: Unprintable characters to keep, such as "\\n".
+    """
+    return _UNPRINTABLE.sub(lambda match: match[0] if match[0] in keep else "\N{REPLACEMENT CHARACTER}", text)
 
 
 class OpdAlignError(Exception):

@@ -7,6 +7,7 @@ Nothing here imports torch: a machine that only sends requests to a server does 
 
 from __future__ import annotations
 
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ from opd_align.types import (
     ScoreRequest,
     Tokens,
     mix64,
+    printable,
 )
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ Prompt = Callable[[Question], Sequence[int]]
 
 VLLM_MIN_TEMPERATURE = 0.01
 """vLLM silently raises lower temperatures to this one, and would then sample another distribution than we score."""
+MAX_TOKENS = 1 << 32
+"""Token ids are stored in 32 bits."""
 
 
 # -- registry -------------------------------------------------------------------------------------------------
@@ -195,6 +199,12 @@ class EngineStudent(ABC):
         """From a token id to its text, if the prompt function provides it."""
         return getattr(self.prompt, "token_text", None)
 
+    @property
+    def vocabulary(self) -> int | None:
+        """Token ids are below this: the smaller of what the scorer and the prompt's tokenizer say; None if neither."""
+        sizes = (getattr(self.scorer, "vocabulary", None), tokenizer_vocabulary(self.prompt))
+        return min((size for size in sizes if size is not None), default=None)
+
     def keys(self, requests: Sequence[SampleRequest]) -> list[NDArray[np.uint64]]:
         fingerprint = self.fingerprint
         return [request.keys(fingerprint, list(self.prompt(request.question))) for request in requests]
@@ -223,6 +233,11 @@ class EngineStudent(ABC):
                     f"{name!r} samples with {setting} {own}, but its scorer is set to {expected}; "
                     "the scores would be those of another distribution, so give both the same"
                 )
+
+
+def tokenizer_vocabulary(prompt: Prompt) -> int | None:
+    """One more than the largest token id of the tokenizer that a prompt is built with; None if it is not known."""
+    return getattr(getattr(prompt, "chat", None), "vocabulary", None)
 
 
 # -- request checks -------------------------------------------------------------------------------------------
@@ -282,31 +297,79 @@ def assemble_rollouts(
     return replace(batch, finish_R=np.asarray(finish, np.uint8), failures=tuple(failures))
 
 
+def sample_problem(
+    tokens: Any, reason: Any, *, max_new_tokens: int, end_tokens: Sequence[int], vocabulary: int | None
+) -> str | None:
+    """What is wrong with an engine's sample, `None` if nothing is; reads on after the engine's name.
+
+    Args:
+        tokens: The new tokens, as the engine returned them.
+        reason: The finish reason, as the engine returned it: "stop" or "length".
+        max_new_tokens: How many tokens were requested at most.
+        end_tokens: Tokens that end a completion.
+        vocabulary: Token ids must be below it. `None`: unknown.
+    """
+    if not isinstance(tokens, list | tuple):
+        return f"returned {_shortened(tokens)} in place of a list of token ids"
+    # `True` is an int for `isinstance`.
+    wrong = next((token for token in tokens if type(token) is not int), None)
+    if wrong is not None or None in tokens:
+        return f"returned {_shortened(wrong)} as a token id"
+    limit = MAX_TOKENS if vocabulary is None else vocabulary
+    outside = next((token for token in (min(tokens), max(tokens)) if not 0 <= token < limit), None) if tokens else None
+    if outside is not None:
+        return f"returned token {_shortened(outside)}, which is outside the vocabulary ({limit})"
+    if len(tokens) > max_new_tokens:
+        return f"returned {len(tokens)} tokens, more than max_tokens ({max_new_tokens})"
+    ends = set(end_tokens)
+    inside = next((token for token in tokens[: None if reason == "length" else -1] if token in ends), None)
+    if inside is not None:
+        return f"returned the end-of-sequence token {inside} inside a rollout"
+    if reason == "length":
+        if len(tokens) == max_new_tokens:
+            return None
+        return (
+            f"ended the rollout with 'length' after {len(tokens)} tokens, before max_tokens ({max_new_tokens}); "
+            "is its context too short?"
+        )
+    if reason == "stop" and tokens and tokens[-1] in ends:
+        return None
+    last = f" at token {tokens[-1]}" if reason == "stop" and tokens else ""
+    return f"ended the rollout with {_shortened(reason)}{last}"
+
+
+def _shortened(value: Any) -> str:
+    text = value if isinstance(value, int) and abs(value) < 1 << 64 else reprlib.repr(value)
+    return printable(f"{text}"[:80])
+
+
 def engine_rollouts(
     request: SampleRequest,
     key: Sequence[int],
     samples: Sequence[tuple[Sequence[int], str | None]] | None,
     *,
+    max_new_tokens: int,
     end_tokens: Sequence[int],
+    vocabulary: int | None = None,
     engine: str,
 ) -> Rollouts:
     """Rollouts of one request from an engine's samples: pairs of new tokens and finish reason ("stop" or "length").
 
-    `samples` is None if no token may follow the prefix: then all rows are truncated. Any other finish reason, and a
-    stop at a token that is not in `end_tokens`, is recorded as a failure.
+    `samples` is None if no token may follow the prefix: then all rows are truncated. A sample that `sample_problem`
+    objects to is recorded as a failure.
     """
     if samples is None:
-        samples = [((), "length")] * len(key)
+        samples, max_new_tokens = [((), "length")] * len(key), 0
     finished: list[tuple[int, Sequence[int], Finish]] = []
     failures: list[Failure] = []
     for number, (tokens, reason) in zip(key, samples, strict=True):
-        if reason == "length":
-            finished.append((number, tokens, Finish.TRUNCATED))
-        elif reason == "stop" and len(tokens) and tokens[-1] in end_tokens:
-            finished.append((number, tokens, Finish.STOPPED))
+        problem = sample_problem(
+            tokens, reason, max_new_tokens=max_new_tokens, end_tokens=end_tokens, vocabulary=vocabulary
+        )
+        if problem is None:
+            finished.append((number, tokens, Finish.TRUNCATED if reason == "length" else Finish.STOPPED))
         else:
-            last = f" at token {tokens[-1]}" if reason == "stop" and len(tokens) else ""
-            failures.append(Failure(number, f"{engine} ended the rollout with {reason!r}{last}"))
+            failures.append(Failure(number, f"{engine} {problem}"))
     return assemble_rollouts(
         [request.prefix] * len(finished),
         [tokens for _, tokens, _ in finished],

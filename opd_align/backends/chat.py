@@ -83,6 +83,11 @@ class Chat:
         content = json.dumps([vocabulary, *template], default=str)
         return blake2b(content.encode(), digest_size=16).hexdigest()
 
+    @cached_property
+    def vocabulary(self) -> int:
+        """One more than the largest token id."""
+        return max(self.tokenizer.get_vocab().values()) + 1
+
     @property
     def _has_template(self) -> bool:
         return bool(getattr(self.tokenizer, "chat_template", None))

@@ -128,6 +128,11 @@ class HFStudent:
         return context_length(self.model)
 
     @property
+    def vocabulary(self) -> int:
+        """The number of token ids, padding included."""
+        return int(self.model.config.get_text_config(decoder=True).vocab_size)
+
+    @property
     def fingerprint(self) -> str:
         """A hash of name, sampling settings and current weights: a model in training gets another after each step."""
         digest = blake2b(digest_size=16)

@@ -115,6 +115,12 @@ class TopKTeacher:
         Of all distributions that agree with the known values, this is the closest to the student's in KL.
         """
         rows = slice(start, start + len(log_p))
+        outside = int(self.top.token_TK[rows].max(initial=0))
+        if outside >= log_p.shape[-1]:
+            raise OpdAlignError(
+                f"teacher {self.name!r} has token {outside} among its most likely ones, which is outside the common "
+                f"vocabulary ({log_p.shape[-1]}); does it have the student's tokenizer?"
+            )
         token = torch.as_tensor(self.top.token_TK[rows], device=log_p.device)
         log_t = torch.as_tensor(self.top.log_t_TK[rows], device=log_p.device)
         known = torch.zeros_like(log_p, dtype=torch.bool).scatter_(1, token, True)

@@ -2,7 +2,9 @@
 
 Transient errors are retried, on other servers if there are several (`http_pool`). A request that a server rejects
 permanently (HTTP 400, 413, 422) becomes failures with its reason, and the other requests continue; if all requests of a
-batch are rejected, or the API key, address or model is wrong, the run stops. Each response is stored with its own call,
+batch are rejected, or the API key, address or model is wrong, the run stops. Responses are checked before they are
+used (`responses`): a sample that is not what was requested becomes a failure that names the server, and if a batch has
+no other samples, or a response cannot be read, the run stops. Each response is stored with its own call,
 so nothing is counted twice however often a call was retried.
 
 vLLM gives the i-th of n samples the seed `seed + i`; see `base.first_seed`. So a request may be split into calls of any
@@ -14,9 +16,12 @@ probabilities.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,9 +39,26 @@ from opd_align.backends.base import (
     check_prompt,
     engine_rollouts,
     first_seed,
+    sample_problem,
+    tokenizer_vocabulary,
 )
-from opd_align.backends.http_pool import HttpPool, HttpSettings, error_message, import_httpx, server_urls
+from opd_align.backends.http_pool import (
+    HttpPool,
+    HttpResponse,
+    HttpSettings,
+    InvalidResponse,
+    import_httpx,
+    server_urls,
+)
 from opd_align.backends.loading import generation_configs
+from opd_align.backends.responses import (
+    Sample,
+    check_repetition,
+    read_context_length,
+    read_prompt_log_probs,
+    read_samples,
+    suspicious_repetition,
+)
 from opd_align.types import (
     Failure,
     Floats,
@@ -52,6 +74,8 @@ from opd_align.types import (
 if TYPE_CHECKING:  # a machine that only sends requests to a server needs no torch, which `scoring` imports
     from opd_align.backends.scoring import TopKTeacher
     from opd_align.settings import Sampling
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -88,7 +112,7 @@ class ServerStudent(EngineStudent):
         http: Concurrency, timeouts and API key.
     """
 
-    url: str | Sequence[str]
+    url: str | Sequence[str] = field(repr=False)
     model: str
     prompt: Prompt
     end_tokens: tuple[int, ...]
@@ -118,8 +142,10 @@ class ServerStudent(EngineStudent):
 
     def sample(self, requests: Sequence[SampleRequest]) -> Rollouts:
         calls = self._calls(requests)
-        if any(call.max_new_tokens for call in calls):
-            _run(self._send(calls))
+        sent = [call for call in calls if call.max_new_tokens]
+        if sent:
+            _run(self._send(sent))
+            self._check_samples(sent)
         return Rollouts.join([self._rollouts(call) for call in calls])
 
     def _calls(self, requests: Sequence[SampleRequest]) -> list[_Call]:
@@ -140,18 +166,55 @@ class ServerStudent(EngineStudent):
             for call in calls:
                 check_fits(call.request.question, call.prompt, self.sampling.max_tokens, limit, served)
             # Ascending as bytes: a prefix comes right before its extensions, which find it in the server's cache.
-            order = [call for call in calls if call.max_new_tokens]
-            order.sort(key=lambda call: np.array(call.context, ">u4").tobytes())
+            order = sorted(calls, key=lambda call: np.array(call.context, ">u4").tobytes())
             try:
                 async with asyncio.TaskGroup() as group:
                     for call in order:
-                        group.create_task(client.complete(call, self._body(call)))
+                        group.create_task(client.complete(call, self._body(call), self._problem_of(call)))
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None
             if all(call.rejection is not None for call in order):
                 raise OpdAlignError(
-                    f"{order[0].rejected_by} rejected all {len(order)} requests of a batch; the first with "
+                    f"{order[0].server} rejected all {len(order)} requests of a batch; the first with "
                     f"{order[0].rejection}. Is it a vLLM server, started for this model and these settings?"
+                )
+
+    def _problem_of(self, call: _Call) -> Callable[[Any, Any], str | None]:
+        return partial(
+            sample_problem,
+            max_new_tokens=call.max_new_tokens,
+            end_tokens=self.end_tokens,
+            vocabulary=self.vocabulary,
+        )
+
+    def _check_samples(self, calls: Sequence[_Call]) -> None:
+        """Stops the run if no sample of a batch is valid, or if samples repeat that are too unlikely for that."""
+        invalid = [call for call in calls if call.invalid is not None]
+        valid = [call.valid_samples(self._problem_of(call)) for call in calls]
+        if invalid and not any(valid):
+            raise InvalidResponse(f"{invalid[0].invalid}; no sample of a batch of {len(calls)} requests is valid")
+        if invalid:
+            failed = sum(call.request.n for call in calls) - sum(map(len, valid))
+            logger.warning("%s; in this batch %d samples failed", invalid[0].invalid, failed)
+        scorer: Any = self.scorer  # None if the student only samples
+        by_prefix: dict[tuple[str, bytes], list[int]] = defaultdict(list)
+        for number, call in enumerate(calls):
+            by_prefix[call.request.question.id, call.request.prefix.tobytes()].append(number)
+        for numbers in by_prefix.values():
+            request = calls[numbers[0]].request
+            samples = [tokens for number in numbers for tokens, _ in valid[number]]
+            found = suspicious_repetition(request.question, request.prefix, samples)
+            servers = " and ".join(dict.fromkeys(calls[number].server for number in numbers))
+            if found is not None and scorer is not None:
+                check_repetition(found, scorer, servers)
+            elif found is not None:
+                logger.warning(
+                    "%s returned the same %d tokens in %d of %d samples of question %r",
+                    servers,
+                    len(found.tokens),
+                    found.count,
+                    found.n,
+                    request.question.id,
                 )
 
     def _body(self, call: _Call) -> dict[str, Any]:
@@ -181,8 +244,15 @@ class ServerStudent(EngineStudent):
             return assemble_rollouts(
                 [], [], key=[], finish=[], failures=[Failure(each, call.rejection) for each in key]
             )
-        samples = call.samples if call.max_new_tokens else None
-        return engine_rollouts(call.request, key, samples, end_tokens=self.end_tokens, engine="the server")
+        return engine_rollouts(
+            call.request,
+            key,
+            call.samples if call.max_new_tokens else None,
+            max_new_tokens=call.max_new_tokens,
+            end_tokens=self.end_tokens,
+            vocabulary=self.vocabulary,
+            engine=call.server,
+        )
 
 
 @dataclass(frozen=True)
@@ -202,7 +272,7 @@ class ServerTeacher:
     """
 
     name: str
-    url: str | Sequence[str]
+    url: str | Sequence[str] = field(repr=False)
     model: str
     prompt: Prompt
     top: int = 20
@@ -251,32 +321,45 @@ class ServerTeacher:
     def _prompt_log_probs(
         self, question: Question, completions: Sequence[Any], top: int
     ) -> list[list[dict[int, float]]]:
-        prompt = list(self.prompt(question))
+        prompt, vocabulary = list(self.prompt(question)), tokenizer_vocabulary(self.prompt)
 
         async def request_all() -> list[list[dict[int, float]]]:
             async with _Client(self) as client:
                 await client.context_length()
-                calls = [client.prompt_log_probs(prompt, [int(token) for token in each], top) for each in completions]
-                return list(await asyncio.gather(*calls))
+                tasks = [
+                    asyncio.ensure_future(client.prompt_log_probs(prompt, list(map(int, each)), top, vocabulary))
+                    for each in completions
+                ]
+                try:
+                    return list(await asyncio.gather(*tasks))
+                finally:
+                    for task in tasks:  # the others of a call that failed
+                        task.cancel()
 
         return _run(request_all())
 
 
 @dataclass
 class _Call:
-    """Some samples of one request, and the result: samples in order, or a permanent rejection."""
+    """Some samples of one request, and the result: samples in order (some may be invalid), or a permanent rejection."""
 
     request: SampleRequest
     fingerprint: str
     prompt: list[int]
     max_new_tokens: int
-    samples: list[tuple[list[int], str]] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    invalid: str | None = None
     rejection: str | None = None
-    rejected_by: str = ""
+    server: str = ""
 
     @property
     def context(self) -> list[int]:
         return self.prompt + self.request.prefix.tolist()
+
+    def valid_samples(self, problem_of: Callable[[Any, Any], str | None]) -> list[Sample]:
+        if self.invalid is None:
+            return self.samples
+        return [sample for sample in self.samples if problem_of(*sample) is None]
 
 
 class _Client:
@@ -294,36 +377,36 @@ class _Client:
 
     async def context_length(self) -> int | None:
         """The shortest context that the servers report; also checks address, API key and model name."""
-        limits = [self._model_context(response) for response in await self.pool.get_from_each("/v1/models")]
+        limits = []
+        for response in await self.pool.get_from_each("/v1/models"):
+            if response.status_code != 200:
+                raise self._unusable(response)
+            limits.append(read_context_length(response, self.model))
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def _model_context(self, response: Any) -> int | None:
-        if response.status_code != 200:
-            raise self._unusable(response)
-        base = str(response.request.url).removesuffix("/v1/models")
-        try:
-            served = {card["id"]: card.get("max_model_len") for card in response.json()["data"]}
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise OpdAlignError(
-                f"{base}/v1/models does not respond like an OpenAI-compatible server: {response.text[:200]!r}"
-            ) from None
-        if self.model not in served:
-            raise OpdAlignError(f"{base} does not serve {self.model!r}; it serves {sorted(served)}")
-        limit = served[self.model]
-        return None if limit is None else int(limit)
-
-    async def complete(self, call: _Call, body: dict[str, Any]) -> None:
+    async def complete(self, call: _Call, body: dict[str, Any], problem_of: Callable[[Any, Any], str | None]) -> None:
         """Requests the samples of a call."""
-        response = await self.pool.call("POST", "/v1/completions", body)
+        n, context = call.request.n, call.context
+        try:
+            response = await self.pool.call(
+                "POST", "/v1/completions", body, read=lambda each: read_samples(each, n, context, problem_of)
+            )
+        except InvalidResponse as error:
+            if error.readable is None:
+                raise
+            # The invalid samples become failures; the others of the same response are valid.
+            call.invalid, response = str(error), error.readable
+        call.server = response.url
         if response.status_code in REJECTED:
-            call.rejection = f"HTTP {response.status_code}: {error_message(response)}"
-            call.rejected_by = str(response.request.url)
+            call.rejection = response.error
         elif response.status_code != 200:
             raise self._unusable(response)
         else:
-            call.samples = self._samples(response, call.request.n)
+            call.samples = response.value
 
-    async def prompt_log_probs(self, prompt: list[int], completion: list[int], top: int) -> list[dict[int, float]]:
+    async def prompt_log_probs(
+        self, prompt: list[int], completion: list[int], top: int, vocabulary: int | None
+    ) -> list[dict[int, float]]:
         """For each token of a completion, the log-probabilities of that token and of the most likely ones."""
         body = {
             "model": self.model,
@@ -332,40 +415,20 @@ class _Client:
             "temperature": 1.0,
             "prompt_logprobs": top,
         }
-        response = await self.pool.call("POST", "/v1/completions", body)
+        response = await self.pool.call(
+            "POST",
+            "/v1/completions",
+            body,
+            read=lambda each: read_prompt_log_probs(each, prompt, completion, top, vocabulary),
+        )
         if response.status_code != 200:
             raise self._unusable(response)
-        try:
-            positions = response.json()["choices"][0]["prompt_logprobs"][len(prompt) :]
-            rows = [{int(token): float(entry["logprob"]) for token, entry in row.items()} for row in positions]
-        except (ValueError, LookupError, TypeError, AttributeError):
-            rows = []
-        if len(rows) != len(completion) or any(token not in row for token, row in zip(completion, rows, strict=False)):
-            raise OpdAlignError(
-                f"{response.request.url} did not return the prompt's log-probabilities, as vLLM does. "
-                f"The response starts with {response.text[:200]!r}"
-            )
+        rows: list[dict[int, float]] = response.value
         return rows
 
-    def _samples(self, response: Any, n: int) -> list[tuple[list[int], str]]:
-        try:
-            choices = sorted(response.json()["choices"], key=lambda choice: choice["index"])
-            samples = [(choice["token_ids"], choice["finish_reason"]) for choice in choices]
-        except (ValueError, KeyError, TypeError):
-            samples = []
-        if len(samples) != n or any(not isinstance(tokens, list) for tokens, _ in samples):
-            raise OpdAlignError(
-                f"{response.request.url} did not return {n} lists of token ids; that needs vLLM 0.10.2 or newer "
-                f"('return_token_ids'). The response starts with {response.text[:200]!r}"
-            )
-        return samples
-
-    def _unusable(self, response: Any) -> OpdAlignError:
+    def _unusable(self, response: HttpResponse) -> OpdAlignError:
         hints = {401: "; is http.api_key right?", 403: "; is http.api_key right?", 404: "; is the url right?"}
-        return OpdAlignError(
-            f"{response.request.url} returned HTTP {response.status_code}: {error_message(response)}"
-            f"{hints.get(response.status_code, '')}"
-        )
+        return OpdAlignError(f"{response.url} returned {response.error}{hints.get(response.status_code, '')}")
 
 
 def _check_urls(url: str | Sequence[str], model: str) -> None:

@@ -110,9 +110,12 @@ class VLLMStudent(EngineStudent):
                 use_tqdm=False,
             )
             for i, output in zip(unfinished, outputs, strict=True):
-                samples[i] = [(sample.token_ids, sample.finish_reason) for sample in output.outputs]
+                samples[i] = [(list(map(int, each.token_ids)), each.finish_reason) for each in output.outputs]
         return Rollouts.join([
-            engine_rollouts(request, key_R.tolist(), made, end_tokens=self.end_tokens, engine="vLLM")
+            engine_rollouts(
+                request, key_R.tolist(), made, max_new_tokens=self.max_new_tokens(request), end_tokens=self.end_tokens,
+                vocabulary=self._config.get_vocab_size(), engine="vLLM",
+            )
             for request, key_R, made in zip(requests, keys, samples, strict=True)
         ])  # fmt: skip
 

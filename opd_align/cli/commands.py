@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from opd_align.cli.terminal import say
+
 if TYPE_CHECKING:
     from opd_align.core.engine import Analysis
     from opd_align.runs.filesystem import AnyPath
@@ -149,9 +151,9 @@ def _present(analysis: Analysis, out: AnyPath) -> int:
     _print_analysis(analysis)
     write_tables(analysis, out / "tables")
     page = write_report(analysis, out / "report.html", title=out.name)
-    print(f"run directory  {out}")
-    print(f"tables         {out / 'tables'}")
-    print(f"report         {page.resolve().as_uri()}")
+    say(f"run directory  {out}")
+    say(f"tables         {out / 'tables'}")
+    say(f"report         {page.resolve().as_uri()}")
     return 0
 
 
@@ -165,7 +167,7 @@ def _print_analysis(analysis: Analysis) -> None:
 
     Console().print(all_tables(analysis))
     conclusion = verdict(Slices(analysis.nodes), analysis.settings.objectives[0].name)
-    print("\n".join([conclusion.headline, *conclusion.points]), end="\n\n")
+    say("\n".join([conclusion.headline, *conclusion.points]), end="\n\n")
 
 
 def merge(args: argparse.Namespace) -> int:
@@ -213,8 +215,8 @@ def show_prompt(args: argparse.Namespace) -> int:
             context = spec.context if spec else None
             demonstrations = screened or ({question.id: context.placeholders(question)} if context else {})
             prompting = replace(study.prompt_of(spec), context=context, demonstrations=demonstrations)
-            print(f"── {question.id} · {spec.name if spec else 'student'} · {len(prompting(question)):,} tokens")
-            print(prompting.text(question))
+            say(f"── {question.id} · {spec.name if spec else 'student'} · {len(prompting(question)):,} tokens")
+            say(prompting.text(question))
             print()
     return 0
 

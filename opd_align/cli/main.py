@@ -17,6 +17,7 @@ from typing import Any, get_args
 
 from opd_align.backends.base import BACKENDS
 from opd_align.cli import commands
+from opd_align.cli.terminal import complain
 from opd_align.core.objectives import OBJECTIVES
 from opd_align.runs.filesystem import AnyPath, as_path
 from opd_align.settings import Allocation, Method
@@ -145,12 +146,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OpdAlignError as error:
-        print(f"opd-align: {error}", file=sys.stderr)
+        complain(error)
         return 2
     except KeyboardInterrupt:
         out = getattr(args, "out", None)
         hint = f"; finished work is saved in {out}, run the same command to resume" if out else ""
-        print(f"opd-align: interrupted{hint}", file=sys.stderr)
+        complain(f"interrupted{hint}")
         return 130
 
 
@@ -162,7 +163,7 @@ def _warnings_for_users() -> Iterator[None]:
 
         def show(message: Any, category: Any, *location: Any, **options: Any) -> None:
             if category.__module__.startswith("opd_align."):
-                print(f"opd-align: {message}", file=sys.stderr)
+                complain(message)
             else:
                 default_showwarning(message, category, *location, **options)
 

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Spinner
 from rich.text import Text
 
 from opd_align.core.collect import DONE, Progress
+from opd_align.types import printable
 
 
 @contextmanager
@@ -23,7 +24,7 @@ def progress(n_questions: int) -> Iterator[tuple[Callable[[str, int, int], None]
 
         def on_phase(label: str, done: int, total: int) -> None:
             if label not in bar_of:
-                bar_of[label] = bars.add_task(label, total=total)
+                bar_of[label] = bars.add_task(printable(label), total=total)
             bars.update(bar_of[label], completed=done, total=max(total, 1))
 
         def on_progress(step: Progress) -> None:
@@ -39,7 +40,7 @@ def progress(n_questions: int) -> Iterator[tuple[Callable[[str, int, int], None]
             label = f"{step.question}: {step.phase}" if len(active) < 2 else f"{len(active)} questions in progress"
             done = sum(question.done for question in active.values())
             planned = sum(question.planned for question in active.values())
-            bars.update(bar_of["current"], description=label, completed=done, total=max(planned, 1))
+            bars.update(bar_of["current"], description=printable(label), completed=done, total=max(planned, 1))
 
         yield on_phase, on_progress
 
@@ -49,7 +50,7 @@ def _progress_bars() -> rich.progress.Progress:
         def render(self, task: Any) -> Text:
             return Text(f"{task.speed:,.1f}/s" if task.speed else "", style="dim")
 
-    label = TextColumn("{task.description:36}")
+    label = TextColumn("{task.description:36}", markup=False)
     remaining = TimeRemainingColumn(elapsed_when_finished=True)
     return rich.progress.Progress(
         SpinnerColumn(), label, BarColumn(), MofNCompleteColumn(), Rate(), remaining, transient=True

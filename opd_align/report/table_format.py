@@ -19,9 +19,13 @@ from typing import Literal
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from opd_align.types import printable
+
 Kind = Literal["text", "signed", "number", "plain", "share", "count", "p"]
 Value = str | int | float | None
 UNKNOWN = "–"
+FORMULA_STARTS = ("=", "+", "-", "@")
+"""Spreadsheets read a cell that starts with one of these as a formula."""
 
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -110,8 +114,7 @@ def format_cell(cell: Cell, kind: Kind) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return UNKNOWN
     if isinstance(value, str):
-        # Names come from outside: control characters could move the cursor of a terminal.
-        return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in value)
+        return printable(value)
     half_width = cell.half_width
     interval = "" if half_width is None or math.isnan(half_width) else f" ± {half_width:.3f}"
     match kind:
@@ -133,12 +136,13 @@ def to_rich(table: Table) -> RichTable:
     """The table for a terminal."""
     rows = table.formatted_rows()
     result = RichTable(
-        title=Text(table.title, style="bold"), title_justify="left", caption_justify="left", box=None, pad_edge=False,
-        caption=Text(table.caption, style="dim") if table.caption else None,
+        title=Text(printable(table.title), style="bold"), title_justify="left", caption_justify="left", box=None,
+        pad_edge=False,
+        caption=Text(printable(table.caption, keep="\n"), style="dim") if table.caption else None,
     )  # fmt: skip
     for index, column in enumerate(table.columns):
         is_text = column.kind == "text"
-        name = column.name
+        name = printable(column.name)
         if not is_text and name:
             # Wrap the header to the width of its numbers, so that the numbers need not wrap in a narrow terminal.
             width = max(len(text) for text in (*name.split(), *(texts[index] for texts in rows)))
@@ -185,7 +189,10 @@ def to_latex(tables: Sequence[Table]) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """Full precision; a column with intervals is followed by a column of half-widths, unknown values are empty."""
+    """Full precision; a column with intervals is followed by a column of half-widths, unknown values are empty.
+
+    Text that a spreadsheet would execute as a formula starts with an apostrophe.
+    """
     has_interval = [
         any(cells[index].half_width is not None for cells in table.rows) for index in range(len(table.columns))
     ]
@@ -194,13 +201,23 @@ def to_csv(table: Table) -> str:
         header += [column.name, f"{column.name} half-width"] if interval else [column.name]
     output = io.StringIO()
     writer = csv.writer(output, lineterminator="\n")
-    writer.writerow(header)
+    writer.writerow(map(_csv, header))
     for cells in table.rows:
         values: list[Value] = []
         for cell, interval in zip(cells, has_interval, strict=True):
             values += [cell.value, cell.half_width] if interval else [cell.value]
-        writer.writerow(["" if value is None or value != value else value for value in values])
+        writer.writerow(["" if value is None or value != value else _csv(value) for value in values])
     return output.getvalue()
+
+
+def _csv(value: Value) -> Value:
+    if not isinstance(value, str) or not value.lstrip().startswith(FORMULA_STARTS):
+        return value
+    try:
+        float(value)  # text that is a number stays one
+    except ValueError:
+        return f"'{value}"
+    return value
 
 
 def file_name(name: str) -> str:

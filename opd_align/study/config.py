@@ -20,7 +20,7 @@ from opd_align.backends.http_pool import HttpSettings, server_urls
 from opd_align.core.objectives import OBJECTIVES, GeneralisedJSD, Objective
 from opd_align.settings import BATCH, Budget, Method, Rules, Settings
 from opd_align.teachers.contexts import CONTEXTS
-from opd_align.types import OpdAlignError
+from opd_align.types import OpdAlignError, printable
 
 T = TypeVar("T")
 
@@ -61,6 +61,7 @@ class ModelConfig:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        _check_name(self.name)
         if isinstance(self.url, str):
             object.__setattr__(self, "url", (self.url,))
         backend = find_backend(self.backend)
@@ -99,6 +100,9 @@ class TeacherConfig:
     summarised: bool = False
     source: str | None = None
 
+    def __post_init__(self) -> None:
+        _check_name(self.name, in_paths=False)
+
 
 @dataclass(frozen=True)
 class TaskConfig:
@@ -129,6 +133,8 @@ class TaskConfig:
     split: str | None = None
 
     def __post_init__(self) -> None:
+        if self.kind is not None:  # otherwise one of the built-in tasks
+            _check_name(self.name)
         custom_keys = [key.name for key in fields(self) if key.name not in ("name", "kind", "split")]
         given = [name for name in custom_keys if getattr(self, name) != getattr(type(self), name)]
         if self.kind is None and given:
@@ -383,7 +389,8 @@ def _parse_value(hint: Any, value: Any, at: str) -> Any:
         with suppress(ValueError):  # YAML parses 1e-3 as a string
             return float(value)
     if isinstance(hint, type) and (not isinstance(value, hint) or (hint is int and isinstance(value, bool))):
-        raise OpdAlignError(f"{at}: expected {_type_description(hint)}, got {value!r}")
+        got = "a value of another type" if at.endswith(".api_key") else repr(value)  # a key is never printed
+        raise OpdAlignError(f"{at}: expected {_type_description(hint)}, got {got}")
     return value
 
 
@@ -396,6 +403,16 @@ def _long_form(kind: type, value: Any) -> Any:
         near = get_close_matches(value.lower(), [name.lower() for name in CONTEXTS], 1, 0.7)
         return {"context": value} if near or value.lower().startswith("self") else {"model": value}
     return {{ModelConfig: "model", TaskConfig: "name", QuestionsConfig: "file"}.get(kind, "name"): value}
+
+
+def _check_name(name: str | None, *, in_paths: bool = True) -> None:
+    """Names are printed; those of student and task are also part of the run directory's name."""
+    if name is None:
+        return
+    if not name.strip() or printable(name) != name:
+        raise OpdAlignError(f"{name!r} is not a valid name: it is empty or has control characters")
+    if in_paths and (name.startswith(".") or "/" in name or "\\" in name):
+        raise OpdAlignError(f"{name!r} is not a valid name: it must not start with a dot or contain slashes")
 
 
 def _type_description(kind: type) -> str:

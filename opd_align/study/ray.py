@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from opd_align.backends.base import find_backend
+from opd_align.backends.http_pool import server_urls
 from opd_align.core.collect import Progress
 from opd_align.core.engine import Analysis, check_inputs
 from opd_align.runs.execute import Group, GroupResults, execute_run
@@ -420,7 +421,7 @@ def _shared_address(path: PathLike) -> str:
 def _warn_about_loopback_urls(study: Study) -> None:
     config = study.config
     models = [config.student, config.source, config.summariser, *(spec.model for spec in study.teacher_specs)]
-    urls = dict.fromkeys(url for model in models if model is not None for url in model.url)
+    urls = dict.fromkeys(url for model in models if model is not None for url in server_urls(model.url))
     for url in urls:
         if urlsplit(url).hostname in LOOPBACK_HOSTS:
             warnings.warn(

@@ -19,6 +19,7 @@ from opd_align.backends.base import (
     engine_rollouts,
     find_backend,
     first_seed,
+    sample_problem,
     uniform_numbers,
 )
 from opd_align.settings import Sampling
@@ -65,7 +66,8 @@ class FiveStudent(EngineStudent):
         for request, key_R in zip(requests, self.keys(requests), strict=True):
             check_prefix(request.prefix, self.end_tokens)
             sample = ([5, self.end_tokens[0]], "stop") if self.max_new_tokens(request) > 1 else ([5], "length")
-            made.append(engine_rollouts(request, key_R.tolist(), [sample] * request.n, end_tokens=self.end_tokens,
+            made.append(engine_rollouts(request, key_R.tolist(), [sample] * request.n,
+                                        max_new_tokens=self.max_new_tokens(request), end_tokens=self.end_tokens,
                                         engine="five"))
         return Rollouts.join(made)
 '''
@@ -139,20 +141,60 @@ def test_rollouts_are_prefix_and_new_tokens():
 
 
 def test_finish_reasons_of_an_engine_become_finish_flags_or_failures():
-    request = SampleRequest(QUESTION, tokens(4), 6)
-    samples = [([5, 0], "stop"), ([5, 6], "length"), ([5, 6], "stop"), ([], "stop"), ([5], "abort"), ([0], "length")]
-    rollouts = engine_rollouts(request, range(6), samples, end_tokens=(0, 1), engine="the engine")
-    assert rows_of(rollouts) == [(4, 5, 0), (4, 5, 6), (4, 0)]
-    assert rollouts.finish_R.tolist() == [Finish.STOPPED, Finish.TRUNCATED, Finish.TRUNCATED]
-    assert rollouts.key_R.tolist() == [0, 1, 5]
+    request = SampleRequest(QUESTION, tokens(4), 5)
+    samples = [([5, 0], "stop"), ([5, 6], "length"), ([5, 6], "stop"), ([], "stop"), ([5], "abort")]
+    settings = {"max_new_tokens": 2, "end_tokens": (0, 1), "engine": "the engine"}
+    rollouts = engine_rollouts(request, range(5), samples, **settings)
+    assert rows_of(rollouts) == [(4, 5, 0), (4, 5, 6)]
+    assert rollouts.finish_R.tolist() == [Finish.STOPPED, Finish.TRUNCATED]
+    assert rollouts.key_R.tolist() == [0, 1]
     assert {failure.key: failure.reason for failure in rollouts.failures} == {
         2: "the engine ended the rollout with 'stop' at token 6",
         3: "the engine ended the rollout with 'stop'",
         4: "the engine ended the rollout with 'abort'",
     }
-    full = engine_rollouts(request, [1, 2], None, end_tokens=(0,), engine="the engine")
+    full = engine_rollouts(request, [1, 2], None, **settings)
     assert rows_of(full) == [(4,), (4,)]
     assert full.finish_R.tolist() == [Finish.TRUNCATED] * 2
+
+
+@pytest.mark.parametrize(
+    ("new_tokens", "reason", "problem"),
+    [
+        ([5, 6, 7], "length", None),
+        ([5, 0], "stop", None),
+        ([1], "stop", None),
+        ([5, 0, 6], "length", "returned the end-of-sequence token 0 inside a rollout"),
+        ([5, 6, 0], "length", "returned the end-of-sequence token 0 inside a rollout"),
+        ([1, 0], "stop", "returned the end-of-sequence token 1 inside a rollout"),
+        ([5, 6, 7, 0], "stop", "returned 4 tokens, more than max_tokens (3)"),
+        ([5] * 9, "length", "returned 9 tokens, more than max_tokens (3)"),
+        ([5, 6], "length", "ended the rollout with 'length' after 2 tokens, before max_tokens (3)"),
+        ([], "length", "ended the rollout with 'length' after 0 tokens"),
+        ([5, 10, 0], "stop", "returned token 10, which is outside the vocabulary (10)"),
+        ([5, -1, 0], "stop", "returned token -1, which is outside the vocabulary (10)"),
+        ([5, 2**70, 0], "stop", "returned token 1180591620717411303424, which is outside"),
+        ([5, 6.0, 0], "stop", "returned 6.0 as a token id"),
+        ([5, True, 0], "stop", "returned True as a token id"),
+        ([5, None, 0], "stop", "returned None as a token id"),
+        ([5, "6", 0], "stop", "returned '6' as a token id"),
+        ([5, [6], 0], "stop", "returned [6] as a token id"),
+        ([[[[[[[[[]]]]]]]], 0], "stop", "as a token id"),
+        ("50", "stop", "returned '50' in place of a list of token ids"),
+        (None, "stop", "returned None in place of a list of token ids"),
+        ([5, 6, 7], None, "ended the rollout with None"),
+        ([5, 6, 7], {"a": "\x1b[2J"}, "ended the rollout with {'a': '\\x1b[2J'}"),
+    ],
+)
+def test_samples_that_were_not_requested_are_described(new_tokens, reason, problem):
+    found = sample_problem(new_tokens, reason, max_new_tokens=3, end_tokens=(0, 1), vocabulary=10)
+    assert found == problem if problem is None else problem in found
+
+
+def test_without_a_known_vocabulary_token_ids_must_fit_into_32_bits():
+    settings = {"max_new_tokens": 1, "end_tokens": (0,), "vocabulary": None}
+    assert sample_problem([2**32 - 1], "length", **settings) is None
+    assert "outside the vocabulary (4294967296)" in sample_problem([2**32], "length", **settings)
 
 
 def test_a_sample_has_the_same_seed_however_it_is_requested():

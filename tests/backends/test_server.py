@@ -366,7 +366,9 @@ def test_a_stop_at_a_token_that_is_not_an_end_token_is_a_failure():
         stub.wrong_token = True
         result = student(stub.url).sample(requests())
     assert set(result.finish_R.tolist()) == {Finish.TRUNCATED}
-    assert {failure.reason for failure in result.failures} == {"the server ended the rollout with 'stop' at token 7"}
+    assert {failure.reason for failure in result.failures} == {
+        f"{stub.url}/v1/completions ended the rollout with 'stop' at token 7"
+    }
     assert len(result) + len(result.failures) == 28
 
 
@@ -501,3 +503,83 @@ def test_invalid_settings_are_reported():
         student("http://127.0.0.1:1").sample([ended])
     with pytest.raises(OpdAlignError, match="is not a valid server URL"):
         student("http://127.0.0.1:port").sample(requests())
+
+
+# -- responses that were not requested --------------------------------------------------------------------------
+
+
+class FixedScores(NoScores):
+    """A scorer that gives every token the same probability."""
+
+    vocabulary = 10
+
+    def __init__(self, probability: float) -> None:
+        self.probability = probability
+
+    def token_log_probs(self, question: Question, rollouts: Rollouts, teacher: Any) -> Any:
+        return np.full(len(rollouts.tokens), np.log(self.probability))
+
+
+def scored(url: str, probability: float, **http: Any) -> ServerStudent:
+    client = student(url, **http)
+    return ServerStudent(url, "student", client.prompt, (END,), FixedScores(probability), client.sampling, client.http)
+
+
+@pytest.mark.parametrize(("probability", "accepted"), [(0.2, False), (0.999, True)])
+def test_samples_that_are_all_equal_must_be_likely(probability, accepted, monkeypatch):
+    monkeypatch.setattr(Handler, "_choice", lambda self, body, index: {
+        "index": index, "token_ids": [3, 4, END], "finish_reason": "stop"
+    })  # fmt: skip
+    request = [SampleRequest(Question("q"), np.empty(0, np.uint32), 12)]
+    with serving() as stub:
+        if accepted:
+            assert len(scored(stub.url, probability).sample(request)) == 12
+        else:
+            with pytest.raises(OpdAlignError, match=f"{stub.url}.* returned the same 3 tokens in 12 of 12 samples"):
+                scored(stub.url, probability).sample(request)
+
+
+def test_a_student_that_only_samples_warns_about_equal_samples(monkeypatch, caplog):
+    monkeypatch.setattr(Handler, "_choice", lambda self, body, index: {
+        "index": index, "token_ids": [3, 4, END], "finish_reason": "stop"
+    })  # fmt: skip
+    with serving() as stub:
+        client = student(stub.url)
+        sampler = ServerStudent(stub.url, "student", client.prompt, (END,), None, client.sampling, client.http)
+        assert len(sampler.sample([SampleRequest(Question("q"), np.empty(0, np.uint32), 4)])) == 4
+    assert f"{stub.url}/v1/completions returned the same 3 tokens in 4 of 4 samples of question 'q'" in caplog.text
+
+
+def test_an_invalid_sample_is_requested_again_elsewhere(expected, monkeypatch, caplog):
+    """One server returns ids of another vocabulary, the other is honest: all rollouts are those of the honest one."""
+    honest = Handler._choice
+
+    def choice(self, body, index):
+        sample = honest(self, body, index)
+        return {**sample, "token_ids": [5000]} if self.server is liar else sample
+
+    monkeypatch.setattr(Handler, "_choice", choice)
+    with serving() as liar, serving() as other:
+        client = scored([liar.url, other.url], 0.5)
+        result = client.sample(requests())
+        assert not result.failures
+        assert [row.tolist() for row in np.split(result.tokens, result.offsets[1:-1])] == [
+            row.tolist() for row in np.split(student(other.url).sample(requests()).tokens, result.offsets[1:-1])
+        ]
+    assert f"{liar.url}/v1/completions returned token 5000, which is outside the vocabulary (10)" in caplog.text
+
+
+def test_passwords_are_sent_but_not_shown(expected, caplog):
+    with serving(lambda body, before: 503 if before == 0 else None) as stub:
+        url = stub.url.replace("http://", "http://me:se%40cret@")
+        client = student(url)
+        assert same(client.sample(requests()), expected)
+        assert stub.headers[0]["Authorization"] == "Basic bWU6c2VAY3JldA=="
+        assert "503" in caplog.text
+        with pytest.raises(OpdAlignError, match="does not serve") as error:
+            student(url, model="other-model").sample(requests())
+    with pytest.raises(ServerUnavailable) as down:
+        student(url, patience_s=0.0).sample(requests())
+    for text in (caplog.text, str(error.value), str(down.value), repr(client)):
+        assert "cret" not in text
+    assert stub.url in str(down.value)

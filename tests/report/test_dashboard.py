@@ -10,8 +10,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from support.made_trainings import evaluated, line, made_training
 
 from opd_align import metrics
 from opd_align.cli.main import main
-from opd_align.report import dashboard
+from opd_align.report import dashboard, server
 from opd_align.report.dashboard import dashboard_html, state
 from opd_align.report.history import read_training, training_folder
 from opd_align.report.server import DashboardServer, DashboardState
@@ -360,8 +362,8 @@ class Client:
 
 @pytest.fixture
 def served(training: Path) -> Iterator[Client]:
-    with DashboardServer(DashboardState(training, title="gkd")) as server:
-        yield Client(server.url)
+    with DashboardServer(DashboardState(training, title="gkd")) as running:
+        yield Client(running.url)
 
 
 def test_page_state_tokens_and_reports_are_served(served: Client) -> None:
@@ -430,6 +432,47 @@ def test_it_listens_on_the_loopback_address_only(served: Client) -> None:
     assert listening == [f"0100007F:{served.port:04X}"]
     six = Path("/proc/net/tcp6")
     assert not six.exists() or f":{served.port:04X} " not in six.read_text()
+
+
+def test_thousands_of_connections_without_a_request_do_not_keep_a_browser_out(served: Client) -> None:
+    """More connections than a process may usually open files; in turns, since that limit holds for the client too."""
+    for start in (b"", b"GET /state.json HTTP/1.1\r\nHost: lo"):
+        threads = threading.active_count()
+        for _ in range(4):
+            half_open = [socket.create_connection(("127.0.0.1", served.port), timeout=30) for _ in range(400)]
+            for one in half_open:
+                with suppress(OSError):  # closed by the server already
+                    one.sendall(start)
+            assert served("/state.json")[0] == 200
+            assert threading.active_count() - threads < 200
+            for one in half_open:
+                one.close()
+    assert served("/")[0] == 200
+
+
+def test_connections_that_are_answered_are_not_closed(served: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the answer to the first is being made, idle connections come and go."""
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 4)
+    started, go_on = threading.Event(), threading.Event()
+
+    def slow(*_: object) -> str:
+        started.set()
+        assert go_on.wait(30)
+        return "report"
+
+    monkeypatch.setattr(server, "step_report", slow)
+    answers: list[tuple[int, dict[str, str], bytes]] = []
+    reader = threading.Thread(target=lambda: answers.append(served("/step/step-000100")))
+    reader.start()
+    assert started.wait(30)
+    idle = [socket.create_connection(("127.0.0.1", served.port), timeout=30) for _ in range(20)]
+    assert served("/state.json")[0] == 200
+    assert idle[0].recv(1) == b""  # closed: the newest take the places
+    go_on.set()
+    reader.join(30)
+    assert [answer[::2] for answer in answers] == [(200, b"report")]
+    for one in idle:
+        one.close()
 
 
 def test_a_taken_or_invalid_port_raises(training: Path) -> None:

@@ -115,6 +115,28 @@ def test_names_are_escaped_in_every_format() -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("=1+1", "'=1+1"), ("+cmd|' /C calc'!A0", "'+cmd|' /C calc'!A0"), ("-x", "'-x"), ("@SUM(A1)", "'@SUM(A1)"),
+        ("\t=1", "'\t=1"), ("\r\n=1", "'\r\n=1"), (" =1", "' =1"), ("-0.5", "-0.5"), ("+1e-3", "+1e-3"), ("a=b", "a=b"),
+        ("", ""), (-0.5, "-0.5"), (-3, "-3"),
+    ],
+)  # fmt: skip
+def test_csv_cells_are_never_formulas(value: str | float, expected: str) -> None:
+    table = Table("t", "T", (Column(str(value)), Column("n", "count")), (row(value, -1),))
+    header, cells = csv.reader(io.StringIO(to_csv(table), newline=""))
+    assert (header[0], cells) == (expected, [expected, "-1"])
+
+
+def test_control_characters_do_not_reach_the_terminal() -> None:
+    hostile = "a\x1b[2Jb\x9bc\u202ed\ud800"
+    table = Table("t", hostile, (Column(hostile), Column(hostile, "count")), (row(hostile, 1),), hostile)
+    shown = printed(to_rich(table))
+    assert not set(shown) & set("\x1b\x9b\u202e\ud800")
+    assert "a\N{REPLACEMENT CHARACTER}[2Jb" in shown
+
+
+@pytest.mark.parametrize(
     ("name", "expected"), [("ranking-reverse_kl", "ranking-reverse-kl"), ("../x y", "x-y"), ("…", "table")]
 )
 def test_file_names_are_safe(name: str, expected: str) -> None:
