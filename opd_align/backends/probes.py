@@ -74,9 +74,7 @@ def sampling_gap(student: Any, samples: Sequence[Sampled], max_rollouts: int = 1
     spread = float(np.sqrt((gap**2).sum()))
     if not len(gap):
         raise ProbeUnavailable("no tokens were sampled")
-    return Gap(
-        float(gap.mean()), float(np.abs(gap).max()), 0.0 if spread == 0 else float(gap.sum()) / spread, len(gap)
-    )
+    return Gap(float(gap.mean()), float(np.abs(gap).max()), 0.0 if spread == 0 else float(gap.sum()) / spread, len(gap))
 
 
 def server_gap(server: ServerTeacher | ServerStudent, local: PromptedModel, sampled: Sampled) -> Gap:

@@ -7,7 +7,7 @@ acceptable, the measurements are in `backends.probes`. `study.doctor` and `train
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -146,9 +146,9 @@ class ChatSetup:
     def thinks(self) -> bool:
         """Whether a response begins with thinking, as far as the prompt shows it."""
         prompt = self.generation_prompt
-        if "<think>" in prompt:
-            return "</think>" not in prompt
-        return self.chat.switch is not None and "</think>" not in prompt
+        if self.chat.switch is not None:
+            return prompt == replace(self, chat=replace(self.chat, thinking=True)).generation_prompt
+        return "<think>" in prompt and "</think>" not in prompt
 
     def text(self, tokens: Iterable[int]) -> str:
         return " ".join(repr(self.chat.token_text(token)) for token in sorted(tokens)) or "none"
@@ -267,41 +267,37 @@ def check_temperature(
     sampling: Sampling, *, loss_temperature: float | None = None, top_k_teachers: Sequence[str] = ()
 ) -> list[Finding]:
     """Whether samples, scores and loss belong to the same distribution; `loss_temperature` None: none is known."""
-    temperature, findings = sampling.temperature, []
+    temperature, findings = sampling.temperature, list[Finding]()
+
+    def add(level: Level, found: str, remedy: str) -> None:
+        findings.append(Finding(level, "temperature", found, remedy))
+
     if top_k_teachers and temperature != 1:
-        findings.append(
-            Finding(
-                "FAIL", "temperature",
-                f"teacher {top_k_teachers[0]!r} is behind a server, which returns probabilities at temperature 1, but "
-                f"the student samples at {temperature:g}",
-                "sample at temperature 1, or load the teacher here",
-            )  # fmt: skip
+        add(
+            "FAIL",
+            f"teacher {top_k_teachers[0]!r} is behind a server, which returns probabilities at temperature 1, but the "
+            f"student samples at {temperature:g}",
+            "sample at temperature 1, or load the teacher here",
         )
     if loss_temperature is not None and loss_temperature != temperature:
-        findings.append(
-            Finding(
-                "WARN", "temperature",
-                f"completions are sampled at {temperature:g}, but the loss is computed at {loss_temperature:g}: its "
-                "gradient is not that of the policy that sampled",
-                "sample at the temperature of the loss, or use DistillationTrainer, which applies one to both",
-            )  # fmt: skip
+        add(
+            "WARN",
+            f"completions are sampled at {temperature:g}, but the loss is computed at {loss_temperature:g}: its "
+            "gradient is not that of the policy that sampled",
+            "sample at the temperature of the loss, or use DistillationTrainer, which applies one to both",
         )
     if loss_temperature is None and temperature != 1:
-        findings.append(
-            Finding(
-                "WARN", "temperature",
-                f"student and teachers are compared at temperature {temperature:g}; GKDTrainer computes its loss at 1",
-                "sample at 1, or train with a loss at this temperature, as DistillationTrainer does",
-            )  # fmt: skip
+        add(
+            "WARN",
+            f"student and teachers are compared at temperature {temperature:g}; GKDTrainer computes its loss at 1",
+            "sample at 1, or train with a loss at this temperature, as DistillationTrainer does",
         )
     cut = [f"top_p={sampling.top_p:g}"] * (sampling.top_p < 1) + [f"top_k={sampling.top_k}"] * (sampling.top_k > 0)
     if cut:
-        findings.append(
-            Finding(
-                "WARN", "temperature",
-                f"{' and '.join(cut)} cut off tokens that a distillation loss still sees: samples are off-policy",
-                "set top_p to 1 and top_k to 0",
-            )  # fmt: skip
+        add(
+            "WARN",
+            f"{' and '.join(cut)} cut off tokens that a distillation loss still sees: samples are off-policy",
+            "set top_p to 1 and top_k to 0",
         )
     same = " for samples and loss" if loss_temperature is not None else ""
     return findings or [Finding("OK", "temperature", f"{temperature:g}{same}, no tokens are cut off")]
@@ -314,8 +310,6 @@ def sample_questions(
     student: Any, questions: Sequence[Question], n: int, grader: Grader | None = None
 ) -> list[Sampled]:
     """Samples `n` completions per question; a truncated one is incorrect, as in an analysis."""
-    from dataclasses import replace
-
     from opd_align.backends.probes import Sampled
 
     requests = [SampleRequest(question, np.empty(0, np.uint32), n) for question in questions]
