@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opd_align.backends.base import find_backend
@@ -230,6 +231,12 @@ def _prompt_length(study: Study, teachers: Sequence[Any], questions: Sequence[Qu
     return check_prompt_length(too_long, len(questions))
 
 
+def _is_small(model: ModelConfig) -> bool:
+    """Whether a model is on this machine and small enough to be loaded just for a comparison."""
+    on_hub = resolve_reference(model.model)[0] == model.model and not Path(model.model).exists()
+    return not on_hub and weight_bytes(model.model, dtype=model.dtype, device=model.device) <= MAX_LOCAL_BYTES
+
+
 def _has_prompt(model: Any, question: Question) -> bool:
     try:
         model.prompt(question)
@@ -278,13 +285,11 @@ class _TeacherChecks:
         model = self.spec.model
         if model is None:
             raise OpdAlignError("a teacher behind a server has a model")
-        source = resolve_reference(model.model)[0]
         same_as_student = model.model == self.study.config.student.model
-        size = weight_bytes(model.model, dtype=model.dtype, device=model.device)
-        if not same_as_student and (source == model.model or size > MAX_LOCAL_BYTES):
+        if not same_as_student and not _is_small(model):
             raise probes.ProbeUnavailable(
-                f"{self.teacher.name}: the weights of {model.model} ({size / 2**30:.1f} GiB) are not loaded here; "
-                "check the served model once against local weights"
+                f"{self.teacher.name}: the weights of {model.model} are not loaded here; compare the server once with "
+                "local weights"
             )
         local: Any = getattr(self.study.student, "scorer", self.study.student)
         if not same_as_student:

@@ -89,7 +89,8 @@ class SetupReport:
     def summary(self) -> str:
         """The number of findings per level."""
         counts = {level: sum(each.level == level for each in self.findings) for level in ("FAIL", "WARN", "SKIP", "OK")}
-        words = {"FAIL": "failed", "WARN": "warnings", "SKIP": "not checked", "OK": "passed"}
+        plural = "" if counts["WARN"] == 1 else "s"
+        words = {"FAIL": "failed", "WARN": f"warning{plural}", "SKIP": "not checked", "OK": "passed"}
         return ", ".join(f"{count} {words[level]}" for level, count in counts.items() if count) or "nothing was checked"
 
     def exit_code(self, *, strict: bool = False) -> int:

@@ -61,7 +61,7 @@ COUNTED_ROWS = 32
 MAX_SCALE_ERROR = 0.05
 """Relative error of the loss's denominator up to which it is not warned about."""
 
-COUNTS_COMPLETIONS = ("DistillationTrainer", "GRPOTrainer", "RLOOTrainer")
+COUNTS_COMPLETIONS = ("DistillationTrainer", "GRPOTrainer")
 """Trainers whose loss is known to be divided by what they generated."""
 
 
@@ -186,12 +186,15 @@ class _TrainerChecks:
         self.samples += sample_questions(student, self.questions, self.n_rollouts, grader)
         return []
 
+    @property
+    def _loss_temperature(self) -> float:
+        # GKD samples at its temperature but computes the loss at 1; the others use it for both.
+        return 1.0 if self.adapter.kind == "GKDTrainer" else self.adapter.sampling.temperature
+
     def _temperature(self) -> list[Finding]:
         sampling = self.adapter.sampling
-        # GKD samples at its temperature but computes the loss at 1; the others use it for both.
-        loss = 1.0 if self.adapter.kind == "GKDTrainer" else sampling.temperature
         remote = [OWN] if self.adapter.server is not None else []
-        return check_temperature(sampling, loss_temperature=loss, top_k_teachers=remote)
+        return check_temperature(sampling, loss_temperature=self._loss_temperature, top_k_teachers=remote)
 
     def _teacher_chat(self) -> list[Finding]:
         """The trainer's teacher reads the student's tokens: it must have the same ones, and expect the same form."""
@@ -329,6 +332,7 @@ class _TrainerChecks:
             probes.prompted(local.model, local.prompt, sampled.question, "student"),
             probes.prompted(teacher.model, teacher.prompt, sampled.question, teacher.name),
             sampled.rollouts.completion(0),
+            temperature=self._loss_temperature,
             autocast=accelerator.autocast() if mixed else nullcontext(),
         )
         names = " and ".join(dtypes) + (f" with {mixed} autocast" if mixed else "")
