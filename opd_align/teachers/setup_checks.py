@@ -27,7 +27,7 @@ MAX_TRUNCATED_FAIL = 0.5
 MAX_SAMPLING_GAP = 0.05
 """Nats per token by which sampled tokens may be more or less surprising than the scored distribution expects."""
 SAMPLING_Z = 4.0
-MAX_SERVER_GAP, MAX_SERVER_GAP_FAIL = 0.03, 0.3
+MAX_SERVER_GAP, MAX_SERVER_GAP_FAIL = 0.03, 0.15
 """Mean absolute difference of log-probabilities, in nats: above the first, the precision differs; above the second,
 weights or prompts do."""
 MIN_LOG_RATIO = -2.0
@@ -419,7 +419,7 @@ def check_server_gap(name: str, gap: Gap) -> Finding:
     if gap.mean <= MAX_SERVER_GAP:
         return Finding("OK", "server log-probs", found)
     if gap.mean <= MAX_SERVER_GAP_FAIL:
-        return Finding("WARN", "server log-probs", found, "use the same dtype for both")
+        return Finding("WARN", "server log-probs", found, "use the same dtype and quantization for both")
     return Finding(
         "FAIL", "server log-probs", found,
         "check that the server serves the same weights, adapter and revision",
@@ -442,6 +442,11 @@ def check_teacher_reading(student: Any, teacher: Any, samples: Sequence[Sampled]
     ))  # fmt: skip
     found = f"{teacher.name}: {np.exp(first):.2g} for the first token of a completion, {np.exp(end):.2g} for its end " \
         f"(medians), log-ratio {ratio:.2f} nats per token"  # fmt: skip
+    if not any(values.any() for values in ratios):
+        return Finding(
+            "WARN", "teacher", f"{teacher.name} gives exactly the student's probabilities: there is nothing to distill",
+            "use another model, or a context",
+        )  # fmt: skip
     if end < MIN_LOG_PROB:
         return Finding(
             "WARN", "teacher", f"{found}: it does not expect responses to end where and how the student ends them",

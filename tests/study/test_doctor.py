@@ -127,10 +127,10 @@ def test_exit_codes_and_summary():
     report = SetupReport([ok, ok, warning, failure])
     assert report.exit_code() == 1
     assert str(report).endswith("\n1 failed, 1 warning, 2 passed")
-    with pytest.raises(OpdAlignError, match="^FAIL  x +y$"):
+    with pytest.raises(OpdAlignError, match=r"^FAIL  x +y$"):
         report.raise_for_failures()
     SetupReport([ok, warning]).raise_for_failures()
-    with pytest.raises(OpdAlignError, match="^WARN"):
+    with pytest.raises(OpdAlignError, match=r"^WARN"):
         SetupReport([ok, warning]).raise_for_failures(strict=True)
 
 
@@ -245,10 +245,18 @@ def grader_of(name: str, model: ChatSetup) -> TextGrader:
     return TextGrader(task(name), model.chat.decode, model.end_tokens)
 
 
-@pytest.mark.parametrize(("template", "thinking"), [(CHATML, None), (SWITCHED, True), (SWITCHED, False), (OTHER_SWITCH, True)])  # fmt: skip
-@pytest.mark.parametrize(("name", "answer", "fields"), [
-    ("gsm8k", "18", {}), ("aime2024", "204", {}), ("boolq", "True", {}), ("mmlu", "B", {"choices": ("red", "blue")}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("template", "thinking"), [(CHATML, None), (SWITCHED, True), (SWITCHED, False), (OTHER_SWITCH, True)]
+)
+@pytest.mark.parametrize(
+    ("name", "answer", "fields"),
+    [
+        ("gsm8k", "18", {}),
+        ("aime2024", "204", {}),
+        ("boolq", "True", {}),
+        ("mmlu", "B", {"choices": ("red", "blue")}),
+    ],
+)
 def test_verifiers_accept_reference_answers(template, thinking, name, answer, fields):
     model = setup(template, thinking=thinking)
     finding = check_verifier(grader_of(name, model), model, [Question("q", "?", answer, fields)])
@@ -430,6 +438,12 @@ def test_a_teacher_that_does_not_understand_the_student_is_warned_about(tmp_path
     assert finding.level == "WARN"
 
 
+def test_a_teacher_that_equals_the_student_is_warned_about():
+    finding = named("teacher", findings(teachers=[{"model": "embedded:student", "name": "twin"}]))
+    assert finding.level == "WARN"
+    assert "exactly the student's probabilities" in finding.found
+
+
 def test_a_teacher_with_a_short_context_is_reported(tmp_path):
     def shorten(model: Any) -> None:
         model.config.max_position_embeddings = 100
@@ -462,15 +476,15 @@ def test_bfloat16_is_enough_for_a_teacher_that_differs():
     half = {"model": "embedded:teacher", "dtype": "bfloat16"}
     teachers = [{"name": "Teacher", "model": half}]
     finding = named("precision", findings("student.dtype=bfloat16", teachers=teachers))
-    assert finding.level in ("OK", "WARN")
-    assert "in bfloat16 has a cosine of 0.9" in finding.found
+    assert finding.level == "OK"
+    assert "the update in bfloat16 has a cosine of" in finding.found
 
 
 def test_bfloat16_is_not_enough_for_a_teacher_close_to_the_student(tmp_path):
     def nudge(model: Any) -> None:
         torch.manual_seed(0)
         for weight in model.parameters():
-            weight.mul_(1 + 3e-4 * torch.randn_like(weight))
+            weight.mul_(1 + 5e-3 * torch.randn_like(weight))
 
     close = {"model": edited_copy(tmp_path / "close", "student", edit=nudge), "dtype": "bfloat16"}
     teachers = [{"name": "close", "model": close}]
@@ -497,6 +511,7 @@ def test_completions_of_several_questions_are_told_apart():
 
 def test_the_command_prints_findings_and_exits_with_0_or_1(capsys, tmp_path):
     few = ["--sample-questions", "1", "--sample-rollouts", "12", "--limit", "2", "--student", "embedded:student"]
+    few += ["--set", "sampling.max_tokens=96"]
     assert main(["doctor", *few]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert all(line.startswith(("OK ", "WARN ", "SKIP ")) for line in lines[:-1])
