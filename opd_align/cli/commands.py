@@ -222,7 +222,7 @@ def show_prompt(args: argparse.Namespace) -> int:
 def doctor(args: argparse.Namespace) -> int:
     from opd_align.study.build import Study
     from opd_align.study.doctor import check_study
-    from opd_align.teachers.setup_checks import SetupReport
+    from opd_align.teachers.findings import SetupReport
     from opd_align.types import OpdAlignError
 
     config = _config(args)

@@ -21,10 +21,10 @@ from opd_align.tasks import TextGrader
 from opd_align.teachers.contexts import Demonstration
 from opd_align.teachers.demonstrations import collect_demonstrations
 from opd_align.teachers.eligibility import missing_demonstrations, prompts_too_long
+from opd_align.teachers.findings import Finding, guarded
 from opd_align.teachers.screening import load_screening
 from opd_align.teachers.setup_checks import (
     ChatSetup,
-    Finding,
     check_chats_agree,
     check_demonstrations,
     check_determinism,
@@ -40,7 +40,6 @@ from opd_align.teachers.setup_checks import (
     check_top_k,
     check_truncation,
     check_verifier,
-    guarded,
     sample_questions,
 )
 from opd_align.types import OpdAlignError, Question

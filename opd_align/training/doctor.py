@@ -24,10 +24,9 @@ from opd_align.backends.server import ServerTeacher
 from opd_align.settings import Sampling
 from opd_align.teachers.demonstrations import DemonstrationWriters, collect_demonstrations
 from opd_align.teachers.eligibility import missing_demonstrations, prompts_too_long
+from opd_align.teachers.findings import Finding, SetupReport, guarded
 from opd_align.teachers.setup_checks import (
     ChatSetup,
-    Finding,
-    SetupReport,
     check_chats_agree,
     check_demonstrations,
     check_determinism,
@@ -42,7 +41,6 @@ from opd_align.teachers.setup_checks import (
     check_top_k,
     check_truncation,
     check_verifier,
-    guarded,
     sample_questions,
 )
 from opd_align.training.adapters import TrainerAdapter, adapt_trainer

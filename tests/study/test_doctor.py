@@ -24,10 +24,9 @@ from opd_align.study.build import Study
 from opd_align.study.config import read_config
 from opd_align.study.doctor import check_study
 from opd_align.tasks import TextGrader, task
+from opd_align.teachers.findings import Finding, SetupReport, guarded
 from opd_align.teachers.setup_checks import (
     ChatSetup,
-    Finding,
-    SetupReport,
     check_chats_agree,
     check_padding,
     check_pass_rate,
@@ -39,7 +38,6 @@ from opd_align.teachers.setup_checks import (
     check_top_k,
     check_truncation,
     check_verifier,
-    guarded,
     sample_questions,
 )
 from opd_align.types import OpdAlignError, Outcome, Question, Rollouts

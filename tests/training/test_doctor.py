@@ -8,7 +8,7 @@ import pytest
 from support.small_chat import byte_tokenizer
 from support.trainings import ARITHMETIC, conversations, fresh, held_out, make, rows, same_weights, tokenizer
 
-from opd_align.teachers.setup_checks import Finding, SetupReport
+from opd_align.teachers.findings import Finding, SetupReport
 from opd_align.training import GatedGKDTrainer, Open, check_trainer_setup
 from opd_align.types import OpdAlignError
 
