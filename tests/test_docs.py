@@ -83,6 +83,9 @@ def test_python_code_runs_as_printed(code: str, tmp_path: Path) -> None:
         (history,) = tmp_path.rglob("history.jsonl")
         assert '"error": null' in history.read_text() or '"error"' not in history.read_text(), history.read_text()
         assert "alignment/mean" in history.read_text()
+    elif "check_trainer_setup" in code:
+        assert "GKDTrainer of TRL" in done.stdout
+        assert " passed\n" in done.stdout
     elif "gate=" in code:
         assert "gate/tokens_kept" in done.stdout
     else:

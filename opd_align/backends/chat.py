@@ -69,8 +69,7 @@ class Chat:
         found: set[int] = set()
         for eos in (*(getattr(config, "eos_token_id", None) for config in configs), self.tokenizer.eos_token_id):
             found |= {int(token) for token in (eos if isinstance(eos, list | tuple) else [eos]) if token is not None}
-        if self._has_template:
-            found |= self._end_of_turn()
+        found |= self.end_of_turn()
         if not found:
             raise OpdAlignError("neither model nor tokenizer names a token that ends a response; give end_tokens")
         return tuple(sorted(found))
@@ -144,8 +143,10 @@ class Chat:
         first["content"] = "\n\n".join([*system, first["content"]])
         return self._rendered([first, *others], switch, prompt=prompt)
 
-    def _end_of_turn(self) -> set[int]:
+    def end_of_turn(self) -> set[int]:
         """The added token that the template puts after an assistant message, if there is one."""
+        if not self._has_template:
+            return set()
         response = "opd-align"
         turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": response}]
         after = self._rendered(turns, {}, prompt=False).rpartition(response)[2].lstrip()

@@ -221,6 +221,24 @@ def show_prompt(args: argparse.Namespace) -> int:
     return 0
 
 
+def doctor(args: argparse.Namespace) -> int:
+    from opd_align.study.build import Study
+    from opd_align.study.doctor import check_study
+    from opd_align.teachers.findings import SetupReport
+    from opd_align.types import OpdAlignError
+
+    config = _config(args)
+    if config.student.model == "exact":
+        raise OpdAlignError("doctor checks language models; --student exact needs no check")
+    findings = []
+    for finding in check_study(Study(config), n_questions=args.sample_questions, n_rollouts=args.sample_rollouts):
+        print(finding, flush=True)
+        findings.append(finding)
+    found = SetupReport(findings)
+    print(found.summary)
+    return found.exit_code(strict=args.strict)
+
+
 def report(args: argparse.Namespace) -> int:
     from opd_align.report.html import write_report
     from opd_align.report.tables import write_tables

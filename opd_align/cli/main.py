@@ -33,6 +33,7 @@ Measures, token by token, whether a teacher's distillation update points toward 
   opd-align analyze                                    run on the embedded models; takes 1-2 minutes on a CPU
   opd-align analyze --config boolq_qwen3_0.6b          the paper's settings with Qwen3-0.6B as student
   opd-align screen --student MODEL --task boolq ...    pass rates per context, to choose contexts and questions
+  opd-align doctor --config study.yaml                 check a study before it is started
   opd-align report runs/first                          tables and HTML report of a finished run
   opd-align compare runs/first runs/second             several runs side by side
   opd-align train gkd_incorrect_only                   start a training recipe; without a name, list all recipes
@@ -74,6 +75,19 @@ Prints the prompts of the student and of every teacher for each question, specia
 taken from a screening (--demonstrations-from) or shown as placeholders.
 
   opd-align show-prompt --student Qwen/Qwen3-0.6B --task mmlu --limit 1 --teachers Self-1C,Self-1C1W
+"""
+
+DOCTOR = """\
+Checks a study before it is paid for, on a few completions of a few questions: chat templates and end tokens, verifier,
+temperature, vocabulary, truncation and pass rate, determinism, demonstrations, precision, and whether servers agree
+with local weights. Takes the options of analyze that define a study. Prints one line per finding: OK, WARN, FAIL, or
+SKIP for what could not be checked, and what to do. The exit code is 1 if a check failed. Nothing is saved.
+
+  opd-align doctor
+  opd-align doctor --config boolq_qwen3_0.6b --set student.backend=vllm
+  opd-align doctor --config study.yaml --strict --sample-questions 8      in CI: warnings fail too
+
+For a trainer in a script: opd_align.training.check_trainer_setup(trainer, ...).
 """
 
 REPORT = """\
@@ -192,6 +206,16 @@ def _parser() -> argparse.ArgumentParser:
     prompt = command("show-prompt", commands.show_prompt, "print the prompts of student and teachers", PROMPT)
     _add_study_arguments(prompt)
     prompt.add_argument("--demonstrations-from", type=_path, metavar="DIR", help="run directory of a screening")
+    doctor = command("doctor", commands.doctor, "check a study before it is started", DOCTOR)
+    _add_study_arguments(doctor)
+    _add_settings_arguments(doctor)
+    doctor.add_argument(
+        "--sample-questions", type=int, default=4, metavar="N", help="questions to sample (default: %(default)s)"
+    )
+    doctor.add_argument(
+        "--sample-rollouts", type=int, default=8, metavar="N", help="completions per question (default: %(default)s)"
+    )
+    doctor.add_argument("--strict", action="store_true", help="exit with 1 for warnings too")
     report = command("report", commands.report, "tables and HTML report of a run directory", REPORT)
     report.add_argument("directory", type=_path, metavar="DIR", help="run directory (the --out of analyze or screen)")
     report.add_argument("--html", type=_path, metavar="FILE", help="write the HTML report to FILE")
@@ -241,21 +265,7 @@ def _add_analysis_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=_path, metavar="DIR", help="run directory, local or a URL such as s3://... (default: under runs/)"
     )
-    group = parser.add_argument_group("analysis (defaults come from the configuration)")
-    group.add_argument("--initial", type=int, metavar="G", help="initial rollouts per question")
-    group.add_argument("--targeted", type=int, metavar="N", help="maximum number of targeted rollouts per question")
-    group.add_argument(
-        "--seconds", type=float, metavar="N", help="time limit in seconds for the targeted rollouts of a question"
-    )
-    group.add_argument("--allocation", metavar="NAME", help=f"how to place targeted rollouts: {_listed(Allocation)}")
-    group.add_argument("--estimator", metavar="NAME", help=f"success probability estimator: {_listed(Method)}")
-    group.add_argument(
-        "--objectives", metavar="LIST",
-        help=f"comma-separated: {', '.join(objective.name for objective in OBJECTIVES)}; jsd(0.3) for another beta",
-    )  # fmt: skip
-    group.add_argument("--n-sig", type=float, metavar="N", help="minimum effective visits of a candidate token")
-    group.add_argument("--backend", metavar="NAME", help=f"sampling backend: {_listed(BACKENDS)}")
-    group.add_argument("--batch", type=int, metavar="N", help="rollouts per sampling request")
+    group = _add_settings_arguments(parser)
     group.add_argument("--workers", type=int, metavar="N", help="questions processed concurrently (default: 1)")
     group.add_argument("--reuse", type=_path, metavar="DIR", help="reuse matching rollouts of another run directory")
     cost = parser.add_argument_group("cost estimate")
@@ -292,6 +302,26 @@ def _add_analysis_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="how strongly forks affect success (default: %(default)s)",
     )
+
+
+def _add_settings_arguments(parser: argparse.ArgumentParser) -> Any:
+    """Options of an analysis that set keys of the configuration; returns their group."""
+    group = parser.add_argument_group("analysis (defaults come from the configuration)")
+    group.add_argument("--initial", type=int, metavar="G", help="initial rollouts per question")
+    group.add_argument("--targeted", type=int, metavar="N", help="maximum number of targeted rollouts per question")
+    group.add_argument(
+        "--seconds", type=float, metavar="N", help="time limit in seconds for the targeted rollouts of a question"
+    )
+    group.add_argument("--allocation", metavar="NAME", help=f"how to place targeted rollouts: {_listed(Allocation)}")
+    group.add_argument("--estimator", metavar="NAME", help=f"success probability estimator: {_listed(Method)}")
+    group.add_argument(
+        "--objectives", metavar="LIST",
+        help=f"comma-separated: {', '.join(objective.name for objective in OBJECTIVES)}; jsd(0.3) for another beta",
+    )  # fmt: skip
+    group.add_argument("--n-sig", type=float, metavar="N", help="minimum effective visits of a candidate token")
+    group.add_argument("--backend", metavar="NAME", help=f"sampling backend: {_listed(BACKENDS)}")
+    group.add_argument("--batch", type=int, metavar="N", help="rollouts per sampling request")
+    return group
 
 
 def _listed(names: Any) -> str:

@@ -22,6 +22,7 @@ _MODULE_OF = {
     "Open": "gates",
     "SDPOGate": "trainers.sdpo",
     "SignAgrees": "gates",
+    "check_trainer_setup": "doctor",
 }
 
 __all__ = list(_MODULE_OF)

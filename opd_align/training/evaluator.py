@@ -148,7 +148,7 @@ class Evaluator:
         The questions of a smaller share are also in a larger one. Fewer questions save more time than fewer rollouts
         per question, since a batch takes as long as its longest rollout, and the estimates stay as precise.
         """
-        with self._borrowed_models() as (student, writers, teachers):
+        with self.borrowed_models() as (student, writers, teachers):
             questions = self._select_questions(student, writers, teachers, scale)
             grader = writers.sources[SELF].grader
 
@@ -171,7 +171,7 @@ class Evaluator:
                 number += 1
 
     @contextmanager
-    def _borrowed_models(self) -> Iterator[tuple[Any, DemonstrationWriters, list[Any]]]:
+    def borrowed_models(self) -> Iterator[tuple[Any, DemonstrationWriters, list[Any]]]:
         """The student, the student as writer of demonstrations, and the teachers; state is restored on exit."""
         adapter, trainer = self.adapter, self.adapter.trainer
         own_teacher = [adapter.teacher] if adapter.teacher is not None else []
