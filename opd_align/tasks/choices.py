@@ -10,13 +10,13 @@ import re
 from collections.abc import Sequence
 
 from opd_align.tasks.characters import strip_markup
-from opd_align.tasks.extract import AMBIGUOUS, CONCLUSION, DENIAL_AFTER, HEDGE, Placement, strip_lead_in
+from opd_align.tasks.extract import AMBIGUOUS, CONCLUSION, DENIAL_AFTER, HEDGE, NEGATION, Placement, strip_lead_in
 
 _LETTER_FIRST = re.compile(
     r"(?P<open>[\(\[<]?)\s?(?P<letter>[A-Za-z])\s?(?P<close>[\)\]>]?)(?![A-Za-z\d'’])(?P<rest>.*)", re.DOTALL
 )
 _LETTER_ALSO = re.compile(
-    r"[\s).\],]{0,4}(?:or|and|and/or|nor|to|,|/|&|\||\+|or else|as well as|或者?|和|-(?=[A-Z]\b))"
+    r"[\s).\],]{0,4}(?:or|and|and/or|nor|to|,|/|&|\||\+|or else|as well as|或者?|和|-(?=[A-Z]\b)|\s(?=\(?[B-HJ-Z]\)?(?!\w)))"
     r"(?:[\s,(]{0,2}(?:maybe|possibly|perhaps|even|also|either|probably|could be|it could be|else|both|then|option|choice|"
     r"the other|at least)\b){0,3}"
     r"[\s,]{0,2}\(?([A-Z])\)?(?![\w'’])(?!\)? (?:is|are|was|were)(?: both| all)? (?:wrong|incorrect|not|false))"
@@ -38,6 +38,7 @@ _WRONG_AFTER = re.compile(
     r" ?(?:wrong|incorrect|not|false|eliminated|impossible|excluded|out)\b",
     re.IGNORECASE,
 )
+_CONCLUDED = re.compile(r"\b(?:so|therefore|thus|hence|which means(?: that)?)\b,?", re.IGNORECASE)
 _ORDINAL = re.compile(
     r"(?:the )?(first|second|third|fourth|fifth|last) (?:option|choice|one|answer|statement)\b(?! (?:is|was) (?:not|wrong))",
     re.IGNORECASE,
@@ -154,9 +155,12 @@ def _text_of_another(rest: str, letter: str, letters: str, choices: Sequence[str
 
 def _mentioned(text: str, placement: Placement, letters: str, choices: Sequence[str] | None) -> str | None:
     """The only choice that a sentence names and does not rule out."""
+    concluding = _CONCLUDED.split(text)
+    concluded = len(concluding) > 1 or bool(CONCLUSION.match(text))
+    text = concluding[-1]  # "it cannot be C, so it must be B"
     if _NO_CHOICE.match(text) or HEDGE.search(text):
         return AMBIGUOUS
-    if placement is Placement.SENTENCE and not CONCLUSION.match(text) and choices is None:
+    if placement is Placement.SENTENCE and not concluded and (choices is None or NEGATION.search(text)):
         return None
     mentioned: set[str] = set()
     denied = False
@@ -175,7 +179,7 @@ def _mentioned(text: str, placement: Placement, letters: str, choices: Sequence[
         mentioned.add(named)
     if len(mentioned) > 1:
         return AMBIGUOUS
-    if mentioned and placement is Placement.SENTENCE and not named and not CONCLUSION.match(text):
+    if mentioned and placement is Placement.SENTENCE and not named and not concluded:
         return None
     return next(iter(mentioned), None)
 

@@ -58,7 +58,7 @@ _THINK_TAG = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 _PLACEHOLDER = r"(?![^\w\n]{0,4}(?:LETTER|ANSWER|NUMBER|YOUR[ _]ANSWER)\b)"
 _COMMITMENT = re.compile(
     r"(?P<marker>"
-    rf"\b(?:answer|ans|respuesta|r[ée]ponse|antwort|risposta|resposta)\b[*_` \t]{{0,6}}(?:[:=](?!=)|(?<=\bans)\.)"
+    rf"\b(?:answer|ans|respuesta|r[ée]ponse|antwort|risposta|resposta)\b[*_` \t]{{0,6}}(?:[:=](?!=)|->|→|[-—][ \t]|(?<=\bans)\.)"
     rf"{_PLACEHOLDER}"
     r"|<answer>|(?:答案|答え|正解|정답)(?:应该|应)?(?:是|为|選|选|は|은|는)?(?![*_ ]{0,3}不)[*_ \t]{0,4}:?|答[*_ ]{0,3}:"
     r"|(?:ответ)[*_ \t]{0,4}:"
@@ -76,6 +76,11 @@ _COMMITMENT = re.compile(
     r"|(?:故|应|應|因此|所以|我|，|,)\s?(?:该|該)?(?:选|選)(?:择|擇|项|項)?\s?[:]?|^\s?(?:选|選)(?:择|擇)?\s?[:]?)",
     re.IGNORECASE | re.MULTILINE,
 )
+_COMMITMENT_WORDS = (
+    "answer", "ans:", "ans.", "ans ", "ans=", "ans*", "boxed", "fbox", " option", " choice", " statement", " letter",
+    " one ", " pick", " guess", " selection", " response", " result", " solution", " choose", " select", " go with",
+    " opt for", " say", "respuesta", "reponse", "antwort", "risposta", "resposta",
+)  # fmt: skip
 _MARKED_NEGATION = re.compile(r"\W{0,6}(?:(?:not|neither|never|none|没|不)\b|n't\b)", re.IGNORECASE)
 _ONLY_MARKUP = re.compile(r"(?:[\s*_#$`>~-]|\\[\[\]()])*")
 # What makes "the answer is C" something else than an answer, in the clause before it.
@@ -107,8 +112,8 @@ _CHAT = re.compile(
 )
 _SENTENCE_END = re.compile(r"(?<=[.!?])(?<!\b[A-Z]\.)(?<!Rs\.)(?<!approx\.)(?<!vs\.)[*_\"')\]]{0,4}\s+|\s*\n\s*")
 CONCLUSION = re.compile(
-    r"\W{0,6}(?:so|thus|therefore|hence|in conclusion|in summary|in total|altogether|in all|overall|finally|as a result|"
-    r"consequently|accordingly|ultimately|to conclude|this means|that means|it follows|we conclude|we get|this gives|"
+    r"\W{0,6}(?:(?:so|thus|therefore|hence|in conclusion|in summary|in total|altogether|in all|overall|finally|as a result|"
+    r"consequently|accordingly|ultimately|to conclude|this means|that means|it follows|we conclude|we get|this gives)\b|"
     r"因此|所以|综上|故|那么|总共|一共|共)",
     re.IGNORECASE,
 )
@@ -118,10 +123,15 @@ DENIAL_AFTER = re.compile(
     r"\W{0,4}(?:(?:is|was|are|would be|seems?|looks?|can|must be|will be|sounds)? ?(?:also |clearly |obviously |definitely )?"
     r"(?:incorrect|wrong|false|(?:not|n't|never|cannot)(?: be)? (?:the |quite |a )?"
     r"(?:correct|right|true|answer|best|valid|possible|it|final)|impossible|ruled out|excluded|out of the question)\b"
-    r"|(?:isn't|wasn't|can't be|cannot be|aren't|won't be)\b)",
+    r"|(?:isn't|wasn't|can't be|cannot be|aren't|won't be)\b|(?:only )?(?:if|unless|provided|assuming)\b)",
     re.IGNORECASE,
 )
-"""After an answer, what denies it: "C is incorrect"."""
+"""After an answer, what denies it or makes it a condition: "C is incorrect", "C if x > 0"."""
+
+NEGATION = re.compile(
+    r"\b(?:not|never|neither|nor|doubt|cannot|no longer|hardly|people (?:think|say)|impossible)\b|n't\b|不|没|非", re.IGNORECASE
+)
+"""What makes a clause say the opposite."""
 
 HEDGE = re.compile(
     r"\b(?:if|whether|unless|suppose|supposing|imagine|cannot be determined|can't be determined|unclear|not sure|unsure|"
@@ -147,7 +157,7 @@ def find_answer(text: str, read: Reader) -> str | None:
     response = strip_thinking(text)
     if response is None:
         return None
-    response = plain_characters(response[-MAX_RESPONSE_CHARS:])
+    response = plain_characters(response[-MAX_RESPONSE_CHARS:])[-MAX_RESPONSE_CHARS:]
     found, end = _committed(response, read)
     if end is None:
         return _uncommitted(response, read) or None
@@ -188,12 +198,12 @@ def boxed(text: str, start: int) -> tuple[str, int] | None:
 def strip_lead_in(words: str) -> str:
     """Text without a lead-in such as "the final answer is"."""
     lead = _LEAD_IN.match(words)
-    return words[lead.end() :].lstrip() if lead else words
+    return (words[lead.end() :].lstrip() if lead else words) or words
 
 
 def _committed(response: str, read: Reader) -> tuple[str | None, int | None]:
     """The answer of the last commitment and the position after it; no position if there is no commitment."""
-    commitments = list(_COMMITMENT.finditer(response))[-MAX_COMMITMENTS:]
+    commitments = list(_commitments(response))[-MAX_COMMITMENTS:]
     boxes: list[str] = []
     for place in reversed(commitments):
         if place["box"]:
@@ -225,6 +235,30 @@ def _committed(response: str, read: Reader) -> tuple[str | None, int | None]:
             return AMBIGUOUS, len(response)  # the first of a list
         return found, place.end()
     return None, (len(response) if boxes and not commitments[-1]["phrase"] else None)
+
+
+def _commitments(response: str) -> Iterator[re.Match[str]]:
+    """Markers, boxes and phrases in order; the pattern is slow and only applied around the words that it contains."""
+    if len(response) < 200 or not response.isascii():
+        yield from _COMMITMENT.finditer(response)
+        return
+    lowered = response.lower()
+    places: list[int] = []
+    for word in _COMMITMENT_WORDS:
+        place = lowered.find(word)
+        while place >= 0:
+            places.append(place)
+            place = lowered.find(word, place + len(word))
+    end = 0
+    for place in sorted(places):
+        if place < end:
+            continue
+        start = max(end, place - 120, response.rfind("\n", 0, place) + 1)
+        line_end = response.find("\n", place)
+        end = min(place + 300, line_end if line_end >= 0 else len(response))
+        for match in _COMMITMENT.finditer(response, start, end):
+            yield match
+            end = max(end, match.end())
 
 
 def _joined_to_box_before(response: str, start: int) -> bool:
@@ -281,8 +315,9 @@ def _uncommitted(response: str, read: Reader, *, after_second_thought: bool = Fa
         if len(lines) == 1:
             found = read(lines[0], Placement.OPENING)
         else:
-            bare = {value for line in lines if (value := read(line, Placement.BARE)) is not None}
-            found = read(lines[0], Placement.BARE) if len(bare) == 1 else None
+            found = read(lines[0], Placement.BARE)
+            if found is not None and any(read(line, Placement.BARE) not in (None, found) for line in lines[1:]):
+                found = None  # the first of a list
         if found is not None:
             return found
     for sentence, is_last in _sentences_from_the_end(lines):

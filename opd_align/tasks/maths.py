@@ -11,14 +11,14 @@ from fractions import Fraction
 
 from opd_align.tasks.characters import plain_characters, strip_markup
 from opd_align.tasks.evaluate import exact_value
-from opd_align.tasks.extract import AMBIGUOUS, DENIAL_AFTER, HEDGE, Placement, strip_lead_in
+from opd_align.tasks.extract import AMBIGUOUS, DENIAL_AFTER, HEDGE, NEGATION, Placement, strip_lead_in
 from opd_align.tasks.math_pool import POOL
 from opd_align.tasks.numbers import base_value, canonical_number, read_number
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+|/\d+)?")
 """The canonical form of a number."""
 
-_NOT_A_NUMBER = re.compile(r"^\s?-?\d[\d.,]*[A-Za-z](?![A-Za-z])(?!$)|^\s?-?\d[\d.,]*[a-ln-z]$|\d\s?!|\d[A-Za-z]*[\^_]")  # 5x, 5!, 2^3
+_NOT_A_NUMBER = re.compile(r"^\s?-?\d[\d.,]*(?![eE][-+]?\d)[A-Za-z](?![A-Za-z])(?!$)|^\s?-?\d[\d.,]*[a-ln-z]$|\d\s?!|\d[A-Za-z]*[\^_]")  # 5x, 5!, 2^3
 _PROSE = re.compile(r"(?<![\\A-Za-z])(?:[A-Za-z]{3,}|(?:is|it|of|to|in|an|at|on|by|we|so|no|be|as|if|do|my)\b)")
 _TEXT = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|mathrm|mbox|textup)\s?\{([^{}]*)\}(?:\^\s?\{?\d\}?)?")
 _COMMANDS = re.compile(
@@ -69,7 +69,7 @@ def canonical_expression(answer: str) -> str | None:
     value = exact_value(_tidy(text))
     if value is not None:
         return canonical_number(value)
-    number = read_maths(text, Placement.BARE)
+    number = None if is_whole(text) else read_maths(text, Placement.BARE)
     if number and NUMBER.fullmatch(number):
         return number
     return text if _is_expression(text) else None
@@ -103,13 +103,13 @@ def read_words(words: str, placement: Placement, gold: str) -> str | None:
     return text or None
 
 
-def read_maths(words: str, placement: Placement, *, several: bool = False) -> str | None:
+def read_maths(words: str, placement: Placement, *, whole: bool = False) -> str | None:
     """The number or expression that a text gives as its answer; an `extract.Reader`.
 
     Args:
         words: Text to read.
         placement: Where it was found.
-        several: Whether the gold answer is a list, so that "1 or 2" is one answer.
+        whole: Whether the gold answer is a list or an equation, so that "1 or 2" and "x + y = 1" are one answer.
     """
     if placement is Placement.OPENING:
         return None
@@ -120,22 +120,24 @@ def read_maths(words: str, placement: Placement, *, several: bool = False) -> st
     if literal := _base_literal(text):
         return literal
     if placement is Placement.BOX:
+        if "?" in text or NEGATION.search(text):
+            return AMBIGUOUS
         value = exact_value(_tidy(words))
         if value is not None:
             return canonical_number(value)
     if _RELATION.search(text.replace("≈", "")) and placement in (Placement.BOX, Placement.MARKED):
-        return _expression(words, placement, several)
-    if _ALTERNATIVES.search(text) and not several and re.search(r"\b(?:or)\b|\\(?:lor|vee)\b", text, re.IGNORECASE):
+        return _expression(words, placement, whole)
+    if _ALTERNATIVES.search(text) and not whole and re.search(r"\b(?:or)\b|\\(?:lor|vee)\b", text, re.IGNORECASE):
         return AMBIGUOUS
-    if several and placement in (Placement.BOX, Placement.MARKED) and _is_expression(words):
-        return _expression(words, placement, several)
+    if whole and placement in (Placement.BOX, Placement.MARKED) and _is_expression(words):
+        return _expression(words, placement, whole)
     if not _NOT_A_NUMBER.search(text.rpartition("=")[2]) and (number := read_number(words, placement)) is not None:
         # Tuples and lists of numbers are several numbers but one expression.
         if number != AMBIGUOUS:
             return number
         if placement in (Placement.LOOSE, Placement.SENTENCE) or not _is_expression(words):
             return AMBIGUOUS
-    return _expression(words, placement, several)
+    return _expression(words, placement, whole)
 
 
 def compare_expressions(found: str, gold: str) -> str:
@@ -166,28 +168,33 @@ def compare_expressions(found: str, gold: str) -> str:
     return {"same": "same", "different": "different", "unparseable": "unparseable"}.get(reply, "unknown")
 
 
-def is_list(gold: str) -> bool:
-    """Whether a gold answer has several items."""
-    items = _items(_tidy(gold))
+def is_whole(gold: str) -> bool:
+    """Whether a gold answer is a list or an equation, rather than a value."""
+    tidy = _tidy(gold)
+    return _is_list(tidy) or "=" in _without_name(tidy)
+
+
+def _is_list(tidy: str) -> bool:
+    items = _items(tidy)
     return items is not None and len(items[1]) > 1
 
 
 def is_readable(gold: str) -> bool:
     """Whether a gold answer in canonical form can be compared with anything."""
-    if NUMBER.fullmatch(gold) or _BASE.fullmatch(gold) or is_list(gold):
+    if NUMBER.fullmatch(gold) or _BASE.fullmatch(gold) or _is_list(_tidy(gold)):
         return True
     return POOL.compare(_tidy(gold), "") == "readable"
 
 
-def _expression(words: str, placement: Placement, several: bool) -> str | None:
+def _expression(words: str, placement: Placement, whole: bool) -> str | None:
     if placement in (Placement.LOOSE, Placement.SENTENCE):
         segments = list(_MATHS_MODE.finditer(words))
         if HEDGE.search(words) or not segments:
             return None
-        return read_maths(segments[-1].group(1), Placement.MARKED, several=several)
+        return read_maths(segments[-1].group(1), Placement.MARKED, whole=whole)
     segment = None if placement is Placement.BOX else _MATHS_MODE.match(strip_lead_in(words.lstrip(" *:")))
     if segment and segment.group(1) != words:
-        return read_maths(segment.group(1), Placement.MARKED, several=several)
+        return read_maths(segment.group(1), Placement.MARKED, whole=whole)
     if not _is_expression(words):
         return None
     if placement is Placement.BARE and "$" not in words and "\\" not in words:
@@ -195,7 +202,7 @@ def _expression(words: str, placement: Placement, several: bool) -> str | None:
     # The original text: math-verify handles units and text commands better than `strip_markup`.
     expression = re.sub(r"\*\*|\$|\\[\[\]()]", "", strip_lead_in(words.strip())).replace("−", "-").strip(" .:")
     sides = re.split(r"(?<![<>!\\])=", expression)
-    if len(sides) > 1 and "," not in expression and ";" not in expression and not _RELATION.search(expression):
+    if len(sides) > 1 and not whole and "," not in expression and ";" not in expression and not _RELATION.search(expression):
         # A chain of equations ends in its result; "x^2 + y^2 = 1" is the result.
         last = sides[-1].strip()
         expression = last if len(sides) > 2 or _ASSIGNED.match(expression) or exact_value(sides[0]) is not None else expression

@@ -14,7 +14,7 @@ from fractions import Fraction
 
 from opd_align.tasks.characters import strip_markup
 from opd_align.tasks.evaluate import exact_value
-from opd_align.tasks.extract import AMBIGUOUS, DENIAL_AFTER, HEDGE, Placement, strip_lead_in
+from opd_align.tasks.extract import AMBIGUOUS, DENIAL_AFTER, HEDGE, NEGATION, Placement, strip_lead_in
 from opd_align.tasks.number_words import NUMBER_WORD, SCALES, leading_number
 
 _DIGITS = r"(?:\d{1,3}(?:[, ']\d{3})+(?!\d)|\d{1,100})(?:\.\d{1,100})?|\.\d{1,100}"
@@ -144,6 +144,8 @@ def read_number(words: str, placement: Placement) -> str | None:
         return _only_number(text)
     text = strip_lead_in(text)
     if placement is Placement.BOX:
+        if "?" in text or NEGATION.search(text):
+            return AMBIGUOUS
         value = exact_value(words)
         if value is not None:
             return canonical_number(value)
@@ -252,7 +254,7 @@ def _only_number(text: str) -> str | None:
         bound = _BOUND_BEFORE.search(text[max(0, number.start() - 30) : number.start()])
         if bound and _RULED_OUT.match(bound.group()):
             denied = True
-        elif bound:
+        elif bound or NEGATION.search(re.split(r"[,;.:] ", text[: number.start()])[-1]):
             return AMBIGUOUS
         elif _BOUND_AFTER.match(text, number.end()) or DENIAL_AFTER.match(text, number.end()):
             return AMBIGUOUS

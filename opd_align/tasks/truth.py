@@ -105,18 +105,20 @@ def _first_word(first: re.Match[str], placement: Placement) -> str | None:
 def _predicate(text: str) -> str | None:
     """The truth value of sentences such as "the statement is not true"."""
     values: set[str] = set()
+    hedged = False
     for match in _PREDICATE.finditer(text):
         word = (match["word"] or match["chinese"]).lower()
         start = max(text.rfind(mark, 0, match.start()) for mark in (". ", "; ", "? ", "! ")) + 1
         before = text[max(start, match.start() - 80) : match.start()]
         before = re.split(r",? but |, (?:so|and|which) ", before)[-1]
         if _UNCERTAIN.search(before) or HEDGE.search(before) or text[match.end() :].lstrip(" \"'").startswith("?"):
-            return AMBIGUOUS
+            hedged = True
+            continue
         if not _SUBJECT.search(before) and before.strip(" ,:"):
             continue
         negations = len(_NEGATION.findall(before))
         value = _TRUTH[word]
         values.add(_OPPOSITE[value] if negations % 2 else value)
-    if len(values) > 1:
+    if len(values) > 1 or (hedged and not values):
         return AMBIGUOUS
     return values.pop() if values else None

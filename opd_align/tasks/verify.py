@@ -234,8 +234,8 @@ class Maths:
             return _compare(find_answer(text, lambda w, placement: maths.read_words(w, placement, words)), words)
         if not maths.is_readable(gold):
             return Verdict.UNKNOWN
-        several = maths.is_list(gold)
-        found = find_answer(text, lambda w, placement: maths.read_maths(w, placement, several=several))
+        whole = maths.is_whole(gold)
+        found = find_answer(text, lambda w, placement: maths.read_maths(w, placement, whole=whole))
         if found is None or found == gold or (maths.NUMBER.fullmatch(gold) and maths.NUMBER.fullmatch(found)):
             return _compare(found, gold)
         return _VERDICT_OF[maths.compare_expressions(found, gold)]
