@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from opd_align.tasks.characters import strip_markup
-from opd_align.tasks.extract import AMBIGUOUS, CONCLUSION, DENIAL_AFTER, HEDGE, NEGATION, Placement, strip_lead_in
+from opd_align.tasks.extract import AMBIGUOUS, CONCLUSION, CONCLUDED, DENIAL_AFTER, HEDGE, NEGATION, Placement, strip_lead_in
 
 _LETTER_FIRST = re.compile(
     r"(?P<open>[\(\[<]?)\s?(?P<letter>[A-Za-z])\s?(?P<close>[\)\]>]?)(?![A-Za-z\d'’])(?P<rest>.*)", re.DOTALL
@@ -38,7 +38,11 @@ _WRONG_AFTER = re.compile(
     r" ?(?:wrong|incorrect|not|false|eliminated|impossible|excluded|out)\b",
     re.IGNORECASE,
 )
-_CONCLUDED = re.compile(r"\b(?:so|therefore|thus|hence|which means(?: that)?)\b,?", re.IGNORECASE)
+_STATED = re.compile(
+    r"\b(?:it|this|that|which)(?:'s| is| must be| has to be| should be)\b|\bleav(?:es|ing)\b|"
+    r"^\W{0,3}(?:definitely|certainly|clearly|probably)\b",
+    re.IGNORECASE,
+)
 _ORDINAL = re.compile(
     r"(?:the )?(first|second|third|fourth|fifth|last) (?:option|choice|one|answer|statement)\b(?! (?:is|was) (?:not|wrong))",
     re.IGNORECASE,
@@ -155,8 +159,8 @@ def _text_of_another(rest: str, letter: str, letters: str, choices: Sequence[str
 
 def _mentioned(text: str, placement: Placement, letters: str, choices: Sequence[str] | None) -> str | None:
     """The only choice that a sentence names and does not rule out."""
-    concluding = _CONCLUDED.split(text)
-    concluded = len(concluding) > 1 or bool(CONCLUSION.match(text))
+    concluding = CONCLUDED.split(text)
+    concluded = len(concluding) > 1 or bool(CONCLUSION.match(text) or _STATED.search(text))
     text = concluding[-1]  # "it cannot be C, so it must be B"
     if _NO_CHOICE.match(text) or HEDGE.search(text):
         return AMBIGUOUS

@@ -81,6 +81,11 @@ _COMMITMENT_WORDS = (
     " one ", " pick", " guess", " selection", " response", " result", " solution", " choose", " select", " go with",
     " opt for", " say", "respuesta", "reponse", "antwort", "risposta", "resposta",
 )  # fmt: skip
+_BOX_RULED_OUT = re.compile(
+    r"\b(?:not|n't|rather than|instead of|(?:less|more|greater|fewer) than|at (?:least|most)|neither|nor|never)"
+    r"(?: (?:equal to|be|the answer|just))?[\s$\\(\[*:]{0,6}$",
+    re.IGNORECASE,
+)
 _MARKED_NEGATION = re.compile(r"\W{0,6}(?:(?:not|neither|never|none|没|不)\b|n't\b)", re.IGNORECASE)
 _ONLY_MARKUP = re.compile(r"(?:[\s*_#$`>~-]|\\[\[\]()])*")
 # What makes "the answer is C" something else than an answer, in the clause before it.
@@ -95,7 +100,7 @@ _CLAUSE_START = re.compile(r"[.!?\n](?=\s|$)|\n|[;]|\b(?:so|thus|therefore|hence
 _RETRACTION = re.compile(
     r"\b(?:(?:that|this|it|the above|my (?:previous |first )?answer)(?:'s| is| was| can't be| cannot be| isn't)"
     r"(?: (?:not|all|actually|clearly))? ?(?:wrong|incorrect|right|correct|a mistake|an error)\b|scratch that|"
-    r"I (?:made|have made) (?:a|an) (?:mistake|error)|take that back|disregard|ignore (?:that|this)|I was wrong|"
+    r"I (?:made|have made) (?:a|an) (?:mistake|error)|take that back|disregard|ignore (?:that|this)|I was wrong(?! about)|"
     r"correction\b|on second thou?ght)",
     re.IGNORECASE,
 )
@@ -129,12 +134,15 @@ DENIAL_AFTER = re.compile(
 """After an answer, what denies it or makes it a condition: "C is incorrect", "C if x > 0"."""
 
 NEGATION = re.compile(
-    r"\b(?:not|never|neither|nor|doubt|cannot|no longer|hardly|people (?:think|say)|impossible)\b|n't\b|不|没|非", re.IGNORECASE
+    r"\b(?:not|never|neither|nor|doubt|cannot|no longer|hardly|people (?:think|say)|impossible|wrong|incorrect)\b|n't\b|不|没|非", re.IGNORECASE
 )
 """What makes a clause say the opposite."""
 
+CONCLUDED = re.compile(r"\b(?:so|therefore|thus|hence|which means(?: that)?)\b,?|所以|因此", re.IGNORECASE)
+"""Within a sentence, what a result follows."""
+
 HEDGE = re.compile(
-    r"\b(?:if|whether|unless|suppose|supposing|imagine|cannot be determined|can't be determined|unclear|not sure|unsure|"
+    r"\b(?:if|(?:could|might|may) be|whether|unless|suppose|supposing|imagine|cannot be determined|can't be determined|unclear|not sure|unsure|"
     r"don't know|do not know|would have been|at first|initially|might think)\b|\?\W{0,3}$",
     re.IGNORECASE,
 )
@@ -210,7 +218,10 @@ def _committed(response: str, read: Reader) -> tuple[str | None, int | None]:
             content = boxed(response, place.end())
             if content is None:
                 continue
-            found = read(content[0], Placement.BOX)
+            around = response[max(0, place.start() - 40) : place.start()], response[content[1] : content[1] + 80]
+            if _BOX_RULED_OUT.search(around[0]):
+                continue
+            found = AMBIGUOUS if DENIAL_AFTER.match(around[1].lstrip("$ \\)]")) else read(content[0], Placement.BOX)
             if found is not None:
                 if _joined_to_box_before(response, place.start()):
                     return AMBIGUOUS, content[1]
@@ -274,7 +285,9 @@ def _is_denied(response: str, place: re.Match[str], words: str) -> bool:
     sentence = _SENTENCE_END.split(words, maxsplit=1)[0]
     if sentence.rstrip("*_\"') ").endswith("?"):
         return True
-    before = response[max(0, place.start() - 90) : place.start()]
+    before = response[max(0, place.start() - 120) : place.start()]
+    if "would" in place.group().lower() and re.search(r"\b(?:if|had|were|unless)\b[^.\n]*$", before, re.IGNORECASE):
+        return True
     for boundary in reversed(list(_CLAUSE_START.finditer(before))):
         if boundary.group().lower() not in ("and", "because", "then"):
             before = before[boundary.end() :]

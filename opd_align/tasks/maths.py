@@ -80,7 +80,7 @@ def gold_words(gold: str) -> str | None:
     inner = re.fullmatch(r"\s*\\(?:text(?:bf|it|rm|normal)?|mathrm|mbox)\s?\{([^{}]{1,60})\}\s*", gold)
     if inner and re.search(r"[A-Za-z]", inner[1]):
         return _words(inner[1])
-    if _WORD_ANSWER.fullmatch(gold) and len(gold) > 2:
+    if _WORD_ANSWER.fullmatch(gold) and (len(gold) > 2 or re.fullmatch(r"[A-J]", gold)):
         return _words(gold)
     return None
 

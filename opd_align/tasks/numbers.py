@@ -14,7 +14,7 @@ from fractions import Fraction
 
 from opd_align.tasks.characters import strip_markup
 from opd_align.tasks.evaluate import exact_value
-from opd_align.tasks.extract import AMBIGUOUS, DENIAL_AFTER, HEDGE, NEGATION, Placement, strip_lead_in
+from opd_align.tasks.extract import AMBIGUOUS, CONCLUDED, DENIAL_AFTER, HEDGE, NEGATION, Placement, strip_lead_in
 from opd_align.tasks.number_words import NUMBER_WORD, SCALES, leading_number
 
 _DIGITS = r"(?:\d{1,3}(?:[, ']\d{3})+(?!\d)|\d{1,100})(?:\.\d{1,100})?|\.\d{1,100}"
@@ -54,6 +54,18 @@ _BOUND_BEFORE = re.compile(
 _BOUND_AFTER = re.compile(
     r"\W{0,2}(?:or (?:more|less|fewer|higher|lower|above|below|greater|so|maybe|possibly|perhaps)\b|and (?:up|above)\b"
     r"|\+(?!\s?\d)|at (?:least|most)\b|\\(?:le|ge|ne)\b|[<>])",
+    re.IGNORECASE,
+)
+_MINUS = re.compile(r"\b(?:negative|minus)\s(?=[\d.])", re.IGNORECASE)
+# Words that make a number part of an expression.
+_OPERATION_BEFORE = re.compile(
+    r"(?:\b(?:twice|half(?: of)?|double|triple|thrice|roots?(?: of)?|log|ln|sin|cos|tan|times|plus|minus|over|by|of the number)"
+    r"|\\[a-z]+\s?\{?|√)\s?[({€£¥₹]{0,2}$",
+    re.IGNORECASE,
+)
+_OPERATION_AFTER = re.compile(
+    r"\s?(?:squared|cubed|factorial|plus|minus|divided|multiplied|times (?=\d|a |the )|to the power|choose|(?:tenth|hundredth|"
+    r"thousandth|millionth|billionth|third|fourth|fifth|quarter)s?|hal(?:f|ves)|[xyzn])\b",
     re.IGNORECASE,
 )
 _RULED_OUT = re.compile(r"not\b|never|isn't|wasn't|aren't|cannot|can't|don't|instead|rather|other", re.IGNORECASE)
@@ -151,6 +163,8 @@ def read_number(words: str, placement: Placement) -> str | None:
             return canonical_number(value)
     sentence = _FIRST_SENTENCE.fullmatch(text)
     whole, text = text, sentence.group(1) if sentence else text
+    if placement is Placement.BARE and text != whole.rstrip(".!; "):
+        return None
     if placement is Placement.MARKED and "$" in words and "!" in words and "!" not in text:
         value = exact_value(text + "!")  # $5!$ in maths mode is a factorial, "18!" is not
         if re.search(r"\d\s?!\s?\$", words) and value is not None:
@@ -180,6 +194,8 @@ def _first_number(text: str, placement: Placement) -> str | None:
     value = _number_value(first)
     if value is None or re.match(r"[,.'eE:]\d", unit) or _BOUND_AFTER.match(unit) or DENIAL_AFTER.match(unit):
         return AMBIGUOUS
+    if _OPERATION_AFTER.match(unit):
+        return AMBIGUOUS
     if (approximately := re.match(r" ?%? ?≈ ?", unit)) and _NUMBER.match(unit, approximately.end()):
         return canonical_number(value)  # the exact value is given first, then rounded
     others = {_number_value(other) for other in _NUMBER.finditer(unit) if not _is_remark(unit, other)}
@@ -199,13 +215,18 @@ def _is_remark(text: str, number: re.Match[str]) -> bool:
     return bool(bound and _RULED_OUT.match(bound.group()))
 
 
+def _is_operand(text: str, number: re.Match[str]) -> bool:
+    before = text[max(0, number.start() - 20) : number.start()]
+    return bool(_OPERATION_BEFORE.search(before)) and not re.search(r"\b(?:by|over|a|i) $", before, re.IGNORECASE)
+
+
 def _in_words(text: str, placement: Placement) -> str | None:
     """A number in words at the start of a text that contains no digits."""
     found = leading_number(text)
     if found is None:
         return None
     value, rest = found
-    if _NUMBER.search(rest) or any(map(leading_number, rest.lower().split())):
+    if any(_number_value(other) != value for other in _NUMBER.finditer(rest)) or any(map(leading_number, rest.lower().split())):
         return AMBIGUOUS
     if re.match(r"\s?(?:of (?:the|these|those|them)|thing|way|reason|could|can|must|has|would|might)\b", rest):
         return None  # "one of the ways", "one thing"
@@ -235,7 +256,7 @@ def _equation_result(text: str, whole: str) -> str | None:
 
 
 def _strip_decoration(words: str) -> str:
-    text = strip_markup(words.replace("US$", "$"))
+    text = _MINUS.sub("-", strip_markup(words.replace("US$", "$")))
     bare = _PARENTHESES.sub(" ", text) if "(" in text else text
     return (bare if _NUMBER.search(bare) else text).strip()
 
@@ -244,6 +265,9 @@ def _only_number(text: str) -> str | None:
     """The only number of a sentence; a number that is ruled out ("not 17") does not count."""
     if HEDGE.search(text):
         return AMBIGUOUS if _NUMBER.search(text) else None
+    concluding = CONCLUDED.split(text)[-1]
+    if _NUMBER.search(concluding):
+        text = concluding  # "she pays $2 in tax, so she keeps $16"
     if "=" in text:
         text = text.rpartition("=")[2]
     if _EXPRESSION.search(text) and not re.search(r"\d\s?\^", text):
@@ -255,6 +279,8 @@ def _only_number(text: str) -> str | None:
         if bound and _RULED_OUT.match(bound.group()):
             denied = True
         elif bound or NEGATION.search(re.split(r"[,;.:] ", text[: number.start()])[-1]):
+            return AMBIGUOUS
+        elif _OPERATION_AFTER.match(text, number.end()) or _is_operand(text, number):
             return AMBIGUOUS
         elif _BOUND_AFTER.match(text, number.end()) or DENIAL_AFTER.match(text, number.end()):
             return AMBIGUOUS

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from opd_align.tasks.characters import strip_markup
-from opd_align.tasks.extract import AMBIGUOUS, CONCLUSION, DENIAL_AFTER, HEDGE, Placement, strip_lead_in
+from opd_align.tasks.extract import AMBIGUOUS, CONCLUSION, HEDGE, Placement, strip_lead_in
 
 _TRUTH = {
     "true": "True", "yes": "True", "t": "True", "correct": "True", "yep": "True", "yeah": "True", "是": "True",
@@ -49,7 +49,11 @@ _NEGATION = re.compile(
 )
 _UNCERTAIN = re.compile(
     r"\b(?:partly|partially|half|sometimes|somewhat|mostly|largely|nearly|almost|might|may|could|possibly|perhaps|"
-    r"either|true or false|no (?:evidence|proof|indication|information|way|mention)|both|used to|was once|would)\b",
+    r"either|true or false|opposite|contrary|converse|reverse|no (?:evidence|proof|indication|information|way|mention)|both|used to|was once|would)\b",
+    re.IGNORECASE,
+)
+_DENIED = re.compile(
+    r"\W{0,3}(?:is|was|would be|seems|can|cannot|can't|isn't)\b.{0,20}?(?:incorrect|wrong|false|not|be\b|right|correct)|\s?(?:->|→|=>)",
     re.IGNORECASE,
 )
 _SUBJECT = re.compile(
@@ -93,7 +97,7 @@ def _first_word(first: re.Match[str], placement: Placement) -> str | None:
         return None  # "No doubt ..."
     if len(word) == 1 and word.isascii() and re.search(r"\w", rest):
         return None
-    if rest.lstrip("\"')").startswith("?") or DENIAL_AFTER.match(rest):
+    if rest.lstrip("\"')").startswith("?") or _DENIED.match(rest):
         return AMBIGUOUS
     if word not in ("true", "false") and not _REASON.match(rest) and word.isascii():
         return None
@@ -104,13 +108,16 @@ def _first_word(first: re.Match[str], placement: Placement) -> str | None:
 
 def _predicate(text: str) -> str | None:
     """The truth value of sentences such as "the statement is not true"."""
+    later = re.split(r"(?<!anything)(?<!nothing),? \b(?:but|however|yet)\b", text, flags=re.IGNORECASE)
+    if len(later) > 1 and (found := _predicate(later[-1])) is not None:
+        return found  # "It is true that it was shot in Canada, but the statement is false."
     values: set[str] = set()
     hedged = False
     for match in _PREDICATE.finditer(text):
         word = (match["word"] or match["chinese"]).lower()
         start = max(text.rfind(mark, 0, match.start()) for mark in (". ", "; ", "? ", "! ")) + 1
         before = text[max(start, match.start() - 80) : match.start()]
-        before = re.split(r",? but |, (?:so|and|which) ", before)[-1]
+        before = re.split(r"(?i)(?<!anything),? but |, (?:so|and|which) ", before)[-1]
         if _UNCERTAIN.search(before) or HEDGE.search(before) or text[match.end() :].lstrip(" \"'").startswith("?"):
             hedged = True
             continue
