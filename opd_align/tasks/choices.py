@@ -30,7 +30,7 @@ _MENTION = re.compile(
 _NOT_BEFORE = re.compile(
     r"(?:\b(?:not|neither|nor|never|rather than|instead of|unlike|than|except|eliminates?|excludes?|rules? out|without|"
     r"isn't|wasn't|aren't|don't think (?:it is|it's)|cannot be|can't be|eliminating|ruling out)|不是|不选|排除)"
-    r"(?:\W{1,3}(?:the|option|choice|answer|be|it|is|because|of))*\W{0,3}$",
+    r"(?:\W{1,3}(?:with|in|the|option|choice|answer|be|it|is|because|of))*\W{0,3}$",
     re.IGNORECASE,
 )
 _WRONG_AFTER = re.compile(
@@ -43,6 +43,7 @@ _STATED = re.compile(
     r"^\W{0,3}(?:definitely|certainly|clearly|probably)\b",
     re.IGNORECASE,
 )
+_NOT_BEFORE_ANY = re.compile(r"\b(?:not|rather than|instead of|unlike)\b", re.IGNORECASE)
 _ORDINAL = re.compile(
     r"(?:the )?(first|second|third|fourth|fifth|last) (?:option|choice|one|answer|statement)\b(?! (?:is|was) (?:not|wrong))",
     re.IGNORECASE,
@@ -60,6 +61,10 @@ _CALLED_CORRECT = re.compile(
     r"(?:correct|right|best|most (?:accurate|appropriate|likely|suitable|plausible)|answer)\b"
     r"(?! (?:if|only|when|for|in)\b)(?!,? but)"
 )
+_ORDINAL_CORRECT = re.compile(
+    r"\b[Tt]he (first|second|third|fourth|fifth|last) (?:option|choice|one|answer|statement)"
+    r" (?:is|must be|has to be) (?:the )?(?:correct|right|best|answer)\b(?: one| option| choice| answer)?"
+)
 _CALLED_CORRECT_CHINESE = re.compile(r"(?:选项)?\s?([A-Z])\s?(?:选项)?\s?(?:是|为)?(?:正确|对)(?:的|答案|选项)")
 
 
@@ -71,6 +76,7 @@ def with_called_correct(response: str) -> str:
     """The text with "B is correct" written as "the answer is B", which `extract` looks for."""
     if "正确" in response or "对" in response:
         response = _CALLED_CORRECT_CHINESE.sub(r"the answer is \1.", response)
+    response = _ORDINAL_CORRECT.sub(r"the answer is the \1 option.", response)
     return _CALLED_CORRECT.sub(r"the answer is \1.", response)
 
 
@@ -162,10 +168,8 @@ def _mentioned(text: str, placement: Placement, letters: str, choices: Sequence[
     concluding = CONCLUDED.split(text)
     concluded = len(concluding) > 1 or bool(CONCLUSION.match(text) or _STATED.search(text))
     text = concluding[-1]  # "it cannot be C, so it must be B"
-    if _NO_CHOICE.match(text) or HEDGE.search(text):
+    if (_NO_CHOICE.match(text) and not re.match(r"\W{0,3}not\b", text, re.IGNORECASE)) or HEDGE.search(text):
         return AMBIGUOUS
-    if placement is Placement.SENTENCE and not concluded and (choices is None or NEGATION.search(text)):
-        return None
     mentioned: set[str] = set()
     denied = False
     for match in _MENTION.finditer(text):
@@ -183,8 +187,9 @@ def _mentioned(text: str, placement: Placement, letters: str, choices: Sequence[
         mentioned.add(named)
     if len(mentioned) > 1:
         return AMBIGUOUS
-    if mentioned and placement is Placement.SENTENCE and not named and not concluded:
-        return None
+    if mentioned and placement is Placement.SENTENCE and not concluded and not denied:
+        if not named or (NEGATION.search(text) and not _NOT_BEFORE_ANY.search(text)):
+            return None
     return next(iter(mentioned), None)
 
 
@@ -197,6 +202,9 @@ def _named(text: str, letters: str, choices: Sequence[str] | None) -> str | None
     for letter, choice in zip(letters, choices, strict=False):
         wording = normalised(choice)
         if len(wording) < 3 or re.fullmatch(r"true|false|yes|no|none|both|all", wording):
+            short = re.search(rf"(?:\b(?:is|are|equals|be)|=) {re.escape(wording)}\W{{0,3}}$", folded) if wording else None
+            if short:
+                found[letter] = (short.end() - 1, short.end())
             continue
         if match := re.search(rf"(?<!\w){re.escape(wording)}(?!\w)", folded):
             found[letter] = match.span()
@@ -207,9 +215,11 @@ def _named(text: str, letters: str, choices: Sequence[str] | None) -> str | None
         if other != letter and a <= start and end <= b and (a, b) != (start, end)
     }
     kept = {letter: span for letter, span in found.items() if letter not in inner}
-    if any(
-        _NOT_BEFORE.search(text[max(0, start - 40) : start]) or DENIAL_AFTER.match(text, end)
-        for start, end in kept.values()
-    ):
-        return AMBIGUOUS
-    return AMBIGUOUS if len(kept) > 1 else next(iter(kept), None)
+    if any(re.match(r",? (?:or|and/or)\b", folded[end:]) for _, end in kept.values()):
+        return AMBIGUOUS  # "Demand increases or decreases"
+    stated = [
+        letter
+        for letter, (start, end) in kept.items()
+        if not _NOT_BEFORE.search(text[max(0, start - 40) : start]) and not DENIAL_AFTER.match(text, end)
+    ]
+    return AMBIGUOUS if len(stated) > 1 or (kept and not stated) else next(iter(stated), None)

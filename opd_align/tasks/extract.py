@@ -56,6 +56,8 @@ _END_OF_TURN = re.compile(r"<\|(?:im_end|eot_id|eom_id|endoftext|end_of_text|end
 _THINK_TAG = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 # A model that repeats its instructions ("'Answer: $LETTER'") has not answered yet.
 _PLACEHOLDER = r"(?![^\w\n]{0,4}(?:LETTER|ANSWER|NUMBER|YOUR[ _]ANSWER)\b)"
+_NEXT_QUESTION = re.compile(r"\n[ \t*#]{0,6}(?:Question|Q|Problem|User|Human|Instruction)[ \t]?\d{0,3}[*_]{0,2}:")
+_STRUCK_OUT = re.compile(r"~~[^~\n]{1,200}~~")
 _COMMITMENT = re.compile(
     r"(?P<marker>"
     rf"\b(?:answer|ans|respuesta|r[ée]ponse|antwort|risposta|resposta)\b[*_` \t]{{0,6}}(?:[:=](?!=)|->|→|[-—][ \t]|(?<=\bans)\.)"
@@ -73,7 +75,7 @@ _COMMITMENT = re.compile(
     r"|(?:we|you)[ \t](?:should[ \t]|must[ \t])?(?:choose|pick|select)\b"
     r"|(?:la[ \t]respuesta[ \t](?:correcta[ \t])?es|la[ \t]r[ée]ponse[ \t]est|die[ \t]antwort[ \t](?:ist|lautet)))"
     rf"(?:[ \t](?:thus|therefore|clearly|indeed|then|simply|definitely|probably|likely))?[*_ \t]{{0,4}}:?{_PLACEHOLDER}"
-    r"|(?:故|应|應|因此|所以|我|，|,)\s?(?:该|該)?(?:选|選)(?:择|擇|项|項)?\s?[:]?|^\s?(?:选|選)(?:择|擇)?\s?[:]?)",
+    r"|(?:故|应|應|因此|所以|我|，|,)\s?(?:该|該)?(?:选|選)(?:择|擇|项|項)?\s?[:]?|^\s?(?:选|選)(?:择|擇)?\s?[:]?|而是)",
     re.IGNORECASE | re.MULTILINE,
 )
 _COMMITMENT_WORDS = (
@@ -138,7 +140,7 @@ NEGATION = re.compile(
 )
 """What makes a clause say the opposite."""
 
-CONCLUDED = re.compile(r"\b(?:so|therefore|thus|hence|which means(?: that)?)\b,?|所以|因此", re.IGNORECASE)
+CONCLUDED = re.compile(r"\b(?:so|therefore|thus|hence|which (?:means(?: that)?|is|are|equals|makes))\b,?|所以|因此", re.IGNORECASE)
 """Within a sentence, what a result follows."""
 
 HEDGE = re.compile(
@@ -166,6 +168,17 @@ def find_answer(text: str, read: Reader) -> str | None:
     if response is None:
         return None
     response = plain_characters(response[-MAX_RESPONSE_CHARS:])[-MAX_RESPONSE_CHARS:]
+    if "~~" in response:
+        response = _STRUCK_OUT.sub("", response)
+    following = _NEXT_QUESTION.search(response, 1)
+    if following:  # a base model that goes on with another question, after an answer to this one
+        found = _find(response[: following.start()], read)
+        if found:
+            return found
+    return _find(response, read)
+
+
+def _find(response: str, read: Reader) -> str | None:
     found, end = _committed(response, read)
     if end is None:
         return _uncommitted(response, read) or None
@@ -318,6 +331,9 @@ def _uncommitted(response: str, read: Reader, *, after_second_thought: bool = Fa
         lines = lines[:-1]
     if not lines:
         return None
+    if lines[-1].strip().startswith("|"):  # the last row of a table
+        cells = [cell for cell in lines[-1].split("|") if cell.strip()]
+        return read(cells[-1], Placement.BARE) if cells else None
     found = read(lines[-1], Placement.BARE)
     if found is not None:
         # One item of a list, such as the choices repeated, is no answer.
@@ -346,11 +362,11 @@ def _uncommitted(response: str, read: Reader, *, after_second_thought: bool = Fa
 
 def _sentences_from_the_end(lines: list[str]) -> Iterator[tuple[str, bool]]:
     """The last sentences, without what is said to the user; the second value is whether it is the last one."""
-    sentences = [part for line in lines[-4:] for part in _SENTENCE_END.split(line) if part.strip()]
+    sentences = [part for line in lines[-4:] for part in _SENTENCE_END.split(line) if re.search(r"\w", part)]
     while sentences and _CHAT.match(sentences[-1]):
         sentences.pop()
     for number, sentence in enumerate(reversed(sentences[-4:])):
-        if number or re.search(r"[.!\])}$*=\d]\W*$|=\s?\S+$", sentence):  # an unfinished sentence states nothing
+        if number or re.search(r"[.!\])}$*=\d]\W*$|=\s?\S+(?:\s[^\W\d]{1,15}){0,3}$|:\s?\(?[A-Z]\)?$", sentence):  # an unfinished sentence states nothing
             yield sentence, number == 0
         else:
             return

@@ -34,7 +34,7 @@ _RELATION = re.compile(r"<|>|\\(?:leq?|geq?|lt|gt|neq?|leqslant|geqslant|in|noti
 _SET_LIKE = re.compile(r"\\(?:cup|cap|infty|emptyset|varnothing|mathbb|setminus|mid)|^[\[(].*,.*[\])]$|^\\\{.*\\\}$", re.DOTALL)
 _BASE = re.compile(r"([0-9A-Fa-f]{1,40})_\{?(\d{1,2})\}?")
 _BASE_WORDS = re.compile(r"([0-9A-Fa-f]{1,40}) ?\(?(?:in )?base[ -](\d{1,2})\)?", re.IGNORECASE)
-_ASSIGNED = re.compile(r"\s*\\?[A-Za-z]\w{0,9}(?:_\{?\w{1,4}\}?)?(?:\([a-z, ]{1,8}\))?\s*=(?!=)\s*")
+_ASSIGNED = re.compile(r"\s*\([a-z](?:,\s?[a-z]){1,3}\)\s*=(?!=)\s*|\s*\\?[A-Za-z]\w{0,9}(?:_\{?\w{1,4}\}?)?(?:\([a-z, ]{1,8}\))?\s*=(?!=)\s*")
 _UNITS = re.compile(
     r"(?<=[\d}\s)])\s?(?:square |cubic |sq\.? )?(?:units?|cm|mm|km|m|kg|g|inch(?:es)?|in|feet|ft|meters?|metres?|miles?|"
     r"degrees?|dollars?|cents?|hours?|minutes?|seconds?|days?|years?|ways?|people|percent|centimeters?|rad(?:ians)?)"
@@ -54,6 +54,10 @@ _TIDY = [
 # Towers of powers, long exponents and deep nesting would take sympy hours, and no real answer contains them.
 _UNBOUNDED = re.compile(r"\^\s?\{?\s?\(?-?\d{4}|\^[^+\-=,]{0,30}\^|\*\*[^+\-=,]{0,30}\*\*|\d{60}|(?:[({]\s?){12}")
 _LONGEST_EXPRESSION = 300
+_BOUND_WORDS = re.compile(
+    r"\b(?:or (?:more|less|fewer|greater|higher|lower|above|below)|at (?:least|most)|(?:more|less|fewer|greater) than|up to)\b",
+    re.IGNORECASE,
+)
 _WORD_ANSWER = re.compile(r"[A-Za-z][A-Za-z'-]*(?: solutions?)?")
 
 
@@ -120,7 +124,7 @@ def read_maths(words: str, placement: Placement, *, whole: bool = False) -> str 
     if literal := _base_literal(text):
         return literal
     if placement is Placement.BOX:
-        if "?" in text or NEGATION.search(text):
+        if "?" in text or NEGATION.search(text) or _BOUND_WORDS.search(text):
             return AMBIGUOUS
         value = exact_value(_tidy(words))
         if value is not None:
@@ -131,6 +135,8 @@ def read_maths(words: str, placement: Placement, *, whole: bool = False) -> str 
         return AMBIGUOUS
     if whole and placement in (Placement.BOX, Placement.MARKED) and _is_expression(words):
         return _expression(words, placement, whole)
+    if placement in (Placement.LOOSE, Placement.SENTENCE) and (found := _only_segment(words, whole)):
+        return found
     if not _NOT_A_NUMBER.search(text.rpartition("=")[2]) and (number := read_number(words, placement)) is not None:
         # Tuples and lists of numbers are several numbers but one expression.
         if number != AMBIGUOUS:
@@ -209,6 +215,18 @@ def _expression(words: str, placement: Placement, whole: bool) -> str | None:
         if exact_value(_tidy(last)) is not None:
             expression = last
     return expression.strip() or None
+
+
+def _only_segment(words: str, whole: bool) -> str | None:
+    """The expression of a sentence that ends in its only formula: "The point is $(2, 5)$."."""
+    segments = list(_MATHS_MODE.finditer(words))
+    if len(segments) != 1 or HEDGE.search(words) or NEGATION.search(words):
+        return None
+    if re.search(r"[\d$]", words[: segments[0].start()] + words[segments[0].end() :]):
+        return None
+    if re.search(r"\b(?:than|least|most|up to)\s*$", words[: segments[0].start()]):
+        return None
+    return read_maths(segments[0].group(1), Placement.BOX, whole=whole)
 
 
 def _is_expression(words: str) -> bool:

@@ -60,7 +60,7 @@ _MINUS = re.compile(r"\b(?:negative|minus)\s(?=[\d.])", re.IGNORECASE)
 # Words that make a number part of an expression.
 _OPERATION_BEFORE = re.compile(
     r"(?:\b(?:twice|half(?: of)?|double|triple|thrice|roots?(?: of)?|log|ln|sin|cos|tan|times|plus|minus|over|by|of the number)"
-    r"|\\[a-z]+\s?\{?|√)\s?[({€£¥₹]{0,2}$",
+    r"|\\[a-z]+\s?\{?|\}\s?\{|√)\s?[({€£¥₹]{0,2}$",
     re.IGNORECASE,
 )
 _OPERATION_AFTER = re.compile(
@@ -163,6 +163,8 @@ def read_number(words: str, placement: Placement) -> str | None:
             return canonical_number(value)
     sentence = _FIRST_SENTENCE.fullmatch(text)
     whole, text = text, sentence.group(1) if sentence else text
+    if placement is Placement.BARE and re.fullmatch(r"\d+\s?!+", whole):
+        return AMBIGUOUS  # a factorial or an exclamation
     if placement is Placement.BARE and text != whole.rstrip(".!; "):
         return None
     if placement is Placement.MARKED and "$" in words and "!" in words and "!" not in text:
@@ -268,8 +270,8 @@ def _only_number(text: str) -> str | None:
     concluding = CONCLUDED.split(text)[-1]
     if _NUMBER.search(concluding):
         text = concluding  # "she pays $2 in tax, so she keeps $16"
-    if "=" in text:
-        text = text.rpartition("=")[2]
+    if "=" in text:  # the last side that is a number: "2 * 9 = 18 = her daily income"
+        text = next((side for side in reversed(text.split("=")) if _NUMBER.search(side)), text)
     if _EXPRESSION.search(text) and not re.search(r"\d\s?\^", text):
         return None
     values: set[Fraction | None] = set()

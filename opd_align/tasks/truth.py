@@ -16,6 +16,9 @@ _TRUTH = {
     "对": "True", "正确": "True", "真": "True", "是的": "True", "right": "True", "对的": "True", "正确的": "True",
     "false": "False", "no": "False", "f": "False", "incorrect": "False", "wrong": "False", "nope": "False",
     "否": "False", "错": "False", "错误": "False", "假": "False", "不是": "False", "不对": "False",
+    "ja": "True", "oui": "True", "vrai": "True", "wahr": "True", "richtig": "True", "sí": "True", "verdadero": "True",
+    "cierto": "True", "vero": "True", "да": "True", "はい": "True", "nein": "False", "non": "False", "faux": "False",
+    "falsch": "False", "falso": "False", "нет": "False", "いいえ": "False",
     "不正确": "False", "错误的": "False", "错的": "False", "untrue": "False", "不正确的": "False",
 }  # fmt: skip
 _OPPOSITE = {"True": "False", "False": "True"}
@@ -37,13 +40,13 @@ _REASON = re.compile(
 )
 # A predicate, not "a true story".
 _PREDICATE = re.compile(
-    r"\b(?P<word>true|false|untrue|correct|incorrect|wrong)\b(?![ -]+(?!because|since|as|according|based|for|in|that|given|"
+    r"\b(?P<word>true|false|untrue|correct|incorrect|wrong|falsch|wahr|vrai|faux|falso|verdadero|richtig|cierto)\b(?![ -]+(?!because|since|as|according|based|for|in|that|given|"
     r"and|but|from|due|to|when|at|by|of|or|here|so|with|per|statement|not|today|anymore|any)[a-z])"
     r"|(?P<chinese>(?<!不)(?:正确|错误|对|错)(?:的)?(?!\w))",
     re.IGNORECASE,
 )
 _NEGATION = re.compile(
-    r"\b(?:not|never|no longer|hardly|neither|nor|cannot|far from|anything but|without being|ceased to be|"
+    r"\b(?:not|nicht|pas|no es|never|no longer|hardly|neither|nor|cannot|far from|anything but|without being|ceased to be|"
     r"stopped being|fails? to be|false that|wrong that|untrue that|incorrect that)\b|n't\b|(?:不|并非|没有)",
     re.IGNORECASE,
 )
@@ -52,12 +55,14 @@ _UNCERTAIN = re.compile(
     r"either|true or false|opposite|contrary|converse|reverse|no (?:evidence|proof|indication|information|way|mention)|both|used to|was once|would)\b",
     re.IGNORECASE,
 )
+_ENDING = re.compile(r"(?::|—| - )\s?(true|false|yes|no)[.!\s]{0,3}$", re.IGNORECASE)
+_BOTH_NAMED = re.compile(r"^\(?(?:true|yes)\s?/\s?(?:false|no)\)?:?\s+(?=\w)", re.IGNORECASE)
 _DENIED = re.compile(
     r"\W{0,3}(?:is|was|would be|seems|can|cannot|can't|isn't)\b.{0,20}?(?:incorrect|wrong|false|not|be\b|right|correct)|\s?(?:->|→|=>)",
     re.IGNORECASE,
 )
 _SUBJECT = re.compile(
-    r"\b(?:it|this|that|which|statement|claim|answer|assertion|sentence|question|passage|proposition|says|said|is|are|was|"
+    r"\b(?:it|this|that|which|ist|est|es|aussage|statement|claim|answer|assertion|sentence|question|passage|proposition|says|said|is|are|was|"
     r"isn't|aren't|wasn't)\b|'s\b|说法|陈述|是",
     re.IGNORECASE,
 )
@@ -76,7 +81,8 @@ def read_true_false(words: str, placement: Placement) -> str | None:
         return _predicate(stripped)
     if placement is Placement.LOOSE:
         return _predicate(stripped)
-    first = _FIRST.fullmatch(text)
+    text = _BOTH_NAMED.sub("", text)
+    first = _FIRST.fullmatch(stripped) or _FIRST.fullmatch(text)
     if first is None:
         return _predicate(stripped) if placement in (Placement.MARKED, Placement.OPENING) else None
     found = _first_word(first, placement)
@@ -108,10 +114,13 @@ def _first_word(first: re.Match[str], placement: Placement) -> str | None:
 
 def _predicate(text: str) -> str | None:
     """The truth value of sentences such as "the statement is not true"."""
+    if ending := _ENDING.search(text):
+        return _TRUTH[ending[1].lower()]  # "No doubt about it: yes."
     later = re.split(r"(?<!anything)(?<!nothing),? \b(?:but|however|yet)\b", text, flags=re.IGNORECASE)
     if len(later) > 1 and (found := _predicate(later[-1])) is not None:
         return found  # "It is true that it was shot in Canada, but the statement is false."
     values: set[str] = set()
+    aside: set[str] = set()
     hedged = False
     for match in _PREDICATE.finditer(text):
         word = (match["word"] or match["chinese"]).lower()
@@ -122,10 +131,11 @@ def _predicate(text: str) -> str | None:
             hedged = True
             continue
         if not _SUBJECT.search(before) and before.strip(" ,:"):
+            aside.add(_TRUTH[word])
             continue
         negations = len(_NEGATION.findall(before))
         value = _TRUTH[word]
         values.add(_OPPOSITE[value] if negations % 2 else value)
-    if len(values) > 1 or (hedged and not values):
+    if len(values) > 1 or (hedged and not values) or (values and aside - values):
         return AMBIGUOUS
     return values.pop() if values else None

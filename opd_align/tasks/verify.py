@@ -30,6 +30,8 @@ RULES_VERSION = 2
 
 _HASHES = re.compile(r"####[ \t]{0,3}(?=[-$€£]{0,2}\d[\d,. ]{0,30}%?\s{0,3}$)", re.MULTILINE)
 
+_LINE_A = re.compile(r"(^|\n)[ \t]{0,4}A:[ \t]")  # the reply to "Q: ..."
+
 
 class Verdict(Enum):
     """Result of verifying one text."""
@@ -130,7 +132,7 @@ class TrueFalse:
         return None
 
     def judge(self, text: str, answer: object, choices: Sequence[str] | None = None) -> Verdict:
-        return _compare(find_answer(text, read_true_false), self.canonical(answer))
+        return _compare(find_answer(_LINE_A.sub(r"\1Answer: ", text), read_true_false), self.canonical(answer))
 
     def __call__(
         self,
@@ -199,7 +201,7 @@ class Number:
         return None if value is None else canonical_number(value)
 
     def judge(self, text: str, answer: object, choices: Sequence[str] | None = None) -> Verdict:
-        return _compare(find_answer(_HASHES.sub("\nAnswer: ", text), read_number), self.canonical(answer))
+        return _compare(find_answer(_LINE_A.sub(r"\1Answer: ", _HASHES.sub("\nAnswer: ", text)), read_number), self.canonical(answer))
 
     def __call__(
         self,
