@@ -10,7 +10,16 @@ import re
 from collections.abc import Sequence
 
 from opd_align.tasks.characters import strip_markup
-from opd_align.tasks.extract import AMBIGUOUS, CONCLUSION, CONCLUDED, DENIAL_AFTER, HEDGE, NEGATION, Placement, strip_lead_in
+from opd_align.tasks.extract import (
+    AMBIGUOUS,
+    CONCLUDED,
+    CONCLUSION,
+    DENIAL_AFTER,
+    HEDGE,
+    NEGATION,
+    Placement,
+    strip_lead_in,
+)
 
 _LETTER_FIRST = re.compile(
     r"(?P<open>[\(\[<]?)\s?(?P<letter>[A-Za-z])\s?(?P<close>[\)\]>]?)(?![A-Za-z\d'’])(?P<rest>.*)", re.DOTALL
@@ -28,7 +37,7 @@ _MENTION = re.compile(
     r"([A-Z])(?=\W{0,3}$)"
 )
 _NOT_BEFORE = re.compile(
-    r"(?:\b(?:not|neither|nor|never|rather than|instead of|unlike|than|except|eliminates?|excludes?|rules? out|without|"
+    r"(?:\b(?:not|anything but|far from|neither|nor|never|rather than|instead of|unlike|than|except|eliminates?|excludes?|rules? out|without|"
     r"isn't|wasn't|aren't|don't think (?:it is|it's)|cannot be|can't be|eliminating|ruling out)|不是|不选|排除)"
     r"(?:\W{1,3}(?:with|in|the|option|choice|answer|be|it|is|because|of))*\W{0,3}$",
     re.IGNORECASE,
@@ -65,6 +74,7 @@ _ORDINAL_CORRECT = re.compile(
     r"\b[Tt]he (first|second|third|fourth|fifth|last) (?:option|choice|one|answer|statement)"
     r" (?:is|must be|has to be) (?:the )?(?:correct|right|best|answer)\b(?: one| option| choice| answer)?"
 )
+_LISTED_CORRECT = re.compile(r"^[ \t*-]{0,6}\(?([A-Z])[).:][^\n:]{0,80}: {1,2}\*{0,2}(?:correct|right)\b", re.MULTILINE)
 _CALLED_CORRECT_CHINESE = re.compile(r"(?:选项)?\s?([A-Z])\s?(?:选项)?\s?(?:是|为)?(?:正确|对)(?:的|答案|选项)")
 
 
@@ -76,6 +86,7 @@ def with_called_correct(response: str) -> str:
     """The text with "B is correct" written as "the answer is B", which `extract` looks for."""
     if "正确" in response or "对" in response:
         response = _CALLED_CORRECT_CHINESE.sub(r"the answer is \1.", response)
+    response = _LISTED_CORRECT.sub(r"the answer is \1.", response)
     response = _ORDINAL_CORRECT.sub(r"the answer is the \1 option.", response)
     return _CALLED_CORRECT.sub(r"the answer is \1.", response)
 
@@ -85,7 +96,7 @@ def read_choice(words: str, placement: Placement, letters: str, choices: Sequenc
     whole = strip_markup(words).strip(".,;: {}")
     text = strip_lead_in(whole)
     if placement is Placement.OPENING:
-        return None  # "A) 1" where 1 is choice B: letter and text contradict each other
+        return _letter_and_text(text, letters, choices)
     if placement in (Placement.LOOSE, Placement.SENTENCE):
         return _mentioned(whole, placement, letters, choices)
     first = _LETTER_FIRST.fullmatch(text)
@@ -125,6 +136,22 @@ def choice_by_text(words: str, choices: Sequence[str] | None) -> str | None:
 
 def normalised(words: str) -> str:
     return strip_markup(str(words)).strip(" .,;:!(){}").casefold()
+
+
+def _letter_and_text(text: str, letters: str, choices: Sequence[str] | None) -> str | None:
+    """The letter of a text that begins with letter and wording of one choice: "A) Paris, not B) London"."""
+    first = _LETTER_FIRST.fullmatch(text)
+    if first is None or choices is None or first["letter"] not in letters:
+        return None
+    rest = re.sub(r"^[\s).:\]-]{1,4}", "", first["rest"] if not first["close"] else first["rest"] + " ", count=1)
+    own = normalised(choices[letters.index(first["letter"])])
+    if not own or not rest.casefold().startswith(own):
+        return None  # "A) 1" where 1 is choice B: letter and text contradict each other
+    remark = rest[len(own) :]
+    if not re.match(r"\s?(?:$|[,.;(—-]|because\b|since\b|as\b)", remark) or DENIAL_AFTER.match(remark):
+        return None
+    others = {m for groups in _MENTION.findall(remark) for m in groups if m and m in letters} - {first["letter"]}
+    return None if others and not _NOT_BEFORE_ANY.search(remark) else first["letter"]
 
 
 def _in_words(text: str, letters: str, choices: Sequence[str] | None) -> str | None:
@@ -176,7 +203,9 @@ def _mentioned(text: str, placement: Placement, letters: str, choices: Sequence[
         letter = next(filter(None, match.groups())).upper()
         if letter not in letters:
             continue
-        if _NOT_BEFORE.search(text[max(0, match.start() - 40) : match.start()]) or _WRONG_AFTER.match(text, match.end()):
+        if _NOT_BEFORE.search(text[max(0, match.start() - 40) : match.start()]) or _WRONG_AFTER.match(
+            text, match.end()
+        ):
             denied = True
         else:
             mentioned.add(letter)
@@ -202,7 +231,9 @@ def _named(text: str, letters: str, choices: Sequence[str] | None) -> str | None
     for letter, choice in zip(letters, choices, strict=False):
         wording = normalised(choice)
         if len(wording) < 3 or re.fullmatch(r"true|false|yes|no|none|both|all", wording):
-            short = re.search(rf"(?:\b(?:is|are|equals|be)|=) {re.escape(wording)}\W{{0,3}}$", folded) if wording else None
+            short = (
+                re.search(rf"(?:\b(?:is|are|equals|be)|=) {re.escape(wording)}\W{{0,3}}$", folded) if wording else None
+            )
             if short:
                 found[letter] = (short.end() - 1, short.end())
             continue
@@ -220,6 +251,8 @@ def _named(text: str, letters: str, choices: Sequence[str] | None) -> str | None
     stated = [
         letter
         for letter, (start, end) in kept.items()
-        if not _NOT_BEFORE.search(text[max(0, start - 40) : start]) and not DENIAL_AFTER.match(text, end)
+        if not _NOT_BEFORE.search(text[max(0, start - 40) : start])
+        and not NEGATION.search(re.split(r"[,;:]", text[:start])[-1])
+        and not DENIAL_AFTER.match(text, end)
     ]
     return AMBIGUOUS if len(stated) > 1 or (kept and not stated) else next(iter(stated), None)

@@ -19,7 +19,9 @@ _TOKEN = re.compile(
     r"\s*(?:(?P<number>\d{1,3}(?:(?:,|\{,\}|\\,|,\\!)\d{3})+(?:\.\d+)?(?![\d,])|\d+(?:\.\d+)?|\.\d+)"
     r"|(?P<command>\\(?:[dtc]?frac|[dt]?binom|sqrt))|(?P<op>\*\*|[-+*/^!(){}\[\]×·÷]|\\(?:times|cdot|div)(?![a-z])))"
 )
-_NOISE = re.compile(r"\\(?:left|right|displaystyle|big[lr]?)\b|\$|\\[;:! ]|\\q?quad\b|\\[()\[\]]|(?:\\,)(?!\d{3}(?!\d))")
+_NOISE = re.compile(
+    r"\\(?:left|right|displaystyle|big[lr]?)\b|\$|\\[;:! ]|\\q?quad\b|\\[()\[\]]|(?:\\,)(?!\d{3}(?!\d))"
+)
 _TRAILING = re.compile(r"(?:\\?%|\^\s?\{?\s?\\circ\s?\}?|°|\.)\s*$")
 _SIGNS = {"×": "*", "·": "*", "÷": "/", "\\times": "*", "\\cdot": "*", "\\div": "/", "**": "^", "[": "(", "]": ")"}
 

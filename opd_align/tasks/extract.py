@@ -73,7 +73,7 @@ _COMMITMENT = re.compile(
     r"becomes|equals)\b"
     r"|I(?:'d|'ll|[ \t]would|[ \t]will)?[ \t](?:choose|pick|select|go[ \t]with|opt[ \t]for|say|answer)\b"
     r"|(?:we|you)[ \t](?:should[ \t]|must[ \t])?(?:choose|pick|select)\b"
-    r"|(?:la[ \t]respuesta[ \t](?:correcta[ \t])?es|la[ \t]r[ée]ponse[ \t]est|die[ \t]antwort[ \t](?:ist|lautet)))"
+    r"|(?:respuesta[ \t](?:correcta[ \t])?es(?:[ \t]la)?|r[ée]ponse[ \t](?:correcte[ \t])?est|antwort[ \t](?:ist|lautet)))"
     rf"(?:[ \t](?:thus|therefore|clearly|indeed|then|simply|definitely|probably|likely))?[*_ \t]{{0,4}}:?{_PLACEHOLDER}"
     r"|(?:故|应|應|因此|所以|我|，|,)\s?(?:该|該)?(?:选|選)(?:择|擇|项|項)?\s?[:]?|^\s?(?:选|選)(?:择|擇)?\s?[:]?|而是)",
     re.IGNORECASE | re.MULTILINE,
@@ -83,6 +83,7 @@ _COMMITMENT_WORDS = (
     " one ", " pick", " guess", " selection", " response", " result", " solution", " choose", " select", " go with",
     " opt for", " say", "respuesta", "reponse", "antwort", "risposta", "resposta",
 )  # fmt: skip
+_NOT_BUT = re.compile(r"\W{0,4}not [^.,;\n]{1,40}?,? but (?:rather )?", re.IGNORECASE)
 _BOX_RULED_OUT = re.compile(
     r"\b(?:not|n't|rather than|instead of|(?:less|more|greater|fewer) than|at (?:least|most)|neither|nor|never)"
     r"(?: (?:equal to|be|the answer|just))?[\s$\\(\[*:]{0,6}$",
@@ -95,15 +96,18 @@ _DENIED_BEFORE = re.compile(
     r"(?:\b(?:not|never|doubt|neither|cannot|if|whether|unless|suppose|supposing|assum\w{1,4}|imagine|why|how|until|"
     r"hardly|wrong|mistaken\w{0,2}|no longer|no way|were|had|is|could)\b|n't\b)(?![^,;:]{0,60}[,;:])"
     r"|\b(?:at first|initially|(?:might|may|could|would)(?: \w{1,8})? (?:think|say|believe|guess|assume|argue)|"
-    r"tempting|tempted|people (?:think|say)|(?:I|we) (?:first|originally|previously) )",
+    r"tempting|tempted|people (?:think|say)|(?!I|we|passage|text|article|author)\b\w{2,} "
+    r"(?:says?|said|claims?|claimed|thinks?|thought|believes?|believed|argues?) (?![^,;:]{0,60}[,;:])|(?:I|we) (?:first|originally|previously) )",
     re.IGNORECASE,
 )
-_CLAUSE_START = re.compile(r"[.!?\n](?=\s|$)|\n|[;]|\b(?:so|thus|therefore|hence|but|because|then|and)\b|:", re.IGNORECASE)
+_CLAUSE_START = re.compile(
+    r"[.!?\n](?=\s|$)|\n|[;]|\b(?:so|thus|therefore|hence|but|because|then|and)\b|:", re.IGNORECASE
+)
 _RETRACTION = re.compile(
     r"\b(?:(?:that|this|it|the above|my (?:previous |first )?answer)(?:'s| is| was| can't be| cannot be| isn't)"
     r"(?: (?:not|all|actually|clearly))? ?(?:wrong|incorrect|right|correct|a mistake|an error)\b|scratch that|"
     r"I (?:made|have made) (?:a|an) (?:mistake|error)|take that back|disregard|ignore (?:that|this)|I was wrong(?! about)|"
-    r"correction\b|on second thou?ght)",
+    r"correction\b|(?:he|she|they) (?:is|are|was|were) (?:wrong|mistaken)|on second thou?ght)",
     re.IGNORECASE,
 )
 _RIGHT_AFTER_ALL = re.compile(r"(?:'s| is| was)(?: all| actually| clearly)? ?(?:right|correct)$", re.IGNORECASE)
@@ -136,11 +140,14 @@ DENIAL_AFTER = re.compile(
 """After an answer, what denies it or makes it a condition: "C is incorrect", "C if x > 0"."""
 
 NEGATION = re.compile(
-    r"\b(?:not|never|neither|nor|doubt|cannot|no longer|hardly|people (?:think|say)|impossible|wrong|incorrect)\b|n't\b|不|没|非", re.IGNORECASE
+    r"\b(?:not|never|neither|nor|doubt|cannot|no longer|hardly|people (?:think|say)|impossible|wrong|incorrect)\b|n't\b|不|没|非",
+    re.IGNORECASE,
 )
 """What makes a clause say the opposite."""
 
-CONCLUDED = re.compile(r"\b(?:so|therefore|thus|hence|which (?:means(?: that)?|is|are|equals|makes))\b,?|所以|因此", re.IGNORECASE)
+CONCLUDED = re.compile(
+    r"\b(?:so|therefore|thus|hence|which (?:means(?: that)?|is|are|equals|makes))\b,?|所以|因此", re.IGNORECASE
+)
 """Within a sentence, what a result follows."""
 
 HEDGE = re.compile(
@@ -243,7 +250,11 @@ def _committed(response: str, read: Reader) -> tuple[str | None, int | None]:
             continue
         words, following = _text_after(response, place.end())
         if place["phrase"]:
-            if words is None or _is_denied(response, place, words):
+            if words is None:
+                continue
+            if instead := _NOT_BUT.match(words):
+                words = words[instead.end() :]
+            if _is_denied(response, place, words):
                 continue
             found = _read_text(words, Placement.MARKED, read)
             if found is not None:
@@ -331,7 +342,7 @@ def _uncommitted(response: str, read: Reader, *, after_second_thought: bool = Fa
         lines = lines[:-1]
     if not lines:
         return None
-    if lines[-1].strip().startswith("|"):  # the last row of a table
+    if re.match(r"\s{0,4}\|.*\|\s{0,4}$", lines[-1]):  # the last row of a table
         cells = [cell for cell in lines[-1].split("|") if cell.strip()]
         return read(cells[-1], Placement.BARE) if cells else None
     found = read(lines[-1], Placement.BARE)
@@ -366,7 +377,9 @@ def _sentences_from_the_end(lines: list[str]) -> Iterator[tuple[str, bool]]:
     while sentences and _CHAT.match(sentences[-1]):
         sentences.pop()
     for number, sentence in enumerate(reversed(sentences[-4:])):
-        if number or re.search(r"[.!\])}$*=\d]\W*$|=\s?\S+(?:\s[^\W\d]{1,15}){0,3}$|:\s?\(?[A-Z]\)?$", sentence):  # an unfinished sentence states nothing
+        if number or re.search(
+            r"[.!\])}$*=\d]\W*$|=\s?\S*[^\s,;:](?:\s[^\W\d]{1,15}){0,3}$|:\s?\(?[A-Z]\)?$", sentence
+        ):  # an unfinished sentence states nothing
             yield sentence, number == 0
         else:
             return

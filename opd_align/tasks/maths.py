@@ -18,7 +18,9 @@ from opd_align.tasks.numbers import base_value, canonical_number, read_number
 NUMBER = re.compile(r"-?\d+(?:\.\d+|/\d+)?")
 """The canonical form of a number."""
 
-_NOT_A_NUMBER = re.compile(r"^\s?-?\d[\d.,]*(?![eE][-+]?\d)[A-Za-z](?![A-Za-z])(?!$)|^\s?-?\d[\d.,]*[a-ln-z]$|\d\s?!|\d[A-Za-z]*[\^_]")  # 5x, 5!, 2^3
+_NOT_A_NUMBER = re.compile(
+    r"^\s?-?\d[\d.,]*(?![eE][-+]?\d)[A-Za-z](?![A-Za-z])(?!$)|^\s?-?\d[\d.,]*[a-ln-z]$|\d\s?!|\d[A-Za-z]*[\^_]"
+)  # 5x, 5!, 2^3
 _PROSE = re.compile(r"(?<![\\A-Za-z])(?:[A-Za-z]{3,}|(?:is|it|of|to|in|an|at|on|by|we|so|no|be|as|if|do|my)\b)")
 _TEXT = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|mathrm|mbox|textup)\s?\{([^{}]*)\}(?:\^\s?\{?\d\}?)?")
 _COMMANDS = re.compile(
@@ -31,17 +33,27 @@ _MATHS_MODE = re.compile(
 )
 _ALTERNATIVES = re.compile(r"\b(?:or|and)\b|\\lor\b|\\vee\b", re.IGNORECASE)
 _RELATION = re.compile(r"<|>|\\(?:leq?|geq?|lt|gt|neq?|leqslant|geqslant|in|notin|equiv|approx|sim)(?![A-Za-z])")
-_SET_LIKE = re.compile(r"\\(?:cup|cap|infty|emptyset|varnothing|mathbb|setminus|mid)|^[\[(].*,.*[\])]$|^\\\{.*\\\}$", re.DOTALL)
-_BASE = re.compile(r"([0-9A-Fa-f]{1,40})_\{?(\d{1,2})\}?")
+_SET_LIKE = re.compile(
+    r"\\(?:cup|cap|infty|emptyset|varnothing|mathbb|setminus|mid)|^[\[(].*,.*[\])]$|^\\\{.*\\\}$", re.DOTALL
+)
+_BASE = re.compile(r"\(?([0-9A-Fa-f]{1,40})\)?_\{?(\d{1,2})\}?")
 _BASE_WORDS = re.compile(r"([0-9A-Fa-f]{1,40}) ?\(?(?:in )?base[ -](\d{1,2})\)?", re.IGNORECASE)
-_ASSIGNED = re.compile(r"\s*\([a-z](?:,\s?[a-z]){1,3}\)\s*=(?!=)\s*|\s*\\?[A-Za-z]\w{0,9}(?:_\{?\w{1,4}\}?)?(?:\([a-z, ]{1,8}\))?\s*=(?!=)\s*")
+_ASSIGNED = re.compile(
+    r"\s*\([a-z](?:,\s?[a-z]){1,3}\)\s*=(?!=)\s*|\s*\\?[A-Za-z]\w{0,9}(?:_\{?\w{1,4}\}?)?(?:\([a-z, ]{1,8}\))?\s*=(?!=)\s*"
+)
+_NAMED_TUPLE = re.compile(r"[^=]{1,20}=\s*(?:[(\[]|\\\{).*[)\]}]$", re.DOTALL)
 _UNITS = re.compile(
     r"(?<=[\d}\s)])\s?(?:square |cubic |sq\.? )?(?:units?|cm|mm|km|m|kg|g|inch(?:es)?|in|feet|ft|meters?|metres?|miles?|"
     r"degrees?|dollars?|cents?|hours?|minutes?|seconds?|days?|years?|ways?|people|percent|centimeters?|rad(?:ians)?)"
     r"(?:\^\{?[23]\}?)?\.?$"
 )
 _TIDY = [
-    (re.compile(r"\\(?:left|right|displaystyle|big[lr]?|Big[lr]?)(?![A-Za-z])|\\[;:! ]|\\q?quad\b|~|\$|\\[()\[\]]"), ""),
+    (
+        re.compile(
+            r"\\(?:left|right|displaystyle|big[lr]?|Big[lr]?)(?![A-Za-z])|(?<!\\)\\[;:! ]|\\q?quad\b|~|\$|\\[()\[\]]"
+        ),
+        "",
+    ),
     (re.compile(r"\\,(?!\d{3}(?!\d))"), ""),
     (re.compile(r"\\[dtc]frac"), r"\\frac"),
     (re.compile(r"\\[dt]binom"), r"\\binom"),
@@ -123,6 +135,9 @@ def read_maths(words: str, placement: Placement, *, whole: bool = False) -> str 
         return None  # truncated
     if literal := _base_literal(text):
         return literal
+    if placement is Placement.BARE and re.fullmatch(r"\d{1,20}\^\{?\d{1,4}\}?", text):
+        value = exact_value(text)
+        return None if value is None else canonical_number(value)
     if placement is Placement.BOX:
         if "?" in text or NEGATION.search(text) or _BOUND_WORDS.search(text):
             return AMBIGUOUS
@@ -137,7 +152,10 @@ def read_maths(words: str, placement: Placement, *, whole: bool = False) -> str 
         return _expression(words, placement, whole)
     if placement in (Placement.LOOSE, Placement.SENTENCE) and (found := _only_segment(words, whole)):
         return found
-    if not _NOT_A_NUMBER.search(text.rpartition("=")[2]) and (number := read_number(words, placement)) is not None:
+    if (
+        not _NOT_A_NUMBER.search(text.rpartition("=")[2])
+        and (number := read_number(words, placement, decimal_comma=False)) is not None
+    ):
         # Tuples and lists of numbers are several numbers but one expression.
         if number != AMBIGUOUS:
             return number
@@ -158,6 +176,7 @@ def compare_expressions(found: str, gold: str) -> str:
         return "same" if found_value == gold_value else "different"
     if len(found) > _LONGEST_EXPRESSION or _UNBOUNDED.search(found):
         return "unparseable"
+    found, gold = (_without_name(side) if _NAMED_TUPLE.match(side) else side for side in (found, gold))
     found_items, gold_items = _items(found), _items(gold)
     if found_items and gold_items and (len(found_items[1]) > 1 or len(gold_items[1]) > 1):
         return _compare_lists(found_items, gold_items)
@@ -208,10 +227,18 @@ def _expression(words: str, placement: Placement, whole: bool) -> str | None:
     # The original text: math-verify handles units and text commands better than `strip_markup`.
     expression = re.sub(r"\*\*|\$|\\[\[\]()]", "", strip_lead_in(words.strip())).replace("−", "-").strip(" .:")
     sides = re.split(r"(?<![<>!\\])=", expression)
-    if len(sides) > 1 and not whole and "," not in expression and ";" not in expression and not _RELATION.search(expression):
+    if (
+        len(sides) > 1
+        and not whole
+        and "," not in expression
+        and ";" not in expression
+        and not _RELATION.search(expression)
+    ):
         # A chain of equations ends in its result; "x^2 + y^2 = 1" is the result.
         last = sides[-1].strip()
-        expression = last if len(sides) > 2 or _ASSIGNED.match(expression) or exact_value(sides[0]) is not None else expression
+        expression = (
+            last if len(sides) > 2 or _ASSIGNED.match(expression) or exact_value(sides[0]) is not None else expression
+        )
         if exact_value(_tidy(last)) is not None:
             expression = last
     return expression.strip() or None
@@ -312,7 +339,10 @@ def _compare_lists(found: tuple[str, list[str]], gold: tuple[str, list[str]]) ->
     plain = ("", "⟨⟩")
     if found[0] != gold[0] and not (found[0] in plain and gold[0] in plain) and "" not in (found[0], gold[0]):
         return "different"  # (0, 1) is not [0, 1]
-    names = [[m.group().strip(" =") if (m := _ASSIGNED.match(item)) else "" for item in items] for items in (found_items, gold_items)]
+    names = [
+        [m.group().strip(" =") if (m := _ASSIGNED.match(item)) else "" for item in items]
+        for items in (found_items, gold_items)
+    ]
     distinct = [all(row) and len(set(row)) == len(row) for row in names]
     if all(distinct):
         if set(names[0]) != set(names[1]):

@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-_ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
+_ONES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
+)
 _UNITS = {word: number for number, word in enumerate([*_ONES.split(), "eighteen", "nineteen"])}
 _TENS = {
     word: 10 * number
-    for number, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), start=2)
+    for number, word in enumerate(
+        ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], start=2
+    )
 }
 _TENS["fourty"] = 40
 SCALES = {
@@ -72,7 +76,7 @@ def _english(words: list[str]) -> Fraction | None:
                 return None
             group, seen, last = 1, True, 1
         elif word in _UNITS:
-            if last in (1, 10) and group % 10 or (last == 10 and _UNITS[word] > 9) or last == 1:
+            if (last in (1, 10) and group % 10) or (last == 10 and _UNITS[word] > 9) or last == 1:
                 return None
             group, seen, last = group + _UNITS[word], True, 1
         elif word in _TENS:

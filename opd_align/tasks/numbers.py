@@ -2,8 +2,7 @@
 
 Every number becomes a `Fraction`, so that 18, 18.0, 36/2, 1.8e1 and eighteen are one value and 0.333 is not 1/3.
 Thousands separators, currencies, units and percent signs are ignored: 12% reads as 12. Multipliers are not: $5k is
-5000, five dozen is 60. A comma or space separates thousands only in groups of three; 1.234 is a decimal, and 1,23 is
-two numbers. A bound ("less than 18", "< 5") and a denial ("not 18") are no numbers.
+5000, five dozen is 60. A comma or space separates thousands only in groups of three (2,00,000 in India); 1.234 is a decimal, and so is 1,5. A bound ("less than 18", "< 5") and a denial ("not 18") are no numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from opd_align.tasks.evaluate import exact_value
 from opd_align.tasks.extract import AMBIGUOUS, CONCLUDED, DENIAL_AFTER, HEDGE, NEGATION, Placement, strip_lead_in
 from opd_align.tasks.number_words import NUMBER_WORD, SCALES, leading_number
 
-_DIGITS = r"(?:\d{1,3}(?:[, ']\d{3})+(?!\d)|\d{1,100})(?:\.\d{1,100})?|\.\d{1,100}"
+_DIGITS = r"(?:\d{1,2}(?:,\d{2})+,\d{3}(?!\d)|\d{1,3}(?:[, ']\d{3})+(?!\d)|\d{1,100})(?:\.\d{1,100})?|\.\d{1,100}"
 _WORD_SCALES = "|".join(sorted(map(re.escape, SCALES), key=len, reverse=True))
 _CURRENCY = "€£¥₹"
 # Not the 2 of "m2", "x^2" or "1.2.3"; a minus sign after a word or digit is a dash.
@@ -32,6 +31,7 @@ _NUMBER = re.compile(
     rf"|(?P<scale>(?: ?(?:{_WORD_SCALES})(?![A-Za-z])){{1,2}}))?",
 )
 _LETTERS = {"k": 10**3, "m": 10**6, "mm": 10**6, "mn": 10**6, "b": 10**9, "bn": 10**9, "bil": 10**9, "t": 10**12}
+_DECIMAL_COMMA = re.compile(r"(?<![\d,.])(\d{1,3}(?:\.\d{3})+|\d{1,9}),(\d{1,2})(?![\d,]|\.\d)")
 _PARENTHESES = re.compile(r"\([^()]*\)")
 _FIRST_SENTENCE = re.compile(r"(.*?[\w)%}])(?:[;!?]+|\.+(?!\d))(?:\s.*|)", re.DOTALL)
 # After a number, these make it part of an expression: 2^10, 3!, 5√2, 5\pi, 2*3.
@@ -66,6 +66,10 @@ _OPERATION_BEFORE = re.compile(
 _OPERATION_AFTER = re.compile(
     r"\s?(?:squared|cubed|factorial|plus|minus|divided|multiplied|times (?=\d|a |the )|to the power|choose|(?:tenth|hundredth|"
     r"thousandth|millionth|billionth|third|fourth|fifth|quarter)s?|hal(?:f|ves)|[xyzn])\b",
+    re.IGNORECASE,
+)
+_LABEL = re.compile(
+    r"\b(?:page|step|question|problem|chapter|line|figure|equation|exercise|case|part|section|table|example|room|bus|no\.)\s$",
     re.IGNORECASE,
 )
 _RULED_OUT = re.compile(r"not\b|never|isn't|wasn't|aren't|cannot|can't|don't|instead|rather|other", re.IGNORECASE)
@@ -147,11 +151,19 @@ def gold_number(answer: object) -> Fraction | None:
     return None
 
 
-def read_number(words: str, placement: Placement) -> str | None:
-    """The number that a text gives as its answer; an `extract.Reader`."""
+def read_number(words: str, placement: Placement, *, decimal_comma: bool = True) -> str | None:
+    """The number that a text gives as its answer; an `extract.Reader`.
+
+    Args:
+        words: Text to read.
+        placement: Where it was found.
+        decimal_comma: Whether 1,5 is one number; in mathematics, it is a list.
+    """
     if placement is Placement.OPENING:
         return None  # sentences that begin with a number often contain others
     text = _strip_decoration(words)
+    if decimal_comma and "," in text:
+        text = _DECIMAL_COMMA.sub(lambda match: f"{match[1].replace('.', '')}.{match[2]}", text)
     if placement in (Placement.LOOSE, Placement.SENTENCE):
         return _only_number(text)
     text = strip_lead_in(text)
@@ -187,11 +199,15 @@ def _first_number(text: str, placement: Placement) -> str | None:
     # The sign belongs to the number; a dash and a space are a bullet.
     first = _NUMBER.match(text) or (_NUMBER.match(text, before.end()) if before else None)
     if first is None:
-        if re.match(r"(?:not|n't|never|less|more|fewer|greater|at (?:least|most)|[<>]|\\[lgn]e\b)", text, re.IGNORECASE):
+        if re.match(
+            r"(?:not|n't|never|less|more|fewer|greater|at (?:least|most)|[<>]|\\[lgn]e\b)", text, re.IGNORECASE
+        ):
             return AMBIGUOUS if _NUMBER.search(text) else None
         return _in_words(text[before.end() :] if before else text, placement)
     unit = text[first.end() :]
-    if placement is Placement.BARE and not re.fullmatch(r" ?%?(?:[^\W\d]{0,12}|degrees [CF])\.?", unit):
+    if placement is Placement.BARE and not re.fullmatch(
+        r" ?%?(?:[^\W\d]{0,12}(?:/[^\W\d]{1,8})?|degrees [CF])\.?", unit
+    ):
         return None
     value = _number_value(first)
     if value is None or re.match(r"[,.'eE:]\d", unit) or _BOUND_AFTER.match(unit) or DENIAL_AFTER.match(unit):
@@ -217,6 +233,19 @@ def _is_remark(text: str, number: re.Match[str]) -> bool:
     return bool(bound and _RULED_OUT.match(bound.group()))
 
 
+def _only_word(text: str) -> str | None:
+    """The only number in words of a sentence without digits; "one" is not counted, it is mostly a pronoun."""
+    words = [
+        word for word in NUMBER_WORD.finditer(text) if word.group().lower() not in ("one", "half", "minus", "negative")
+    ]
+    if not words or NEGATION.search(text) or _BOUND_BEFORE.search(text[: words[0].start()]):
+        return None
+    found = leading_number(text[words[0].start() :])
+    if found is None or NUMBER_WORD.search(found[1]):
+        return None
+    return canonical_number(found[0])
+
+
 def _is_operand(text: str, number: re.Match[str]) -> bool:
     before = text[max(0, number.start() - 20) : number.start()]
     return bool(_OPERATION_BEFORE.search(before)) and not re.search(r"\b(?:by|over|a|i) $", before, re.IGNORECASE)
@@ -228,7 +257,9 @@ def _in_words(text: str, placement: Placement) -> str | None:
     if found is None:
         return None
     value, rest = found
-    if any(_number_value(other) != value for other in _NUMBER.finditer(rest)) or any(map(leading_number, rest.lower().split())):
+    if any(_number_value(other) != value for other in _NUMBER.finditer(rest)) or any(
+        map(leading_number, rest.lower().split())
+    ):
         return AMBIGUOUS
     if re.match(r"\s?(?:of (?:the|these|those|them)|thing|way|reason|could|can|must|has|would|might)\b", rest):
         return None  # "one of the ways", "one thing"
@@ -278,18 +309,24 @@ def _only_number(text: str) -> str | None:
     denied = False
     for number in _NUMBER.finditer(text):
         bound = _BOUND_BEFORE.search(text[max(0, number.start() - 30) : number.start()])
+        if _LABEL.search(text[max(0, number.start() - 12) : number.start()]):
+            continue
         if bound and _RULED_OUT.match(bound.group()):
             denied = True
-        elif bound or NEGATION.search(re.split(r"[,;.:] ", text[: number.start()])[-1]):
-            return AMBIGUOUS
-        elif _OPERATION_AFTER.match(text, number.end()) or _is_operand(text, number):
-            return AMBIGUOUS
-        elif _BOUND_AFTER.match(text, number.end()) or DENIAL_AFTER.match(text, number.end()):
-            return AMBIGUOUS
-        elif _OPERATOR.match(text, number.end()) and not _UNIT_SLASH.match(text, number.end()):
+        elif (
+            bound
+            or NEGATION.search(re.split(r"[,;.:] ", text[: number.start()])[-1])
+            or _OPERATION_AFTER.match(text, number.end())
+            or _is_operand(text, number)
+            or _BOUND_AFTER.match(text, number.end())
+            or DENIAL_AFTER.match(text, number.end())
+            or (_OPERATOR.match(text, number.end()) and not _UNIT_SLASH.match(text, number.end()))
+        ):
             return AMBIGUOUS
         else:
             values.add(_number_value(number))
+    if not values and not denied and not re.search(r"\d", text):
+        return _only_word(text)
     if len(values) != 1:
         return AMBIGUOUS if values or denied else None
     value = values.pop()

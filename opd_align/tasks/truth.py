@@ -46,17 +46,17 @@ _PREDICATE = re.compile(
     re.IGNORECASE,
 )
 _NEGATION = re.compile(
-    r"\b(?:not|nicht|pas|no es|never|no longer|hardly|neither|nor|cannot|far from|anything but|without being|ceased to be|"
+    r"\b(?:not|nicht|pas|no es|none of|nothing|never|no longer|hardly|neither|nor|cannot|far from|anything but|without being|ceased to be|"
     r"stopped being|fails? to be|false that|wrong that|untrue that|incorrect that)\b|n't\b|(?:不|并非|没有)",
     re.IGNORECASE,
 )
 _UNCERTAIN = re.compile(
     r"\b(?:partly|partially|half|sometimes|somewhat|mostly|largely|nearly|almost|might|may|could|possibly|perhaps|"
-    r"either|true or false|opposite|contrary|converse|reverse|no (?:evidence|proof|indication|information|way|mention)|both|used to|was once|would)\b",
+    r"either|true or false|doubt|opposite|contrary|converse|reverse|no (?:evidence|proof|indication|information|way|mention)|both|used to|was once|would)\b",
     re.IGNORECASE,
 )
 _ENDING = re.compile(r"(?::|—| - )\s?(true|false|yes|no)[.!\s]{0,3}$", re.IGNORECASE)
-_BOTH_NAMED = re.compile(r"^\(?(?:true|yes)\s?/\s?(?:false|no)\)?:?\s+(?=\w)", re.IGNORECASE)
+_BOTH_NAMED = re.compile(r"^\(?(?:true|yes)(?:\s?/\s?| or )(?:false|no)(?:\)?:?|\?)\s+(?=\w)", re.IGNORECASE)
 _DENIED = re.compile(
     r"\W{0,3}(?:is|was|would be|seems|can|cannot|can't|isn't)\b.{0,20}?(?:incorrect|wrong|false|not|be\b|right|correct)|\s?(?:->|→|=>)",
     re.IGNORECASE,
@@ -82,7 +82,7 @@ def read_true_false(words: str, placement: Placement) -> str | None:
     if placement is Placement.LOOSE:
         return _predicate(stripped)
     text = _BOTH_NAMED.sub("", text)
-    first = _FIRST.fullmatch(stripped) or _FIRST.fullmatch(text)
+    first = _FIRST.fullmatch(_BOTH_NAMED.sub("", stripped)) or _FIRST.fullmatch(text)
     if first is None:
         return _predicate(stripped) if placement in (Placement.MARKED, Placement.OPENING) else None
     found = _first_word(first, placement)
@@ -116,7 +116,9 @@ def _predicate(text: str) -> str | None:
     """The truth value of sentences such as "the statement is not true"."""
     if ending := _ENDING.search(text):
         return _TRUTH[ending[1].lower()]  # "No doubt about it: yes."
-    later = re.split(r"(?<!anything)(?<!nothing),? \b(?:but|however|yet)\b", text, flags=re.IGNORECASE)
+    later = re.split(
+        r"(?<!anything)(?<!nothing),? \b(?:but|however|yet|sondern|mais|pero)\b", text, flags=re.IGNORECASE
+    )
     if len(later) > 1 and (found := _predicate(later[-1])) is not None:
         return found  # "It is true that it was shot in Canada, but the statement is false."
     values: set[str] = set()

@@ -201,7 +201,10 @@ class Number:
         return None if value is None else canonical_number(value)
 
     def judge(self, text: str, answer: object, choices: Sequence[str] | None = None) -> Verdict:
-        return _compare(find_answer(_LINE_A.sub(r"\1Answer: ", _HASHES.sub("\nAnswer: ", text)), read_number), self.canonical(answer))
+        return _compare(
+            find_answer(_LINE_A.sub(r"\1Answer: ", _HASHES.sub("\nAnswer: ", text)), read_number),
+            self.canonical(answer),
+        )
 
     def __call__(
         self,
