@@ -38,7 +38,8 @@ _DEGREES = re.compile(r"\^\s?\{?\s?\\circ\s?\}?|°|\\degree\b")
 _SPACING = re.compile(r"\\[,;:! ]|~|\\q?quad\b|\\hspace\{[^{}]*\}")
 _MARKUP = re.compile(
     # Not the asterisks of 2*3, 2 * 3 and 2**3.
-    r"(?<![\d)])(?<![\d)] )\*{1,3}|\*{1,3}(?!\*|\s?(?:\.?\d|\$)|[-(])|[`$\"]|\\[()\[\]]|</?answer>|\\(?:left|right|displaystyle|big[lr]?)\b"
+    r"(?<![\d)])(?<![\d)] )\*{1,3}|\*{1,3}(?!\*|\s?(?:\.?\d|\$)|[-(])|[`$\"]|\\[()\[\]]|</?answer>|"
+    r"\\(?:left|right|displaystyle|big[lr]?)\b"
     r"|(?<!\w)_{1,2}|_{1,2}(?!\w)",
     re.IGNORECASE,
 )

@@ -25,25 +25,30 @@ _LETTER_FIRST = re.compile(
     r"(?P<open>[\(\[<]?)\s?(?P<letter>[A-Za-z])\s?(?P<close>[\)\]>]?)(?![A-Za-z\d'’])(?P<rest>.*)", re.DOTALL
 )
 _LETTER_ALSO = re.compile(
-    r"[\s).\],]{0,4}(?:or|and|and/or|nor|to|,|/|&|\||\+|or else|as well as|或者?|和|-(?=[A-Z]\b)|\s(?=\(?[B-HJ-Z]\)?(?!\w)))"
-    r"(?:[\s,(]{0,2}(?:maybe|possibly|perhaps|even|also|either|probably|could be|it could be|else|both|then|option|choice|"
+    r"[\s).\],]{0,4}(?:or|and|and/or|nor|to|,|/|&|\||\+|or else|as well as|或者?|和|-(?=[A-Z]\b)|"
+    r"\s(?=\(?[B-HJ-Z]\)?(?!\w)))"
+    r"(?:[\s,(]{0,2}(?:maybe|possibly|perhaps|even|also|either|probably|could be|it could be|else|both|"
+    r"then|option|choice|"
     r"the other|at least)\b){0,3}"
     r"[\s,]{0,2}\(?([A-Z])\)?(?![\w'’])(?!\)? (?:is|are|was|were)(?: both| all)? (?:wrong|incorrect|not|false))"
 )
 _LETTER_REMARK = re.compile(r"\s{0,2}(?:$|[).:,;\-—(\[]|(?:is|because|since|as|which|would|based|due|and|it)\b)")
 _MENTION = re.compile(
     r"\(([A-Z])\)|(?<![\w(])([A-Z])\)|\b(?:option|choice|letter|answer|statement|选项|选) ?\(?([A-Z])\b"
-    r"|(?<![\w'’.-])([B-HJ-Z])(?![\w'’-]|\. ?[A-Z]\b)|(?:\b(?:is|be|so|therefore|thus|hence|choose|pick|select|with|to|answer)|:),? "
+    r"|(?<![\w'’.-])([B-HJ-Z])(?![\w'’-]|\. ?[A-Z]\b)|(?:\b(?:is|be|so|therefore|thus|hence|choose|pick|"
+    r"select|with|to|answer)|:),? "
     r"([A-Z])(?=\W{0,3}$)"
 )
 _NOT_BEFORE = re.compile(
-    r"(?:\b(?:not|anything but|far from|neither|nor|never|rather than|instead of|unlike|than|except|eliminates?|excludes?|rules? out|without|"
+    r"(?:\b(?:not|anything but|far from|neither|nor|never|rather than|instead of|unlike|than|except|"
+    r"eliminates?|excludes?|rules? out|without|"
     r"isn't|wasn't|aren't|don't think (?:it is|it's)|cannot be|can't be|eliminating|ruling out)|不是|不选|排除)"
     r"(?:\W{1,3}(?:with|in|the|option|choice|answer|be|it|is|because|of))*\W{0,3}$",
     re.IGNORECASE,
 )
 _WRONG_AFTER = re.compile(
-    r"[^.;]{0,60}?(?<!nothing)(?:,| and| or| nor|\)|\s)*\b(?:is|are|was|were|isn't|aren't)(?: both| all| also| clearly| therefore)?"
+    r"[^.;]{0,60}?(?<!nothing)(?:,| and| or| nor|\)|\s)*\b(?:is|are|was|were|isn't|aren't)(?: both| all|"
+    r" also| clearly| therefore)?"
     r" ?(?:wrong|incorrect|not|false|eliminated|impossible|excluded|out)\b",
     re.IGNORECASE,
 )
@@ -54,11 +59,13 @@ _STATED = re.compile(
 )
 _NOT_BEFORE_ANY = re.compile(r"\b(?:not|rather than|instead of|unlike)\b", re.IGNORECASE)
 _ORDINAL = re.compile(
-    r"(?:the )?(first|second|third|fourth|fifth|last) (?:option|choice|one|answer|statement)\b(?! (?:is|was) (?:not|wrong))",
+    r"(?:the )?(first|second|third|fourth|fifth|last) (?:option|choice|one|answer|statement)\b(?! (?:is|"
+    r"was) (?:not|wrong))",
     re.IGNORECASE,
 )
 _NO_CHOICE = re.compile(
-    r"\W{0,3}(?:none|neither|unknown|n/?a\b|all of|both|not enough|cannot|can't|I (?:do not|don't|am not|cannot|can't)|unclear|"
+    r"\W{0,3}(?:none|neither|unknown|n/?a\b|all of|both|not enough|cannot|can't|I (?:do not|don't|am not|"
+    r"cannot|can't)|unclear|"
     r"unsure|not\b)",
     re.IGNORECASE,
 )
@@ -66,7 +73,8 @@ _NO_CHOICE = re.compile(
 _CALLED_CORRECT = re.compile(
     r"(?<![\w-])(?<![Ii]f )(?<!whether )(?<!only )(?<!option )(?<!choice )(?<!, and )(?<! or )(?:[Oo]ption |[Cc]hoice |"
     r"[Aa]nswer |[Ss]tatement )?\*{0,2}\(?([A-Z])\)?(?:[).:][^.\n]{0,80}?)?\*{0,2}"
-    r" (?:is|must be|seems|looks|has to be) (?:therefore |thus |indeed |clearly |definitely )?(?:the |most likely the |the only )?"
+    r" (?:is|must be|seems|looks|has to be) (?:therefore |thus |indeed |clearly |definitely )?(?:the |"
+    r"most likely the |the only )?"
     r"(?:correct|right|best|most (?:accurate|appropriate|likely|suitable|plausible)|answer)\b"
     r"(?! (?:if|only|when|for|in)\b)(?!,? but)"
 )
@@ -216,9 +224,9 @@ def _mentioned(text: str, placement: Placement, letters: str, choices: Sequence[
         mentioned.add(named)
     if len(mentioned) > 1:
         return AMBIGUOUS
-    if mentioned and placement is Placement.SENTENCE and not concluded and not denied:
-        if not named or (NEGATION.search(text) and not _NOT_BEFORE_ANY.search(text)):
-            return None
+    unsupported = not named or (NEGATION.search(text) and not _NOT_BEFORE_ANY.search(text))
+    if mentioned and placement is Placement.SENTENCE and not concluded and not denied and unsupported:
+        return None
     return next(iter(mentioned), None)
 
 

@@ -60,9 +60,11 @@ _NEXT_QUESTION = re.compile(r"\n[ \t*#]{0,6}(?:Question|Q|Problem|User|Human|Ins
 _STRUCK_OUT = re.compile(r"~~[^~\n]{1,200}~~")
 _COMMITMENT = re.compile(
     r"(?P<marker>"
-    rf"\b(?:answer|ans|respuesta|r[ée]ponse|antwort|risposta|resposta)\b[*_` \t]{{0,6}}(?:[:=](?!=)|->|→|[-—][ \t]|(?<=\bans)\.)"
+    rf"\b(?:answer|ans|respuesta|r[ée]ponse|antwort|risposta|resposta)\b[*_` \t]{{0,6}}(?:[:=](?!=)|->|→|"
+    rf"[-—][ \t]|(?<=\bans)\.)"
     rf"{_PLACEHOLDER}"
-    r"|<answer>|(?:答案|答え|正解|정답)(?:应该|应)?(?:是|为|選|选|は|은|는)?(?![*_ ]{0,3}不)[*_ \t]{0,4}:?|答[*_ ]{0,3}:"
+    r"|<answer>|(?:答案|答え|正解|정답)(?:应该|应)?(?:是|为|選|选|は|은|는)?(?![*_ ]{0,3}不)[*_ \t]{0,4}:?|"
+    r"答[*_ ]{0,3}:"
     r"|(?:ответ)[*_ \t]{0,4}:"
     r"|^[ \t]{0,8}(?:#{1,6}[ \t]{0,4}|\*\*|__){1,2}(?:the[ \t])?(?:(?:final|correct|my)[ \t])?answer[ \t*_#]{0,8}$"
     r")|(?P<box>\\f?boxed\s{0,3}\{|\\fbox\s{0,3}\{)|(?P<phrase>"
@@ -73,9 +75,11 @@ _COMMITMENT = re.compile(
     r"becomes|equals)\b"
     r"|I(?:'d|'ll|[ \t]would|[ \t]will)?[ \t](?:choose|pick|select|go[ \t]with|opt[ \t]for|say|answer)\b"
     r"|(?:we|you)[ \t](?:should[ \t]|must[ \t])?(?:choose|pick|select)\b"
-    r"|(?:respuesta[ \t](?:correcta[ \t])?es(?:[ \t]la)?|r[ée]ponse[ \t](?:correcte[ \t])?est|antwort[ \t](?:ist|lautet)))"
+    r"|(?:respuesta[ \t](?:correcta[ \t])?es(?:[ \t]la)?|r[ée]ponse[ \t](?:correcte[ \t])?est|"
+    r"antwort[ \t](?:ist|lautet)))"
     rf"(?:[ \t](?:thus|therefore|clearly|indeed|then|simply|definitely|probably|likely))?[*_ \t]{{0,4}}:?{_PLACEHOLDER}"
-    r"|(?:故|应|應|因此|所以|我|，|,)\s?(?:该|該)?(?:选|選)(?:择|擇|项|項)?\s?[:]?|^\s?(?:选|選)(?:择|擇)?\s?[:]?|而是)",
+    r"|(?:故|应|應|因此|所以|我|，|,)\s?(?:该|該)?(?:选|選)(?:择|擇|项|項)?\s?[:]?|^\s?(?:选|選)(?:择|擇)?\s?[:]?|"
+    r"而是)",
     re.IGNORECASE | re.MULTILINE,
 )
 _COMMITMENT_WORDS = (
@@ -97,7 +101,8 @@ _DENIED_BEFORE = re.compile(
     r"hardly|wrong|mistaken\w{0,2}|no longer|no way|were|had|is|could)\b|n't\b)(?![^,;:]{0,60}[,;:])"
     r"|\b(?:at first|initially|(?:might|may|could|would)(?: \w{1,8})? (?:think|say|believe|guess|assume|argue)|"
     r"tempting|tempted|people (?:think|say)|(?!I|we|passage|text|article|author)\b\w{2,} "
-    r"(?:says?|said|claims?|claimed|thinks?|thought|believes?|believed|argues?) (?![^,;:]{0,60}[,;:])|(?:I|we) (?:first|originally|previously) )",
+    r"(?:says?|said|claims?|claimed|thinks?|thought|believes?|believed|argues?) (?![^,;:]{0,60}[,;:])|"
+    r"(?:I|we) (?:first|originally|previously) )",
     re.IGNORECASE,
 )
 _CLAUSE_START = re.compile(
@@ -106,7 +111,8 @@ _CLAUSE_START = re.compile(
 _RETRACTION = re.compile(
     r"\b(?:(?:that|this|it|the above|my (?:previous |first )?answer)(?:'s| is| was| can't be| cannot be| isn't)"
     r"(?: (?:not|all|actually|clearly))? ?(?:wrong|incorrect|right|correct|a mistake|an error)\b|scratch that|"
-    r"I (?:made|have made) (?:a|an) (?:mistake|error)|take that back|disregard|ignore (?:that|this)|I was wrong(?! about)|"
+    r"I (?:made|have made) (?:a|an) (?:mistake|error)|take that back|disregard|ignore (?:that|this)|"
+    r"I was wrong(?! about)|"
     r"correction\b|(?:he|she|they) (?:is|are|was|were) (?:wrong|mistaken)|on second thou?ght)",
     re.IGNORECASE,
 )
@@ -117,21 +123,25 @@ _SECOND_THOUGHT = re.compile(
     re.IGNORECASE,
 )
 _CHAT = re.compile(
-    r"\W{0,3}(?:let me know|I hope|hope (?:this|that|it)|feel free|(?:I'm|I am) happy|thank|if you (?:have|need|want|would)|"
+    r"\W{0,3}(?:let me know|I hope|hope (?:this|that|it)|feel free|(?:I'm|I am) happy|thank|"
+    r"if you (?:have|need|want|would)|"
     r"please|is there anything|have a|good luck|希望|如果你|如有)",
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"(?<=[.!?])(?<!\b[A-Z]\.)(?<!Rs\.)(?<!approx\.)(?<!vs\.)[*_\"')\]]{0,4}\s+|\s*\n\s*")
 CONCLUSION = re.compile(
-    r"\W{0,6}(?:(?:so|thus|therefore|hence|in conclusion|in summary|in total|altogether|in all|overall|finally|as a result|"
-    r"consequently|accordingly|ultimately|to conclude|this means|that means|it follows|we conclude|we get|this gives)\b|"
+    r"\W{0,6}(?:(?:so|thus|therefore|hence|in conclusion|in summary|in total|altogether|in all|overall|"
+    r"finally|as a result|"
+    r"consequently|accordingly|ultimately|to conclude|this means|that means|it follows|we conclude|we get|"
+    r"this gives)\b|"
     r"因此|所以|综上|故|那么|总共|一共|共)",
     re.IGNORECASE,
 )
 """How a sentence begins that states a result."""
 
 DENIAL_AFTER = re.compile(
-    r"\W{0,4}(?:(?:is|was|are|would be|seems?|looks?|can|must be|will be|sounds)? ?(?:also |clearly |obviously |definitely )?"
+    r"\W{0,4}(?:(?:is|was|are|would be|seems?|looks?|can|must be|will be|sounds)? ?(?:also |clearly |"
+    r"obviously |definitely )?"
     r"(?:incorrect|wrong|false|(?:not|n't|never|cannot)(?: be)? (?:the |quite |a )?"
     r"(?:correct|right|true|answer|best|valid|possible|it|final)|impossible|ruled out|excluded|out of the question)\b"
     r"|(?:isn't|wasn't|can't be|cannot be|aren't|won't be)\b|(?:only )?(?:if|unless|provided|assuming)\b)",
@@ -140,7 +150,8 @@ DENIAL_AFTER = re.compile(
 """After an answer, what denies it or makes it a condition: "C is incorrect", "C if x > 0"."""
 
 NEGATION = re.compile(
-    r"\b(?:not|never|neither|nor|doubt|cannot|no longer|hardly|people (?:think|say)|impossible|wrong|incorrect)\b|n't\b|不|没|非",
+    r"\b(?:not|never|neither|nor|doubt|cannot|no longer|hardly|people (?:think|say)|impossible|wrong|"
+    r"incorrect)\b|n't\b|不|没|非",
     re.IGNORECASE,
 )
 """What makes a clause say the opposite."""
@@ -151,7 +162,8 @@ CONCLUDED = re.compile(
 """Within a sentence, what a result follows."""
 
 HEDGE = re.compile(
-    r"\b(?:if|(?:could|might|may) be|whether|unless|suppose|supposing|imagine|cannot be determined|can't be determined|unclear|not sure|unsure|"
+    r"\b(?:if|(?:could|might|may) be|whether|unless|suppose|supposing|imagine|cannot be determined|"
+    r"can't be determined|unclear|not sure|unsure|"
     r"don't know|do not know|would have been|at first|initially|might think)\b|\?\W{0,3}$",
     re.IGNORECASE,
 )
@@ -160,9 +172,11 @@ HEDGE = re.compile(
 _LEAD_IN = re.compile(
     r"(?:\W{0,4}\b(?:(?:so|thus|therefore|hence|well|ok(?:ay)?|sure)\b,?|(?:the|my|this|your|our)\b|"
     r"(?:final|correct|right|best|most likely|numerical|numeric)\b|(?:would|should|must|will|has to) be\b|"
-    r"(?:I(?:'d| would)? (?:think|believe|guess|say|choose|pick|am confident|am sure|go with|select)|probably|definitely|"
+    r"(?:I(?:'d| would)? (?:think|believe|guess|say|choose|pick|am confident|am sure|go with|select)|"
+    r"probably|definitely|"
     r"certainly|clearly|obviously|likely|most likely|simply|maybe|indeed|actually|surely)\b(?: that\b)?,?|"
-    r"(?:answer|option|choice|statement|letter|result|solution|value|total|number)\b(?:\s(?:is|should be|must be|would be|"
+    r"(?:answer|option|choice|statement|letter|result|solution|value|total|number)\b(?:\s(?:is|should be|"
+    r"must be|would be|"
     r"equals)\b)?|(?:it|that|this|which)(?: is| was|'s| must be| should be| would be)\b|(?:是|为|选项|选择|选|第)|is\b)"
     r"[\s:]{0,4}){1,8}(?<![A-Za-z](?=[A-Za-z\d]))",
     re.IGNORECASE,

@@ -52,6 +52,8 @@ class MathPool:
     ) -> None:
         self.cpu_limit_s, self.wall_limit_s = cpu_limit_s, wall_limit_s
         self.max_workers = max_workers
+        self._idle: list[_Worker] = []
+        self._replies: OrderedDict[tuple[str, str], str] = OrderedDict()
         self.forget()
 
     def compare(self, gold: str, found: str) -> str:
@@ -84,8 +86,7 @@ class MathPool:
         """Starts afresh without ending the workers: they belong to another process (the parent of a fork)."""
         self._lock = threading.Lock()
         self._free_slots = threading.BoundedSemaphore(self.max_workers)
-        self._idle: list[_Worker] = []
-        self._replies: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._idle, self._replies = [], OrderedDict()
 
     def after_fork(self) -> None:
         """Called in a forked child, which must not talk to its parent's workers."""

@@ -39,11 +39,13 @@ _SET_LIKE = re.compile(
 _BASE = re.compile(r"\(?([0-9A-Fa-f]{1,40})\)?_\{?(\d{1,2})\}?")
 _BASE_WORDS = re.compile(r"([0-9A-Fa-f]{1,40}) ?\(?(?:in )?base[ -](\d{1,2})\)?", re.IGNORECASE)
 _ASSIGNED = re.compile(
-    r"\s*\([a-z](?:,\s?[a-z]){1,3}\)\s*=(?!=)\s*|\s*\\?[A-Za-z]\w{0,9}(?:_\{?\w{1,4}\}?)?(?:\([a-z, ]{1,8}\))?\s*=(?!=)\s*"
+    r"\s*\([a-z](?:,\s?[a-z]){1,3}\)\s*=(?!=)\s*|"
+    r"\s*\\?[A-Za-z]\w{0,9}(?:_\{?\w{1,4}\}?)?(?:\([a-z, ]{1,8}\))?\s*=(?!=)\s*"
 )
 _NAMED_TUPLE = re.compile(r"[^=]{1,20}=\s*(?:[(\[]|\\\{).*[)\]}]$", re.DOTALL)
 _UNITS = re.compile(
-    r"(?<=[\d}\s)])\s?(?:square |cubic |sq\.? )?(?:units?|cm|mm|km|m|kg|g|inch(?:es)?|in|feet|ft|meters?|metres?|miles?|"
+    r"(?<=[\d}\s)])\s?(?:square |cubic |sq\.? )?(?:units?|cm|mm|km|m|kg|g|inch(?:es)?|in|feet|ft|meters?|"
+    r"metres?|miles?|"
     r"degrees?|dollars?|cents?|hours?|minutes?|seconds?|days?|years?|ways?|people|percent|centimeters?|rad(?:ians)?)"
     r"(?:\^\{?[23]\}?)?\.?$"
 )
@@ -67,7 +69,8 @@ _TIDY = [
 _UNBOUNDED = re.compile(r"\^\s?\{?\s?\(?-?\d{4}|\^[^+\-=,]{0,30}\^|\*\*[^+\-=,]{0,30}\*\*|\d{60}|(?:[({]\s?){12}")
 _LONGEST_EXPRESSION = 300
 _BOUND_WORDS = re.compile(
-    r"\b(?:or (?:more|less|fewer|greater|higher|lower|above|below)|at (?:least|most)|(?:more|less|fewer|greater) than|up to)\b",
+    r"\b(?:or (?:more|less|fewer|greater|higher|lower|above|below)|at (?:least|most)|(?:more|less|fewer|"
+    r"greater) than|up to)\b",
     re.IGNORECASE,
 )
 _WORD_ANSWER = re.compile(r"[A-Za-z][A-Za-z'-]*(?: solutions?)?")

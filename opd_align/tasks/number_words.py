@@ -24,8 +24,10 @@ SCALES = {
 }  # fmt: skip
 """Multipliers that are words."""
 
-_PARTS = {"half": 2, "halves": 2, "third": 3, "thirds": 3, "quarter": 4, "quarters": 4, "fourth": 4, "fourths": 4,
-          "fifth": 5, "fifths": 5, "sixth": 6, "sixths": 6, "eighth": 8, "eighths": 8, "tenth": 10, "tenths": 10}  # fmt: skip
+_PARTS = {
+    "half": 2, "halves": 2, "third": 3, "thirds": 3, "quarter": 4, "quarters": 4, "fourth": 4, "fourths": 4,
+    "fifth": 5, "fifths": 5, "sixth": 6, "sixths": 6, "eighth": 8, "eighths": 8, "tenth": 10, "tenths": 10,
+}  # fmt: skip
 _WORD = re.compile(r"[a-z]+|\S")
 NUMBER_WORD = re.compile(
     rf"(?:a |an )?(?:{'|'.join([*_UNITS, *_TENS, 'half', 'dozen', 'hundred', 'thousand', 'minus', 'negative'])})\b",

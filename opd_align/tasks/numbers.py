@@ -2,7 +2,8 @@
 
 Every number becomes a `Fraction`, so that 18, 18.0, 36/2, 1.8e1 and eighteen are one value and 0.333 is not 1/3.
 Thousands separators, currencies, units and percent signs are ignored: 12% reads as 12. Multipliers are not: $5k is
-5000, five dozen is 60. A comma or space separates thousands only in groups of three (2,00,000 in India); 1.234 is a decimal, and so is 1,5. A bound ("less than 18", "< 5") and a denial ("not 18") are no numbers.
+5000, five dozen is 60. A comma or space separates thousands only in groups of three (2,00,000 in India); 1.234 is a
+decimal, and so is 1,5. A bound ("less than 18", "< 5") and a denial ("not 18") are no numbers.
 """
 
 from __future__ import annotations
@@ -38,13 +39,16 @@ _FIRST_SENTENCE = re.compile(r"(.*?[\w)%}])(?:[;!?]+|\.+(?!\d))(?:\s.*|)", re.DO
 _OPERATOR = re.compile(r"\s?(?:[\^*×·÷!√π\\+/_|<>(\[{]|-\s?\w|x ?\d)")
 _UNIT_SLASH = re.compile(r"\s?/\s?[^\W\d]")
 _PREFIX = re.compile(
-    rf"(?:(?:[{_CURRENCY}≈~=:-]|(?:US|USD|EUR|GBP|INR|Rs\.?|about|approximately|approx\.?|roughly|around|exactly|only|just|"
-    r"precisely|nearly|almost|equals?|is|simply|a total of|the number|probably|definitely|surely|clearly)(?![a-z])) ?){0,3}",
+    rf"(?:(?:[{_CURRENCY}≈~=:-]|(?:US|USD|EUR|GBP|INR|Rs\.?|about|approximately|approx\.?|roughly|around|"
+    rf"exactly|only|just|"
+    r"precisely|nearly|almost|equals?|is|simply|a total of|the number|probably|definitely|surely|"
+    r"clearly)(?![a-z])) ?){0,3}",
     re.IGNORECASE,
 )
 # What turns a number into a bound, right before it and right after it.
 _BOUND_BEFORE = re.compile(
-    r"(?:\b(?:(?:less|more|greater|fewer|smaller|larger|bigger|higher|lower|older|younger|longer|shorter|other|rather) than"
+    r"(?:\b(?:(?:less|more|greater|fewer|smaller|larger|bigger|higher|lower|older|younger|longer|shorter|"
+    r"other|rather) than"
     r"|at least|at most|over|under|above|below|up to|between|from|exceeds?|minimum of|maximum of|within|not|never"
     r"|isn't|wasn't|aren't|cannot be|can't be|don't get|instead of)"
     r"(?: (?:exactly|about|quite|just|equal to|be|the|a))?|[<>]|\\(?:le|ge|ne|neq)\b|\bnot [≈=])"
@@ -59,17 +63,20 @@ _BOUND_AFTER = re.compile(
 _MINUS = re.compile(r"\b(?:negative|minus)\s(?=[\d.])", re.IGNORECASE)
 # Words that make a number part of an expression.
 _OPERATION_BEFORE = re.compile(
-    r"(?:\b(?:twice|half(?: of)?|double|triple|thrice|roots?(?: of)?|log|ln|sin|cos|tan|times|plus|minus|over|by|of the number)"
+    r"(?:\b(?:twice|half(?: of)?|double|triple|thrice|roots?(?: of)?|log|ln|sin|cos|tan|times|plus|minus|"
+    r"over|by|of the number)"
     r"|\\[a-z]+\s?\{?|\}\s?\{|√)\s?[({€£¥₹]{0,2}$",
     re.IGNORECASE,
 )
 _OPERATION_AFTER = re.compile(
-    r"\s?(?:squared|cubed|factorial|plus|minus|divided|multiplied|times (?=\d|a |the )|to the power|choose|(?:tenth|hundredth|"
+    r"\s?(?:squared|cubed|factorial|plus|minus|divided|multiplied|times (?=\d|a |the )|to the power|"
+    r"choose|(?:tenth|hundredth|"
     r"thousandth|millionth|billionth|third|fourth|fifth|quarter)s?|hal(?:f|ves)|[xyzn])\b",
     re.IGNORECASE,
 )
 _LABEL = re.compile(
-    r"\b(?:page|step|question|problem|chapter|line|figure|equation|exercise|case|part|section|table|example|room|bus|no\.)\s$",
+    r"\b(?:page|step|question|problem|chapter|line|figure|equation|exercise|case|part|section|table|"
+    r"example|room|bus|no\.)\s$",
     re.IGNORECASE,
 )
 _RULED_OUT = re.compile(r"not\b|never|isn't|wasn't|aren't|cannot|can't|don't|instead|rather|other", re.IGNORECASE)

@@ -34,35 +34,41 @@ _ALSO = re.compile(
     re.IGNORECASE,
 )
 _REASON = re.compile(
-    r"\W{0,3}(?:$|[.,;:!()\-—]|(?:because|since|as|it|that|the|based|according|this|he|she|they|there|for|given|in|due|"
+    r"\W{0,3}(?:$|[.,;:!()\-—]|(?:because|since|as|it|that|the|based|according|this|he|she|they|there|for|"
+    r"given|in|due|"
     r"by|from|so|not|and|but|you|we|I)\b)",
     re.IGNORECASE,
 )
 # A predicate, not "a true story".
 _PREDICATE = re.compile(
-    r"\b(?P<word>true|false|untrue|correct|incorrect|wrong|falsch|wahr|vrai|faux|falso|verdadero|richtig|cierto)\b(?![ -]+(?!because|since|as|according|based|for|in|that|given|"
+    r"\b(?P<word>true|false|untrue|correct|incorrect|wrong|falsch|wahr|vrai|faux|falso|verdadero|richtig|"
+    r"cierto)\b(?![ -]+(?!because|since|as|according|based|for|in|that|given|"
     r"and|but|from|due|to|when|at|by|of|or|here|so|with|per|statement|not|today|anymore|any)[a-z])"
     r"|(?P<chinese>(?<!不)(?:正确|错误|对|错)(?:的)?(?!\w))",
     re.IGNORECASE,
 )
 _NEGATION = re.compile(
-    r"\b(?:not|nicht|pas|no es|none of|nothing|never|no longer|hardly|neither|nor|cannot|far from|anything but|without being|ceased to be|"
+    r"\b(?:not|nicht|pas|no es|none of|nothing|never|no longer|hardly|neither|nor|cannot|far from|"
+    r"anything but|without being|ceased to be|"
     r"stopped being|fails? to be|false that|wrong that|untrue that|incorrect that)\b|n't\b|(?:不|并非|没有)",
     re.IGNORECASE,
 )
 _UNCERTAIN = re.compile(
     r"\b(?:partly|partially|half|sometimes|somewhat|mostly|largely|nearly|almost|might|may|could|possibly|perhaps|"
-    r"either|true or false|doubt|opposite|contrary|converse|reverse|no (?:evidence|proof|indication|information|way|mention)|both|used to|was once|would)\b",
+    r"either|true or false|doubt|opposite|contrary|converse|reverse|no (?:evidence|proof|indication|"
+    r"information|way|mention)|both|used to|was once|would)\b",
     re.IGNORECASE,
 )
 _ENDING = re.compile(r"(?::|—| - )\s?(true|false|yes|no)[.!\s]{0,3}$", re.IGNORECASE)
 _BOTH_NAMED = re.compile(r"^\(?(?:true|yes)(?:\s?/\s?| or )(?:false|no)(?:\)?:?|\?)\s+(?=\w)", re.IGNORECASE)
 _DENIED = re.compile(
-    r"\W{0,3}(?:is|was|would be|seems|can|cannot|can't|isn't)\b.{0,20}?(?:incorrect|wrong|false|not|be\b|right|correct)|\s?(?:->|→|=>)",
+    r"\W{0,3}(?:is|was|would be|seems|can|cannot|can't|isn't)\b.{0,20}?(?:incorrect|wrong|false|not|be\b|"
+    r"right|correct)|\s?(?:->|→|=>)",
     re.IGNORECASE,
 )
 _SUBJECT = re.compile(
-    r"\b(?:it|this|that|which|ist|est|es|aussage|statement|claim|answer|assertion|sentence|question|passage|proposition|says|said|is|are|was|"
+    r"\b(?:it|this|that|which|ist|est|es|aussage|statement|claim|answer|assertion|sentence|question|"
+    r"passage|proposition|says|said|is|are|was|"
     r"isn't|aren't|wasn't)\b|'s\b|说法|陈述|是",
     re.IGNORECASE,
 )

@@ -6,8 +6,8 @@ choices (except that comparing two expressions has a time limit; exceeding it gi
 `UNKNOWN` is not `INCORRECT`: a missing or unreadable gold answer says nothing about the model. Text without an answer
 is always `UNPARSEABLE`, never `UNKNOWN`.
 
-`extract` finds the answer in the text; `truth`, `choices`, `numbers` and `maths` define what counts as an answer of each
-kind.
+`extract` finds the answer in the text; `truth`, `choices`, `numbers` and `maths` define what counts as an answer of
+each kind.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ Labelled by hand, from the text alone. C correct, I incorrect, P unparseable, U 
 where incorrect and unparseable are both fine.
 """
 
+# ruff: noqa: E501 (one output per line)
+
 from __future__ import annotations
 
 Rows = list[tuple[str, object, str]]
