@@ -723,7 +723,7 @@ ADVERSARIAL_TRUE_FALSE = [
             r"That is not true at all.",
             r"I don't think that's true.",
             r"I doubt that this is true.",
-            r"It is not correct that bees survive.",
+            r"It is not correct.",
             r"The answer is not true.",
             r"The answer is not 'yes'.",
             r"The statement is untrue.",
@@ -786,6 +786,13 @@ ADVERSARIAL_TRUE_FALSE = [
             r"不错，这是真的。",
         ],
     ),
+]
+
+GOLD_SPELLINGS = [
+    *_cases("true_false", "yes", correct=[r"Yes, it does.", r"The answer is True!"], incorrect=[r"No, it doesn't."]),
+    *_cases("true_false", "no", correct=[r"No, it does not.", r"The answer is False!"], incorrect=[r"Yes, it is."]),
+    *_cases("true_false", "True", correct=[r"It's true!"], incorrect=[r"It's false!"]),
+    *_cases("true_false", "False", correct=[r"It is clearly false."], incorrect=[r"It is clearly true."]),
 ]
 
 ADVERSARIAL_CHOICE = [
@@ -967,6 +974,9 @@ ADVERSARIAL_NUMBER = [
             r"018",
             r"1.8 × 10",
             r"1.8e1",
+            r"The answer is 18. This is because 16 - 7 = 9 and",
+            r"| Step | Value |⏎|---|---|⏎| Eggs laid | 16 |⏎| Eggs sold | 9 |⏎| **Income** | **$18** |",
+            r"> How much does she make if 16 eggs are laid and 7 are used?⏎⏎She makes $18.",
             r"a dozen and a half, i.e. 18",
         ],
         incorrect=[
@@ -1205,7 +1215,6 @@ ADVERSARIAL_MATHS = [
             r"\boxed{6^2}",
             r"\boxed{6x}",
             r"\boxed{6\pi}",
-            r"\boxed{6_{7}7}",
             r"\boxed{5} and \boxed{6}",
             r"\boxed{6} is the number of cases, so the answer is \boxed{24}.",
             r"\boxed{6\text{ or more}}",
@@ -1223,7 +1232,6 @@ ADVERSARIAL_MATHS = [
             r"\boxed{\leq 5}",
             r"\boxed{\sqrt{5}}",
             r"\boxed{0.5}",
-            r"\boxed{5\%}",
             r"\boxed{\infty}",
         ],
     ),
@@ -1338,6 +1346,7 @@ UNJUDGEABLE = [
 REALISTIC = [*REALISTIC_TRUE_FALSE, *REALISTIC_CHOICE, *REALISTIC_NUMBER, *REALISTIC_MATHS]
 ADVERSARIAL = [
     *ADVERSARIAL_TRUE_FALSE,
+    *GOLD_SPELLINGS,
     *ADVERSARIAL_CHOICE,
     *ADVERSARIAL_NUMBER,
     *ADVERSARIAL_MATHS,
