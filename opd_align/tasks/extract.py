@@ -1,12 +1,14 @@
-r"""Finds the final answer in a model's text.
+r"""Finds the answer that a model's text commits to.
 
-Searched in this order; the first place that contains an answer decides:
+Commitments are, from the last one back to the first:
 
-1. after the last `Answer:` (also `Answer` as a heading, `<answer>`); anything before it is ignored;
-2. the last complete `\boxed{...}`;
-3. the last sentence such as "the answer is B", unless it is negated;
-4. the last line, if it is nothing but an answer;
-5. the start of a text that is one line long, such as "Yes, there will be a third season."
+- a marker: `Answer:` (also `Ans:`, `答案：`, `Answer` as a heading, `<answer>`), which ends the search;
+- a closed `\boxed{...}`;
+- a sentence such as "the answer is B" or "I would go with B", unless it is negated, hypothetical or a question.
+
+Without a commitment, the last line counts if it is nothing but an answer, then the last sentence ("Therefore, Janet
+makes $18 per day."), then the first line of a text that begins with its answer. An answer that is taken back ("Wait,
+that's wrong") does not count; if another one follows, that one does.
 
 Thinking is not searched: everything between `<think>` and `</think>` is removed. Many chat templates put `<think>` into
 the prompt, so everything before an unopened `</think>` is thinking as well. A text that ends while thinking has no
@@ -14,65 +16,169 @@ answer. A text without either tag is searched as a whole: a completion truncated
 opens the thinking in the prompt, looks the same as one without thinking; callers that know about the truncation (the
 engine does) override the verdict.
 
-What counts as a letter or a number is decided by the reader function that is passed in. Every pattern is bounded, so
-that time is linear in the length of the text.
+What counts as a letter or a number is decided by the reader function that is passed in. Every pattern is bounded and
+only the last `MAX_RESPONSE_CHARS` characters are searched, so that time is linear in the length of the text.
 """
 
 from __future__ import annotations
 
 import re
-import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
+
+from opd_align.tasks.characters import MAX_ANSWER_CHARS, plain_characters
 
 
 class Placement(Enum):
     """Where the text given to a reader was found, which decides how strictly it must be read."""
 
     MARKED = "after a marker: starts with the answer, a remark may follow"
+    BOX = "content of a box: LaTeX, nothing but the answer"
     BARE = "a line of its own: contains nothing but the answer"
     OPENING = "the only line of a text: an answer, a punctuation mark, then a remark"
     LOOSE = "a sentence after a marker, when nothing stricter matched"
+    SENTENCE = "the last sentence of a text without a marker"
 
 
 AMBIGUOUS = ""
-"""Returned by a reader for text with more than one answer, such as "A or B"."""
+"""Returned by a reader for text with more than one answer, such as "A or B", and for answers that are denied."""
 
 Reader = Callable[[str, Placement], str | None]
 """Function from text to the answer in canonical form, `AMBIGUOUS`, or `None` if there is no answer."""
 
-MAX_ANSWER_CHARS = 600
-"""Maximum number of characters after a marker that are read as its answer."""
+MAX_RESPONSE_CHARS = 30_000
+"""Number of characters at the end of a response that are searched."""
 
-_END_OF_TURN = re.compile(r"<\|(?:im_end|eot_id|eom_id|endoftext|end_of_text|end)\|>|</s>|<end_of_turn>")
+MAX_COMMITMENTS = 40
+"""Number of markers, boxes and phrases that are read, from the last one."""
+
+_END_OF_TURN = re.compile(r"<\|(?:im_end|eot_id|eom_id|endoftext|end_of_text|end)\|>|</s>|<end_of_turn>|<eos>")
 _THINK_TAG = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 # A model that repeats its instructions ("'Answer: $LETTER'") has not answered yet.
 _PLACEHOLDER = r"(?![^\w\n]{0,4}(?:LETTER|ANSWER|NUMBER|YOUR[ _]ANSWER)\b)"
-_MARKER = re.compile(
-    rf"\banswer\b[*_` \t]{{0,6}}[:：=](?!=){_PLACEHOLDER}"
-    r"|<answer>"
-    r"|^[ \t]{0,8}(?:#{1,6}[ \t]{0,4}|\*\*|__){1,2}(?:the[ \t])?(?:(?:final|correct|my)[ \t])?answer[ \t*_#]{0,8}$",
+_NEXT_QUESTION = re.compile(r"\n[ \t*#]{0,6}(?:Question|Q|Problem|User|Human|Instruction)[ \t]?\d{0,3}[*_]{0,2}:")
+_STRUCK_OUT = re.compile(r"~~[^~\n]{1,200}~~")
+_COMMITMENT = re.compile(
+    r"(?P<marker>"
+    rf"\b(?:answer|ans|respuesta|r[ée]ponse|antwort|risposta|resposta)\b[*_` \t]{{0,6}}(?:[:=](?!=)|->|→|"
+    rf"[-—][ \t]|(?<=\bans)\.)"
+    rf"{_PLACEHOLDER}"
+    r"|<answer>|(?:答案|答え|正解|정답)(?:应该|应)?(?:是|为|選|选|は|은|는)?(?![*_ ]{0,3}不)[*_ \t]{0,4}:?|"
+    r"答[*_ ]{0,3}:"
+    r"|(?:ответ)[*_ \t]{0,4}:"
+    r"|^[ \t]{0,8}(?:#{1,6}[ \t]{0,4}|\*\*|__){1,2}(?:the[ \t])?(?:(?:final|correct|my)[ \t])?answer[ \t*_#]{0,8}$"
+    r")|(?P<box>\\f?boxed\s{0,3}\{|\\fbox\s{0,3}\{)|(?P<phrase>"
+    r"\b(?:(?:answer|(?:correct|right|best|true|final|my|only)[ \t](?:option|choice|statement|letter|one|pick|guess|"
+    r"selection|response|result|solution))"
+    r"(?:[ \t](?:to|for|here|among)\b[^.:\n]{0,80}?)?(?:[ \t]\w{1,12}ly,?)?"
+    r"[*_ \t]{1,4}(?:is|should[ \t]be|must[ \t]be|would[ \t]be|will[ \t]be|has[ \t]to[ \t]be|comes[ \t](?:out[ \t])?to|"
+    r"becomes|equals)\b"
+    r"|I(?:'d|'ll|[ \t]would|[ \t]will)?[ \t](?:choose|pick|select|go[ \t]with|opt[ \t]for|say|answer)\b"
+    r"|(?:we|you)[ \t](?:should[ \t]|must[ \t])?(?:choose|pick|select)\b"
+    r"|(?:respuesta[ \t](?:correcta[ \t])?es(?:[ \t]la)?|r[ée]ponse[ \t](?:correcte[ \t])?est|"
+    r"antwort[ \t](?:ist|lautet)))"
+    rf"(?:[ \t](?:thus|therefore|clearly|indeed|then|simply|definitely|probably|likely))?[*_ \t]{{0,4}}:?{_PLACEHOLDER}"
+    r"|(?:故|应|應|因此|所以|我|，|,)\s?(?:该|該)?(?:选|選)(?:择|擇|项|項)?\s?[:]?|^\s?(?:选|選)(?:择|擇)?\s?[:]?|"
+    r"而是)",
     re.IGNORECASE | re.MULTILINE,
 )
-_PHRASE = re.compile(
-    r"\b(?:answer|(?:correct|right|best)[ \t](?:option|choice|statement|letter))"
-    r"(?:[ \t](?:to|for)[ \t][^.:\n]{1,80}?)?"
-    rf"[ \t]{{1,4}}(?:is|should[ \t]be|must[ \t]be|would[ \t]be|will[ \t]be)\b[*_ \t]{{0,4}}:?{_PLACEHOLDER}",
+_COMMITMENT_WORDS = (
+    "answer", "ans:", "ans.", "ans ", "ans=", "ans*", "boxed", "fbox", " option", " choice", " statement", " letter",
+    " one ", " pick", " guess", " selection", " response", " result", " solution", " choose", " select", " go with",
+    " opt for", " say", "respuesta", "reponse", "antwort", "risposta", "resposta",
+)  # fmt: skip
+_NOT_BUT = re.compile(r"\W{0,4}not [^.,;\n]{1,40}?,? but (?:rather )?", re.IGNORECASE)
+_BOX_RULED_OUT = re.compile(
+    r"\b(?:not|n't|rather than|instead of|(?:less|more|greater|fewer) than|at (?:least|most)|neither|nor|never)"
+    r"(?: (?:equal to|be|the answer|just))?[\s$\\(\[*:]{0,6}$",
     re.IGNORECASE,
 )
-_NEGATION = re.compile(r"\W{0,6}(?:not|n't|neither|never)\b", re.IGNORECASE)
+_MARKED_NEGATION = re.compile(r"\W{0,6}(?:(?:not|neither|never|none|没|不)\b|n't\b)", re.IGNORECASE)
 _ONLY_MARKUP = re.compile(r"(?:[\s*_#$`>~-]|\\[\[\]()])*")
-_BOX = re.compile(r"\\f?boxed\s{0,3}\{|\\fbox\s{0,3}\{")
-_WRAPPED = re.compile(
-    r"\\(?:text(?:bf|it|rm|tt|sf|normal)?|math(?:rm|bf|it|sf|tt|bb)|mbox|operatorname|bm)\s?\{([^{}]*)\}"
+# What makes "the answer is C" something else than an answer, in the clause before it.
+_DENIED_BEFORE = re.compile(
+    r"(?:\b(?:not|never|doubt|neither|cannot|if|whether|unless|suppose|supposing|assum\w{1,4}|imagine|why|how|until|"
+    r"hardly|wrong|mistaken\w{0,2}|no longer|no way|were|had|is|could)\b|n't\b)(?![^,;:]{0,60}[,;:])"
+    r"|\b(?:at first|initially|(?:might|may|could|would)(?: \w{1,8})? (?:think|say|believe|guess|assume|argue)|"
+    r"tempting|tempted|people (?:think|say)|(?!I|we|passage|text|article|author)\b\w{2,} "
+    r"(?:says?|said|claims?|claimed|thinks?|thought|believes?|believed|argues?) (?![^,;:]{0,60}[,;:])|"
+    r"(?:I|we) (?:first|originally|previously) )",
+    re.IGNORECASE,
 )
-_FRACTION = re.compile(r"\\[dt]?frac\s?\{\s?(-?[\d.,]{1,40})\s?\}\s?\{\s?([\d.,]{1,40})\s?\}")
-_DEGREES = re.compile(r"\^\s?\{?\s?\\circ\s?\}?|°")
-_SPACING = re.compile(r"\\[,;:! ]|~|\\q?quad\b")
-_MARKUP = re.compile(r"[*`$\"“”]|\\[()\[\]]|</?answer>|\\(?:left|right)\b|(?<!\w)_{1,2}|_{1,2}(?!\w)", re.IGNORECASE)
+_CLAUSE_START = re.compile(
+    r"[.!?\n](?=\s|$)|\n|[;]|\b(?:so|thus|therefore|hence|but|because|then|and)\b|:", re.IGNORECASE
+)
+_RETRACTION = re.compile(
+    r"\b(?:(?:that|this|it|the above|my (?:previous |first )?answer)(?:'s| is| was| can't be| cannot be| isn't)"
+    r"(?: (?:not|all|actually|clearly))? ?(?:wrong|incorrect|right|correct|a mistake|an error)\b|scratch that|"
+    r"I (?:made|have made) (?:a|an) (?:mistake|error)|take that back|disregard|ignore (?:that|this)|"
+    r"I was wrong(?! about)|"
+    r"correction\b|(?:he|she|they) (?:is|are|was|were) (?:wrong|mistaken)|on second thou?ght)",
+    re.IGNORECASE,
+)
+_RIGHT_AFTER_ALL = re.compile(r"(?:'s| is| was)(?: all| actually| clearly)? ?(?:right|correct)$", re.IGNORECASE)
+_SECOND_THOUGHT = re.compile(
+    r"(?:\b(?:wait|actually|hmm+|hold on|no,|oops|sorry|correction|scratch that|rather,|I mean|on second thought|"
+    r"but (?:actually|no|wait)|let me (?:correct|redo|reconsider|fix)|instead,)\b)[\s,.:!—-]{0,6}",
+    re.IGNORECASE,
+)
+_CHAT = re.compile(
+    r"\W{0,3}(?:let me know|I hope|hope (?:this|that|it)|feel free|(?:I'm|I am) happy|thank|"
+    r"if you (?:have|need|want|would)|"
+    r"please|is there anything|have a|good luck|希望|如果你|如有)",
+    re.IGNORECASE,
+)
+_SENTENCE_END = re.compile(r"(?<=[.!?])(?<!\b[A-Z]\.)(?<!Rs\.)(?<!approx\.)(?<!vs\.)[*_\"')\]]{0,4}\s+|\s*\n\s*")
+CONCLUSION = re.compile(
+    r"\W{0,6}(?:(?:so|thus|therefore|hence|in conclusion|in summary|in total|altogether|in all|overall|"
+    r"finally|as a result|"
+    r"consequently|accordingly|ultimately|to conclude|this means|that means|it follows|we conclude|we get|"
+    r"this gives)\b|"
+    r"因此|所以|综上|故|那么|总共|一共|共)",
+    re.IGNORECASE,
+)
+"""How a sentence begins that states a result."""
+
+DENIAL_AFTER = re.compile(
+    r"\W{0,4}(?:(?:is|was|are|would be|seems?|looks?|can|must be|will be|sounds)? ?(?:also |clearly |"
+    r"obviously |definitely )?"
+    r"(?:incorrect|wrong|false|(?:not|n't|never|cannot)(?: be)? (?:the |quite |a )?"
+    r"(?:correct|right|true|answer|best|valid|possible|it|final)|impossible|ruled out|excluded|out of the question)\b"
+    r"|(?:isn't|wasn't|can't be|cannot be|aren't|won't be)\b|(?:only )?(?:if|unless|provided|assuming)\b)",
+    re.IGNORECASE,
+)
+"""After an answer, what denies it or makes it a condition: "C is incorrect", "C if x > 0"."""
+
+NEGATION = re.compile(
+    r"\b(?:not|never|neither|nor|doubt|cannot|no longer|hardly|people (?:think|say)|impossible|wrong|"
+    r"incorrect)\b|n't\b|不|没|非",
+    re.IGNORECASE,
+)
+"""What makes a clause say the opposite."""
+
+CONCLUDED = re.compile(
+    r"\b(?:so|therefore|thus|hence|which (?:means(?: that)?|is|are|equals|makes))\b,?|所以|因此", re.IGNORECASE
+)
+"""Within a sentence, what a result follows."""
+
+HEDGE = re.compile(
+    r"\b(?:if|(?:could|might|may) be|whether|unless|suppose|supposing|imagine|cannot be determined|"
+    r"can't be determined|unclear|not sure|unsure|"
+    r"don't know|do not know|would have been|at first|initially|might think)\b|\?\W{0,3}$",
+    re.IGNORECASE,
+)
+"""What makes a sentence no statement of a result."""
+
 _LEAD_IN = re.compile(
-    r"(?:\W{0,4}\b(?:(?:so|thus|therefore|hence)\b,?|(?:the|my)\b|(?:final|correct|right|best)\b|"
-    r"(?:answer|option|choice|statement|letter)\b(?:\s(?:is|should be|must be))?|it(?: is|'s)\b)[\s:]{1,4}){1,6}",
+    r"(?:\W{0,4}\b(?:(?:so|thus|therefore|hence|well|ok(?:ay)?|sure)\b,?|(?:the|my|this|your|our)\b|"
+    r"(?:final|correct|right|best|most likely|numerical|numeric)\b|(?:would|should|must|will|has to) be\b|"
+    r"(?:I(?:'d| would)? (?:think|believe|guess|say|choose|pick|am confident|am sure|go with|select)|"
+    r"probably|definitely|"
+    r"certainly|clearly|obviously|likely|most likely|simply|maybe|indeed|actually|surely)\b(?: that\b)?,?|"
+    r"(?:answer|option|choice|statement|letter|result|solution|value|total|number)\b(?:\s(?:is|should be|"
+    r"must be|would be|"
+    r"equals)\b)?|(?:it|that|this|which)(?: is| was|'s| must be| should be| would be)\b|(?:是|为|选项|选择|选|第)|is\b)"
+    r"[\s:]{0,4}){1,8}(?<![A-Za-z](?=[A-Za-z\d]))",
     re.IGNORECASE,
 )
 
@@ -82,20 +188,22 @@ def find_answer(text: str, read: Reader) -> str | None:
     response = strip_thinking(text)
     if response is None:
         return None
-    for marker in reversed(list(_MARKER.finditer(response))):
-        words, following = _text_after(response, marker.end())
-        if words is None:  # a marker at the very end: truncated before the answer
-            continue
-        found = _read_text(words, Placement.MARKED, read)
-        if found is None:
-            # Such as "Answer: Janet starts with 16 eggs. [...] So the answer is 18."
-            found = _find_unmarked(response[marker.end() :], read)
-            if found is None and not following:
-                found = read(words, Placement.LOOSE)
-        elif read(following, Placement.BARE) not in (None, found):
-            return None  # the first of a list
-        return found or None
-    return _find_unmarked(response, read) or None
+    response = plain_characters(response[-MAX_RESPONSE_CHARS:])[-MAX_RESPONSE_CHARS:]
+    if "~~" in response:
+        response = _STRUCK_OUT.sub("", response)
+    following = _NEXT_QUESTION.search(response, 1)
+    if following:  # a base model that goes on with another question, after an answer to this one
+        found = _find(response[: following.start()], read)
+        if found:
+            return found
+    return _find(response, read)
+
+
+def _find(response: str, read: Reader) -> str | None:
+    found, end = _committed(response, read)
+    if end is None:
+        return _uncommitted(response, read) or None
+    return _reconsidered(found, response[end:], read) or None
 
 
 def strip_thinking(text: str) -> str | None:
@@ -117,62 +225,178 @@ def strip_thinking(text: str) -> str | None:
     return "\n".join([*visible, text[position:]])
 
 
-def last_box(text: str) -> str | None:
-    r"""Content of the last closed `\boxed{...}`, inner braces included."""
-    for box in reversed(list(_BOX.finditer(text))[-20:]):
-        depth = 1
-        for position in range(box.end(), min(len(text), box.end() + MAX_ANSWER_CHARS)):
-            depth += {"{": 1, "}": -1}.get(text[position], 0)
-            if text[position - 1] == "\\" and text[position] in "{}":
-                depth += {"{": -1, "}": 1}[text[position]]  # \{ and \} are set braces, not grouping
+def boxed(text: str, start: int) -> tuple[str, int] | None:
+    r"""Content of the box whose content begins at `start`, inner braces included, and its end; `None` if not closed."""
+    depth = 1
+    for position in range(start, min(len(text), start + MAX_ANSWER_CHARS)):
+        character = text[position]
+        if character in "{}" and text[position - 1] != "\\":  # \{ and \} are set braces, not grouping
+            depth += 1 if character == "{" else -1
             if depth == 0:
-                return text[box.end() : position].strip()
+                return text[start:position].strip(), position + 1
     return None
-
-
-def strip_markup(words: str) -> str:
-    """Text without Markdown, maths mode, text commands and typographic variants of characters."""
-    words = (
-        unicodedata.normalize("NFKC", words[:MAX_ANSWER_CHARS]).replace("−", "-").replace("–", "-").replace("⁄", "/")
-    )
-    words = words.replace("\\%", "%").replace("\\$", "$").replace("{,}", ",").replace(",\\!", ",")
-    words = _DEGREES.sub(" degrees", _FRACTION.sub(r"\1/\2", words))
-    for _ in range(3):
-        words = _WRAPPED.sub(r"\1", words)
-    words = _MARKUP.sub("", _SPACING.sub(" ", words))
-    words = re.sub(r"\s+", " ", words).strip(" #>'‘’")
-    return words if words.count("{") == words.count("}") else words.strip(" {}")
 
 
 def strip_lead_in(words: str) -> str:
     """Text without a lead-in such as "the final answer is"."""
     lead = _LEAD_IN.match(words)
-    return words[lead.end() :].lstrip() if lead else words
+    return (words[lead.end() :].lstrip() if lead else words) or words
 
 
-def _find_unmarked(response: str, read: Reader) -> str | None:
-    box = last_box(response)
-    found = None if box is None else read(box, Placement.MARKED)
-    if found is not None:
-        return found
-    for phrase in reversed(list(_PHRASE.finditer(response))[-20:]):
-        words, _ = _text_after(response, phrase.end())
-        if words is not None and not _NEGATION.match(words):
+def _committed(response: str, read: Reader) -> tuple[str | None, int | None]:
+    """The answer of the last commitment and the position after it; no position if there is no commitment."""
+    commitments = list(_commitments(response))[-MAX_COMMITMENTS:]
+    boxes: list[str] = []
+    for place in reversed(commitments):
+        if place["box"]:
+            content = boxed(response, place.end())
+            if content is None:
+                continue
+            around = response[max(0, place.start() - 40) : place.start()], response[content[1] : content[1] + 80]
+            if _BOX_RULED_OUT.search(around[0]):
+                continue
+            found = AMBIGUOUS if DENIAL_AFTER.match(around[1].lstrip("$ \\)]")) else read(content[0], Placement.BOX)
+            if found is not None:
+                if _joined_to_box_before(response, place.start()):
+                    return AMBIGUOUS, content[1]
+                return found, content[1]
+            boxes.append(content[0])
+            continue
+        words, following = _text_after(response, place.end())
+        if place["phrase"]:
+            if words is None:
+                continue
+            if instead := _NOT_BUT.match(words):
+                words = words[instead.end() :]
+            if _is_denied(response, place, words):
+                continue
             found = _read_text(words, Placement.MARKED, read)
+            if found is not None:
+                return found, place.end()
+            continue
+        if words is None:  # a marker at the very end: truncated before the answer
+            continue
+        found = _read_text(words, Placement.MARKED, read)
+        if found is None:
+            # Such as "Answer: Janet starts with 16 eggs. [...] So she makes $18."
+            found = read(words, Placement.LOOSE) if not following else _uncommitted(response[place.end() :], read)
+        elif read(following, Placement.BARE) not in (None, found):
+            return AMBIGUOUS, len(response)  # the first of a list
+        return found, place.end()
+    return None, (len(response) if boxes and not commitments[-1]["phrase"] else None)
+
+
+def _commitments(response: str) -> Iterator[re.Match[str]]:
+    """Markers, boxes and phrases in order; the pattern is slow and only applied around the words that it contains."""
+    if len(response) < 200 or not response.isascii():
+        yield from _COMMITMENT.finditer(response)
+        return
+    lowered = response.lower()
+    places: list[int] = []
+    for word in _COMMITMENT_WORDS:
+        place = lowered.find(word)
+        while place >= 0:
+            places.append(place)
+            place = lowered.find(word, place + len(word))
+    end = 0
+    for place in sorted(places):
+        if place < end:
+            continue
+        start = max(end, place - 120, response.rfind("\n", 0, place) + 1)
+        line_end = response.find("\n", place)
+        end = min(place + 300, line_end if line_end >= 0 else len(response))
+        for match in _COMMITMENT.finditer(response, start, end):
+            yield match
+            end = max(end, match.end())
+
+
+def _joined_to_box_before(response: str, start: int) -> bool:
+    r"""Whether a box is the second of two answers: `\boxed{5}` and `\boxed{6}`."""
+    before = response[max(0, start - 80) : start]
+    return bool(re.search(r"\}[$\s\\)\]*]{0,6}(?:,|;|and|or|,\s?and|,\s?or)[$\s\\(\[*]{0,6}(?:[a-z]\s?=\s?)?$", before))
+
+
+def _is_denied(response: str, place: re.Match[str], words: str) -> bool:
+    """Whether a phrase is negated, hypothetical or a question."""
+    if _MARKED_NEGATION.match(words):
+        return True
+    sentence = _SENTENCE_END.split(words, maxsplit=1)[0]
+    if sentence.rstrip("*_\"') ").endswith("?"):
+        return True
+    before = response[max(0, place.start() - 120) : place.start()]
+    if "would" in place.group().lower() and re.search(r"\b(?:if|had|were|unless)\b[^.\n]*$", before, re.IGNORECASE):
+        return True
+    for boundary in reversed(list(_CLAUSE_START.finditer(before))):
+        if boundary.group().lower() not in ("and", "because", "then"):
+            before = before[boundary.end() :]
             break
-    if found is not None:
-        return found
-    lines = [line for line in response[-MAX_ANSWER_CHARS:].splitlines() if not _ONLY_MARKUP.fullmatch(line)]
-    if len(response) > MAX_ANSWER_CHARS:
+    return bool(_DENIED_BEFORE.search(before))
+
+
+def _reconsidered(found: str | None, rest: str, read: Reader) -> str | None:
+    """The answer after what the text says about it later: taken back, or replaced by another one."""
+    second = None
+    for match in _SECOND_THOUGHT.finditer(rest[-4000:]):
+        second = match
+    if second is not None:
+        later = _uncommitted(rest[-4000:][second.end() :], read, after_second_thought=True)
+        if later:
+            return later
+    taken_back = [match for match in _RETRACTION.finditer(rest) if not _RIGHT_AFTER_ALL.search(match.group())]
+    return None if taken_back else found
+
+
+def _uncommitted(response: str, read: Reader, *, after_second_thought: bool = False) -> str | None:
+    """The answer of a text without a marker: its last line, its last sentence, or its first line."""
+    tail = response[-2 * MAX_ANSWER_CHARS :]
+    lines = [line for line in tail.splitlines() if not _ONLY_MARKUP.fullmatch(line)]
+    if len(response) > len(tail):
         lines = lines[1:]  # the first line may be cut in two, and its end alone could look like an answer
-    if not lines or (len(lines) > 1 and read(lines[-2], Placement.BARE) is not None):
-        return None  # one item of a list, such as the choices repeated
+    while len(lines) > 1 and _CHAT.match(lines[-1]):
+        lines = lines[:-1]
+    if not lines:
+        return None
+    if re.match(r"\s{0,4}\|.*\|\s{0,4}$", lines[-1]):  # the last row of a table
+        cells = [cell for cell in lines[-1].split("|") if cell.strip()]
+        return read(cells[-1], Placement.BARE) if cells else None
     found = read(lines[-1], Placement.BARE)
-    return (
-        read(lines[0], Placement.OPENING)
-        if found is None and len(lines) == 1 and len(response) <= MAX_ANSWER_CHARS
-        else found
-    )
+    if found is not None:
+        # One item of a list, such as the choices repeated, is no answer.
+        return AMBIGUOUS if len(lines) > 1 and read(lines[-2], Placement.BARE) not in (None, found) else found
+    if after_second_thought and (found := read(lines[0], Placement.MARKED)) is not None:
+        return found
+    if len(response) == len(tail):
+        if len(lines) == 1:
+            found = read(lines[0], Placement.OPENING)
+        else:
+            found = read(lines[0], Placement.BARE)
+            if found is not None and any(read(line, Placement.BARE) not in (None, found) for line in lines[1:]):
+                found = None  # the first of a list
+        if found is not None:
+            return found
+    for sentence, is_last in _sentences_from_the_end(lines):
+        if not is_last and not CONCLUSION.match(sentence):
+            return None
+        found = read(sentence, Placement.SENTENCE)
+        if found is not None:
+            return found
+        if CONCLUSION.match(sentence):
+            return None
+    return None
+
+
+def _sentences_from_the_end(lines: list[str]) -> Iterator[tuple[str, bool]]:
+    """The last sentences, without what is said to the user; the second value is whether it is the last one."""
+    sentences = [part for line in lines[-4:] for part in _SENTENCE_END.split(line) if re.search(r"\w", part)]
+    while sentences and _CHAT.match(sentences[-1]):
+        sentences.pop()
+    for number, sentence in enumerate(reversed(sentences[-4:])):
+        if number or re.search(
+            r"[.!\])}$*=\d]\W*$|=\s?\S*[^\s,;:](?:\s[^\W\d]{1,15}){0,3}$|:\s?\(?[A-Z]\)?$", sentence
+        ):  # an unfinished sentence states nothing
+            yield sentence, number == 0
+        else:
+            return
 
 
 def _text_after(response: str, start: int) -> tuple[str | None, str]:
@@ -183,5 +407,6 @@ def _text_after(response: str, start: int) -> tuple[str | None, str]:
 
 
 def _read_text(words: str, placement: Placement, read: Reader) -> str | None:
-    box = last_box(words)
-    return read(words if box is None else box, placement)
+    box = re.search(r"\\f?boxed\s{0,3}\{|\\fbox\s{0,3}\{", words)
+    content = boxed(words, box.end()) if box else None
+    return read(content[0], Placement.BOX) if content else read(words, placement)

@@ -1,8 +1,9 @@
 """Parses numbers as people and models write them, exactly.
 
-Every number becomes a `Fraction`, so that 18, 18.0, 18.00 and 36/2 are one value and 0.333 is not 1/3. Thousands
-separators, currencies, units and percent signs are ignored: 12% reads as 12. A comma or space separates thousands only
-in groups of three; 1.234 is a decimal, and 1,23 is two numbers.
+Every number becomes a `Fraction`, so that 18, 18.0, 36/2, 1.8e1 and eighteen are one value and 0.333 is not 1/3.
+Thousands separators, currencies, units and percent signs are ignored: 12% reads as 12. Multipliers are not: $5k is
+5000, five dozen is 60. A comma or space separates thousands only in groups of three (2,00,000 in India); 1.234 is a
+decimal, and so is 1,5. A bound ("less than 18", "< 5") and a denial ("not 18") are no numbers.
 """
 
 from __future__ import annotations
@@ -11,36 +12,119 @@ import math
 import re
 from fractions import Fraction
 
-from opd_align.tasks.extract import AMBIGUOUS, Placement, strip_lead_in, strip_markup
+from opd_align.tasks.characters import strip_markup
+from opd_align.tasks.evaluate import exact_value
+from opd_align.tasks.extract import AMBIGUOUS, CONCLUDED, DENIAL_AFTER, HEDGE, NEGATION, Placement, strip_lead_in
+from opd_align.tasks.number_words import NUMBER_WORD, SCALES, leading_number
 
-_DIGITS = r"(?:\d{1,3}(?:[, '’]\d{3})+(?!\d)|\d{1,100})(?:\.\d{1,100})?|\.\d{1,100}"
+_DIGITS = r"(?:\d{1,2}(?:,\d{2})+,\d{3}(?!\d)|\d{1,3}(?:[, ']\d{3})+(?!\d)|\d{1,100})(?:\.\d{1,100})?|\.\d{1,100}"
+_WORD_SCALES = "|".join(sorted(map(re.escape, SCALES), key=len, reverse=True))
+_CURRENCY = "€£¥₹"
 # Not the 2 of "m2", "x^2" or "1.2.3"; a minus sign after a word or digit is a dash.
 _NUMBER = re.compile(
-    rf"(?<![\w.^,])(?P<sign>[-+]?)[€£¥₹]?(?:(?P<whole>\d{{1,9}}) (?=\d{{1,6}} ?/ ?\d))?(?P<top>{_DIGITS})"
-    rf"(?: ?/ ?(?P<bottom>\d{{1,100}})(?![\d.]))?(?P<scale> ?(?:thousand|million|billion)\b)?",
+    rf"(?<![\w.^,/])(?P<sign>[-+]?)(?P<currency>[{_CURRENCY}]?)(?P<inner>-?)"
+    rf"(?:(?P<whole>\d{{1,9}})(?: | and |-)(?=\d{{1,6}} ?/ ?\d))?(?P<top>{_DIGITS})"
+    rf"(?: ?/ ?(?P<bottom>\d{{1,100}})(?![\d.]))?"
+    rf"(?:[eE](?P<exponent>[-+]?\d{{1,3}})(?!\w)| ?[×x*·] ?10\^(?P<ten>-?\d{{1,3}})(?!\w))?"
+    rf"(?:(?:\^|\*\*)\(?(?P<power>-?\d{{1,4}})\)?(?![\w.^]))?"
+    rf"(?P<base>_\d{{1,2}}(?!\w))?"
+    rf"(?:(?P<letter>k|K|M|MM|B|[mMbB]n|bil|[TQ])(?![\w/^])|(?P<half> and a half\b)"
+    rf"|(?P<scale>(?: ?(?:{_WORD_SCALES})(?![A-Za-z])){{1,2}}))?",
+)
+_LETTERS = {"k": 10**3, "m": 10**6, "mm": 10**6, "mn": 10**6, "b": 10**9, "bn": 10**9, "bil": 10**9, "t": 10**12}
+_DECIMAL_COMMA = re.compile(r"(?<![\d,.])(\d{1,3}(?:\.\d{3})+|\d{1,9}),(\d{1,2})(?![\d,]|\.\d)")
+_PARENTHESES = re.compile(r"\([^()]*\)")
+_FIRST_SENTENCE = re.compile(r"(.*?[\w)%}])(?:[;!?]+|\.+(?!\d))(?:\s.*|)", re.DOTALL)
+# After a number, these make it part of an expression: 2^10, 3!, 5√2, 5\pi, 2*3.
+_OPERATOR = re.compile(r"\s?(?:[\^*×·÷!√π\\+/_|<>(\[{]|-\s?\w|x ?\d)")
+_UNIT_SLASH = re.compile(r"\s?/\s?[^\W\d]")
+_PREFIX = re.compile(
+    rf"(?:(?:[{_CURRENCY}≈~=:-]|(?:US|USD|EUR|GBP|INR|Rs\.?|about|approximately|approx\.?|roughly|around|"
+    rf"exactly|only|just|"
+    r"precisely|nearly|almost|equals?|is|simply|a total of|the number|probably|definitely|surely|"
+    r"clearly)(?![a-z])) ?){0,3}",
     re.IGNORECASE,
 )
-_SCALE = {"thousand": 10**3, "million": 10**6, "billion": 10**9}
-_PARENTHESES = re.compile(r"\([^()]*\)")
-_FIRST_SENTENCE = re.compile(r"(.*?[\w)%}])[.;!?]+(?:\s.*|)", re.DOTALL)
-# After a number, these make it part of an expression: 2^10, 3!, 5√2, 5\pi, 2*3.
-_OPERATOR = re.compile(r"\s?(?:[\^*×·÷!√π\\+/_|<>(\[{]|-\s?\w)")
-_LATER_RESULT = re.compile(r"=([^=.;]*(?:\.\d+)?[^=.;]*)(?:[.;]|$)")
-_EXPRESSION = re.compile(r"\d\s?[\^√π\\]|[,.]\d+[,.]\d{1,2}\b|\b\d+,\d{1,2}\b")
-_PREFIX = re.compile(r"(?:[€£¥₹]|US|USD|EUR|Rs\.?|about|approximately|exactly|[≈~=:-])?\s{0,2}", re.IGNORECASE)
+# What turns a number into a bound, right before it and right after it.
+_BOUND_BEFORE = re.compile(
+    r"(?:\b(?:(?:less|more|greater|fewer|smaller|larger|bigger|higher|lower|older|younger|longer|shorter|"
+    r"other|rather) than"
+    r"|at least|at most|over|under|above|below|up to|between|from|exceeds?|minimum of|maximum of|within|not|never"
+    r"|isn't|wasn't|aren't|cannot be|can't be|don't get|instead of)"
+    r"(?: (?:exactly|about|quite|just|equal to|be|the|a))?|[<>]|\\(?:le|ge|ne|neq)\b|\bnot [≈=])"
+    rf"\s{{0,2}}[-+({_CURRENCY}]{{0,2}}$",
+    re.IGNORECASE,
+)
+_BOUND_AFTER = re.compile(
+    r"\W{0,2}(?:or (?:more|less|fewer|higher|lower|above|below|greater|so|maybe|possibly|perhaps)\b|and (?:up|above)\b"
+    r"|\+(?!\s?\d)|at (?:least|most)\b|\\(?:le|ge|ne)\b|[<>])",
+    re.IGNORECASE,
+)
+_MINUS = re.compile(r"\b(?:negative|minus)\s(?=[\d.])", re.IGNORECASE)
+# Words that make a number part of an expression.
+_OPERATION_BEFORE = re.compile(
+    r"(?:\b(?:twice|half(?: of)?|double|triple|thrice|roots?(?: of)?|log|ln|sin|cos|tan|times|plus|minus|"
+    r"over|by|of the number)"
+    r"|\\[a-z]+\s?\{?|\}\s?\{|√)\s?[({€£¥₹]{0,2}$",
+    re.IGNORECASE,
+)
+_OPERATION_AFTER = re.compile(
+    r"\s?(?:squared|cubed|factorial|plus|minus|divided|multiplied|times (?=\d|a |the )|to the power|"
+    r"choose|(?:tenth|hundredth|"
+    r"thousandth|millionth|billionth|third|fourth|fifth|quarter)s?|hal(?:f|ves)|[xyzn])\b",
+    re.IGNORECASE,
+)
+_LABEL = re.compile(
+    r"\b(?:page|step|question|problem|chapter|line|figure|equation|exercise|case|part|section|table|"
+    r"example|room|bus|no\.)\s$",
+    re.IGNORECASE,
+)
+_RULED_OUT = re.compile(r"not\b|never|isn't|wasn't|aren't|cannot|can't|don't|instead|rather|other", re.IGNORECASE)
+_STATEMENTS = re.compile(r"\s?(?:[,;]|\band\b|\.(?!\d))\s?")
+_EXPRESSION = re.compile(r"\d\s?[\^√π\\]|[,.]\d+[,.]\d{1,2}\b|\b\d+,\d{1,2}\b|\d:\d")
+_CONCLUSION = re.compile(r"(?:so|thus|hence|therefore|which|giving|then|finally)\b", re.IGNORECASE)
 
 
 def _number_value(match: re.Match[str]) -> Fraction | None:
-    top = Fraction(re.sub(r"[, '’]", "", match["top"]))
+    """The value of a match; `None` for a division by zero and for what has no value by itself."""
+    top = Fraction(re.sub(r"[, ']", "", match["top"]))
     if match["bottom"]:
         if not int(match["bottom"]):
             return None
         top /= int(match["bottom"])
     if match["whole"]:
         top += int(match["whole"])
-    if match["scale"]:
-        top *= _SCALE[match["scale"].strip().lower()]
-    return -top if match["sign"] == "-" else top
+    if match["base"]:
+        value = base_value(match["top"] + match["base"])
+        return value
+    exponent = match["exponent"] or match["ten"]
+    if exponent:
+        top *= Fraction(10) ** int(exponent)
+    if match["power"]:
+        value = exact_value(f"({top})^{{{match['power']}}}")
+        if value is None:
+            return None
+        top = value
+    if match["half"]:
+        top += Fraction(1, 2)
+    if match["letter"]:
+        scale = _LETTERS.get(match["letter"].lower())
+        if scale is None:
+            return None
+        top *= scale
+    for word in re.findall(r"\w+", match["scale"] or ""):
+        for scale_word in [word] if word in SCALES else list(word):
+            top *= SCALES.get(scale_word.lower(), 1)
+    return -top if "-" in (match["sign"], match["inner"]) else top
+
+
+def base_value(literal: str) -> Fraction | None:
+    """The value of digits with a base, such as `101_2`; `None` if these are not digits of that base."""
+    digits, _, base = literal.partition("_")
+    try:
+        return Fraction(int(digits.replace(",", ""), int(base)))
+    except ValueError:
+        return None
 
 
 def canonical_number(value: Fraction) -> str:
@@ -61,7 +145,7 @@ def canonical_number(value: Fraction) -> str:
 
 
 def gold_number(answer: object) -> Fraction | None:
-    """The number in a dataset's answer: a number, a number as text, or a solution that ends in `#### N`."""
+    """The number in a dataset's answer: a number, a number as text or words, or a solution that ends in `#### N`."""
     if isinstance(answer, bool):
         return None
     if isinstance(answer, int):
@@ -74,53 +158,183 @@ def gold_number(answer: object) -> Fraction | None:
     return None
 
 
-def read_number(words: str, placement: Placement) -> str | None:
-    """The number that a text gives as its answer; an `extract.Reader`."""
+def read_number(words: str, placement: Placement, *, decimal_comma: bool = True) -> str | None:
+    """The number that a text gives as its answer; an `extract.Reader`.
+
+    Args:
+        words: Text to read.
+        placement: Where it was found.
+        decimal_comma: Whether 1,5 is one number; in mathematics, it is a list.
+    """
     if placement is Placement.OPENING:
         return None  # sentences that begin with a number often contain others
     text = _strip_decoration(words)
-    if placement is Placement.LOOSE:
+    if decimal_comma and "," in text:
+        text = _DECIMAL_COMMA.sub(lambda match: f"{match[1].replace('.', '')}.{match[2]}", text)
+    if placement in (Placement.LOOSE, Placement.SENTENCE):
         return _only_number(text)
     text = strip_lead_in(text)
+    if placement is Placement.BOX:
+        if "?" in text or NEGATION.search(text):
+            return AMBIGUOUS
+        value = exact_value(words)
+        if value is not None:
+            return canonical_number(value)
     sentence = _FIRST_SENTENCE.fullmatch(text)
     whole, text = text, sentence.group(1) if sentence else text
+    if placement is Placement.BARE and re.fullmatch(r"\d+\s?!+", whole):
+        return AMBIGUOUS  # a factorial or an exclamation
+    if placement is Placement.BARE and text != whole.rstrip(".!; "):
+        return None
+    if placement is Placement.MARKED and "$" in words and "!" in words and "!" not in text:
+        value = exact_value(text + "!")  # $5!$ in maths mode is a factorial, "18!" is not
+        if re.search(r"\d\s?!\s?\$", words) and value is not None:
+            return canonical_number(value)
     if "=" in text:  # "9 * 2 = 18" and "x = 18": the right side is the result
         if placement is Placement.BARE:
             return None
-        results = {_only_number(part) for part in _LATER_RESULT.findall(whole)}
-        text = text.rpartition("=")[2].strip()
-        if results - {_only_number(text)}:
-            return AMBIGUOUS  # "48 / 2 = 24 in May. 48 + 24 = 72 in all."
+        result = _equation_result(text, whole)
+        if result is None or result == AMBIGUOUS:
+            return result
+        text = result
+    return _first_number(text, placement)
+
+
+def _first_number(text: str, placement: Placement) -> str | None:
+    """The number at the start of a text; others after it must have the same value."""
     before = _PREFIX.match(text)
     # The sign belongs to the number; a dash and a space are a bullet.
     first = _NUMBER.match(text) or (_NUMBER.match(text, before.end()) if before else None)
     if first is None:
-        return None
+        if re.match(
+            r"(?:not|n't|never|less|more|fewer|greater|at (?:least|most)|[<>]|\\[lgn]e\b)", text, re.IGNORECASE
+        ):
+            return AMBIGUOUS if _NUMBER.search(text) else None
+        return _in_words(text[before.end() :] if before else text, placement)
     unit = text[first.end() :]
-    if placement is Placement.BARE and not re.fullmatch(r" ?%?[^\W\d]{0,12}\.?", unit):
+    if placement is Placement.BARE and not re.fullmatch(
+        r" ?%?(?:[^\W\d]{0,12}(?:/[^\W\d]{1,8})?|degrees [CF])\.?", unit
+    ):
         return None
-    others = {_number_value(other) for other in _NUMBER.finditer(unit)}
     value = _number_value(first)
-    if value is None or others - {value} or re.match(r"[,.'eE]\d", unit):
+    if value is None or re.match(r"[,.'eE:]\d", unit) or _BOUND_AFTER.match(unit) or DENIAL_AFTER.match(unit):
         return AMBIGUOUS
-    if _OPERATOR.match(unit) and not re.match(r"\s?/\s?[^\W\d]", unit):  # "5/day" has a unit
+    if _OPERATION_AFTER.match(unit):
+        return AMBIGUOUS
+    if (approximately := re.match(r" ?%? ?≈ ?", unit)) and _NUMBER.match(unit, approximately.end()):
+        return canonical_number(value)  # the exact value is given first, then rounded
+    others = {_number_value(other) for other in _NUMBER.finditer(unit) if not _is_remark(unit, other)}
+    if others - {value}:
+        return AMBIGUOUS
+    if _OPERATOR.match(unit) and not _UNIT_SLASH.match(unit):  # "5/day" has a unit
+        exact = exact_value(text)
+        return None if exact is None or not re.search(r"\d\s?[!^]", text) else canonical_number(exact)
+    if NUMBER_WORD.match(unit.lstrip(" -")):
+        return AMBIGUOUS
+    return canonical_number(value)
+
+
+def _is_remark(text: str, number: re.Match[str]) -> bool:
+    """Whether a later number is the one that was ruled out: "18, not 17", "18 rather than 17"."""
+    bound = _BOUND_BEFORE.search(text[: number.start()])
+    return bool(bound and _RULED_OUT.match(bound.group()))
+
+
+def _only_word(text: str) -> str | None:
+    """The only number in words of a sentence without digits; "one" is not counted, it is mostly a pronoun."""
+    words = [
+        word for word in NUMBER_WORD.finditer(text) if word.group().lower() not in ("one", "half", "minus", "negative")
+    ]
+    if not words or NEGATION.search(text) or _BOUND_BEFORE.search(text[: words[0].start()]):
+        return None
+    found = leading_number(text[words[0].start() :])
+    if found is None or NUMBER_WORD.search(found[1]):
+        return None
+    return canonical_number(found[0])
+
+
+def _is_operand(text: str, number: re.Match[str]) -> bool:
+    before = text[max(0, number.start() - 20) : number.start()]
+    return bool(_OPERATION_BEFORE.search(before)) and not re.search(r"\b(?:by|over|a|i) $", before, re.IGNORECASE)
+
+
+def _in_words(text: str, placement: Placement) -> str | None:
+    """A number in words at the start of a text that contains no digits."""
+    found = leading_number(text)
+    if found is None:
+        return None
+    value, rest = found
+    if any(_number_value(other) != value for other in _NUMBER.finditer(rest)) or any(
+        map(leading_number, rest.lower().split())
+    ):
+        return AMBIGUOUS
+    if re.match(r"\s?(?:of (?:the|these|those|them)|thing|way|reason|could|can|must|has|would|might)\b", rest):
+        return None  # "one of the ways", "one thing"
+    if DENIAL_AFTER.match(rest) or _BOUND_AFTER.match(rest):
+        return AMBIGUOUS
+    if placement is Placement.BARE and not re.fullmatch(r" ?%?[^\W\d]{0,12}\.?", rest):
         return None
     return canonical_number(value)
 
 
+def _equation_result(text: str, whole: str) -> str | None:
+    """What stands after the last `=`, if the equations do not give several results."""
+    statements = [part for part in _STATEMENTS.split(whole) if re.search(r"(?<![<>!])=", part)]
+    results = [part.rpartition("=")[2].strip() for part in statements]
+    values = {_only_number(result) or result for result in results}
+    concluding = re.findall(r"[,;.]\s?(?:and )?(\w+)[^=]*=", whole)
+    if len(values) > 1 and not (concluding and _CONCLUSION.match(concluding[-1])):
+        return AMBIGUOUS  # "x = 5, y = 6" and "48 / 2 = 24 in May. 48 + 24 = 72 in all."
+    if len(values) > 1:
+        return results[-1]
+    left, _, right = text.rpartition("=")
+    right = right.strip()
+    number = _NUMBER.match(right)
+    if number and _OPERATOR.match(right[number.end() :]) and _NUMBER.fullmatch(left.strip()):
+        return left.strip()  # "18 = 9 * 2"
+    return right
+
+
 def _strip_decoration(words: str) -> str:
-    text = strip_markup(words.replace("US$", "$"))
-    bare = _PARENTHESES.sub(" ", text)
+    text = _MINUS.sub("-", strip_markup(words.replace("US$", "$")))
+    bare = _PARENTHESES.sub(" ", text) if "(" in text else text
     return (bare if _NUMBER.search(bare) else text).strip()
 
 
 def _only_number(text: str) -> str | None:
-    if "=" in text:
-        text = text.rpartition("=")[2]
-    if _EXPRESSION.search(text):
+    """The only number of a sentence; a number that is ruled out ("not 17") does not count."""
+    if HEDGE.search(text):
+        return AMBIGUOUS if _NUMBER.search(text) else None
+    concluding = CONCLUDED.split(text)[-1]
+    if _NUMBER.search(concluding):
+        text = concluding  # "she pays $2 in tax, so she keeps $16"
+    if "=" in text:  # the last side that is a number: "2 * 9 = 18 = her daily income"
+        text = next((side for side in reversed(text.split("=")) if _NUMBER.search(side)), text)
+    if _EXPRESSION.search(text) and not re.search(r"\d\s?\^", text):
         return None
-    values = {_number_value(number) for number in _NUMBER.finditer(text)}
+    values: set[Fraction | None] = set()
+    denied = False
+    for number in _NUMBER.finditer(text):
+        bound = _BOUND_BEFORE.search(text[max(0, number.start() - 30) : number.start()])
+        if _LABEL.search(text[max(0, number.start() - 12) : number.start()]):
+            continue
+        if bound and _RULED_OUT.match(bound.group()):
+            denied = True
+        elif (
+            bound
+            or NEGATION.search(re.split(r"[,;.:] ", text[: number.start()])[-1])
+            or _OPERATION_AFTER.match(text, number.end())
+            or _is_operand(text, number)
+            or _BOUND_AFTER.match(text, number.end())
+            or DENIAL_AFTER.match(text, number.end())
+            or (_OPERATOR.match(text, number.end()) and not _UNIT_SLASH.match(text, number.end()))
+        ):
+            return AMBIGUOUS
+        else:
+            values.add(_number_value(number))
+    if not values and not denied and not re.search(r"\d", text):
+        return _only_word(text)
     if len(values) != 1:
-        return AMBIGUOUS if values else None
+        return AMBIGUOUS if values or denied else None
     value = values.pop()
     return None if value is None else canonical_number(value)

@@ -10,10 +10,10 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import verdicts
+from support import verdict_families, verdicts
 
 from opd_align.tasks import Choice, Maths, Number, TrueFalse, Verdict
-from opd_align.tasks.extract import last_box, strip_thinking
+from opd_align.tasks.extract import boxed, strip_thinking
 from opd_align.tasks.numbers import canonical_number, gold_number
 from opd_align.types import OpdAlignError
 
@@ -34,6 +34,23 @@ TABLE = [
 @pytest.mark.parametrize(("verifier", "text", "gold", "verdict", "choices"), TABLE)
 def test_verdicts_match_the_table(verifier, text, gold, verdict, choices):
     assert verifier.judge(text, gold, choices) is VERDICT_OF[verdict]
+
+
+FAMILIES = [
+    *((Choice(), *row, verdicts.CAPITALS) for row in verdict_families.CHOICE),
+    *((TrueFalse(), *row, None) for row in verdict_families.TRUE_FALSE),
+    *((Number(), *row, None) for row in verdict_families.NUMBER),
+    *((Maths(), *row, None) for row in verdict_families.MATHS),
+]
+
+
+@pytest.mark.parametrize(("verifier", "text", "gold", "verdict", "choices"), FAMILIES)
+def test_verdicts_on_families_of_outputs_that_simple_rules_misread(verifier, text, gold, verdict, choices):
+    given = verifier.judge(text, gold, choices)
+    if verdict == "N":
+        assert given in (Verdict.INCORRECT, Verdict.UNPARSEABLE)
+    else:
+        assert given is VERDICT_OF[verdict]
 
 
 def test_the_table_is_large_and_contains_every_verdict_for_every_kind():
@@ -133,7 +150,9 @@ def test_a_canonical_number_is_read_back_as_the_same_value(top, bottom):
     inner=st.recursive(st.text("xy ", max_size=3), lambda s: s.map("{{{}}}".format)),
 )
 def test_a_box_keeps_its_inner_braces(before, inner):
-    assert last_box(f"{before} \\boxed{{{inner}}} rest") == inner.strip()
+    text = f"{before} \\boxed{{{inner}}} rest"
+    start = text.index("\\boxed{") + len("\\boxed{")
+    assert boxed(text, start) == (inner.strip(), len(text) - len(" rest"))
 
 
 @pytest.mark.parametrize(
@@ -157,9 +176,9 @@ def test_thinking_is_removed_and_unfinished_thinking_gives_none(text, visible):
 
 @BY_NAME
 @pytest.mark.parametrize("piece", LONG)
-def test_a_hundred_thousand_characters_take_well_under_a_second(verifier, piece):
-    verifier.judge("Answer: \\sqrt{2}", "2")  # import the library before measuring
-    text = piece * (100_000 // len(piece))
+def test_a_megabyte_takes_well_under_a_second(verifier, piece):
+    text = piece * (1_000_000 // len(piece))
+    verifier.judge(text, GOLDS[verifier.__name__])  # a worker of math-verify starts with the first expression
     start = time.process_time()
     verifier.judge(text, GOLDS[verifier.__name__])
     assert time.process_time() - start < 1.0
@@ -171,21 +190,6 @@ def test_verdicts_are_the_same_in_threads():
     with ThreadPoolExecutor(4) as pool:
         threaded = list(pool.map(lambda row: Maths().judge(*row), rows))
     assert threaded == [Maths().judge(*row) for row in rows]
-
-
-def test_an_error_in_math_verify_gives_unknown(monkeypatch):
-    def fail(*arguments, **options):
-        raise RuntimeError("sympy gave up")
-
-    monkeypatch.setattr("math_verify.verify", fail)
-    assert Maths().judge("\\boxed{\\sqrt{3}}", "\\sqrt{2}") is Verdict.UNKNOWN
-
-
-def test_without_math_verify_integers_work_and_expressions_name_the_extra(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "math_verify", None)
-    assert Maths().judge("\\boxed{73}", "073") is Verdict.CORRECT
-    with pytest.raises(OpdAlignError, match=r"opd-align\[tasks\]"):
-        Maths().judge("\\boxed{\\sqrt{3}}", "\\sqrt{2}")
 
 
 @pytest.mark.parametrize(
@@ -265,7 +269,7 @@ def test_every_verifier_accepts_the_same_columns(verifier):
 def test_a_verifier_has_a_name_and_a_fingerprint_and_can_be_pickled(verifier):
     # TRL 1.16 names the metric rewards/<name>/mean after it (`get_callable_name`).
     assert getattr(verifier, "__name__", None) in GOLDS
-    assert verifier.fingerprint == f"{verifier.__name__}/1"
+    assert verifier.fingerprint == f"{verifier.__name__}/2"
     assert pickle.loads(pickle.dumps(verifier)) == verifier
 
 

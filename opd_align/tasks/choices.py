@@ -1,0 +1,266 @@
+"""Reads multiple-choice answers, by letter or by the text of a choice.
+
+A letter whose text is that of another choice ("B) London" where London is choice A) is no answer, and neither are two
+letters. "A" and "I" are words too: what follows must show that the letter is meant.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from opd_align.tasks.characters import strip_markup
+from opd_align.tasks.extract import (
+    AMBIGUOUS,
+    CONCLUDED,
+    CONCLUSION,
+    DENIAL_AFTER,
+    HEDGE,
+    NEGATION,
+    Placement,
+    strip_lead_in,
+)
+
+_LETTER_FIRST = re.compile(
+    r"(?P<open>[\(\[<]?)\s?(?P<letter>[A-Za-z])\s?(?P<close>[\)\]>]?)(?![A-Za-z\d'’])(?P<rest>.*)", re.DOTALL
+)
+_LETTER_ALSO = re.compile(
+    r"[\s).\],]{0,4}(?:or|and|and/or|nor|to|,|/|&|\||\+|or else|as well as|或者?|和|-(?=[A-Z]\b)|"
+    r"\s(?=\(?[B-HJ-Z]\)?(?!\w)))"
+    r"(?:[\s,(]{0,2}(?:maybe|possibly|perhaps|even|also|either|probably|could be|it could be|else|both|"
+    r"then|option|choice|"
+    r"the other|at least)\b){0,3}"
+    r"[\s,]{0,2}\(?([A-Z])\)?(?![\w'’])(?!\)? (?:is|are|was|were)(?: both| all)? (?:wrong|incorrect|not|false))"
+)
+_LETTER_REMARK = re.compile(r"\s{0,2}(?:$|[).:,;\-—(\[]|(?:is|because|since|as|which|would|based|due|and|it)\b)")
+_MENTION = re.compile(
+    r"\(([A-Z])\)|(?<![\w(])([A-Z])\)|\b(?:option|choice|letter|answer|statement|选项|选) ?\(?([A-Z])\b"
+    r"|(?<![\w'’.-])([B-HJ-Z])(?![\w'’-]|\. ?[A-Z]\b)|(?:\b(?:is|be|so|therefore|thus|hence|choose|pick|"
+    r"select|with|to|answer)|:),? "
+    r"([A-Z])(?=\W{0,3}$)"
+)
+_NOT_BEFORE = re.compile(
+    r"(?:\b(?:not|anything but|far from|neither|nor|never|rather than|instead of|unlike|than|except|"
+    r"eliminates?|excludes?|rules? out|without|"
+    r"isn't|wasn't|aren't|don't think (?:it is|it's)|cannot be|can't be|eliminating|ruling out)|不是|不选|排除)"
+    r"(?:\W{1,3}(?:with|in|the|option|choice|answer|be|it|is|because|of))*\W{0,3}$",
+    re.IGNORECASE,
+)
+_WRONG_AFTER = re.compile(
+    r"[^.;]{0,60}?(?<!nothing)(?:,| and| or| nor|\)|\s)*\b(?:is|are|was|were|isn't|aren't)(?: both| all|"
+    r" also| clearly| therefore)?"
+    r" ?(?:wrong|incorrect|not|false|eliminated|impossible|excluded|out)\b",
+    re.IGNORECASE,
+)
+_STATED = re.compile(
+    r"\b(?:it|this|that|which)(?:'s| is| must be| has to be| should be)\b|\bleav(?:es|ing)\b|"
+    r"^\W{0,3}(?:definitely|certainly|clearly|probably)\b",
+    re.IGNORECASE,
+)
+_NOT_BEFORE_ANY = re.compile(r"\b(?:not|rather than|instead of|unlike)\b", re.IGNORECASE)
+_ORDINAL = re.compile(
+    r"(?:the )?(first|second|third|fourth|fifth|last) (?:option|choice|one|answer|statement)\b(?! (?:is|"
+    r"was) (?:not|wrong))",
+    re.IGNORECASE,
+)
+_NO_CHOICE = re.compile(
+    r"\W{0,3}(?:none|neither|unknown|n/?a\b|all of|both|not enough|cannot|can't|I (?:do not|don't|am not|"
+    r"cannot|can't)|unclear|"
+    r"unsure|not\b)",
+    re.IGNORECASE,
+)
+# "Option B is correct" means the same as "the answer is B".
+_CALLED_CORRECT = re.compile(
+    r"(?<![\w-])(?<![Ii]f )(?<!whether )(?<!only )(?<!option )(?<!choice )(?<!, and )(?<! or )(?:[Oo]ption |[Cc]hoice |"
+    r"[Aa]nswer |[Ss]tatement )?\*{0,2}\(?([A-Z])\)?(?:[).:][^.\n]{0,80}?)?\*{0,2}"
+    r" (?:is|must be|seems|looks|has to be) (?:therefore |thus |indeed |clearly |definitely )?(?:the |"
+    r"most likely the |the only )?"
+    r"(?:correct|right|best|most (?:accurate|appropriate|likely|suitable|plausible)|answer)\b"
+    r"(?! (?:if|only|when|for|in)\b)(?!,? but)"
+)
+_ORDINAL_CORRECT = re.compile(
+    r"\b[Tt]he (first|second|third|fourth|fifth|last) (?:option|choice|one|answer|statement)"
+    r" (?:is|must be|has to be) (?:the )?(?:correct|right|best|answer)\b(?: one| option| choice| answer)?"
+)
+_LISTED_CORRECT = re.compile(r"^[ \t*-]{0,6}\(?([A-Z])[).:][^\n:]{0,80}: {1,2}\*{0,2}(?:correct|right)\b", re.MULTILINE)
+_CALLED_CORRECT_CHINESE = re.compile(r"(?:选项)?\s?([A-Z])\s?(?:选项)?\s?(?:是|为)?(?:正确|对)(?:的|答案|选项)")
+
+
+def letters_of(choices: Sequence[str] | None) -> str:
+    return "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: 10 if choices is None else len(choices)]
+
+
+def with_called_correct(response: str) -> str:
+    """The text with "B is correct" written as "the answer is B", which `extract` looks for."""
+    if "正确" in response or "对" in response:
+        response = _CALLED_CORRECT_CHINESE.sub(r"the answer is \1.", response)
+    response = _LISTED_CORRECT.sub(r"the answer is \1.", response)
+    response = _ORDINAL_CORRECT.sub(r"the answer is the \1 option.", response)
+    return _CALLED_CORRECT.sub(r"the answer is \1.", response)
+
+
+def read_choice(words: str, placement: Placement, letters: str, choices: Sequence[str] | None) -> str | None:
+    """The letter that a text gives as its answer; an `extract.Reader` once letters and choices are known."""
+    whole = strip_markup(words).strip(".,;: {}")
+    text = strip_lead_in(whole)
+    if placement is Placement.OPENING:
+        return _letter_and_text(text, letters, choices)
+    if placement in (Placement.LOOSE, Placement.SENTENCE):
+        return _mentioned(whole, placement, letters, choices)
+    first = _LETTER_FIRST.fullmatch(text)
+    named = choice_by_text(whole, choices) or choice_by_text(text, choices)
+    if first is None:
+        return named or (None if placement is Placement.BARE else _in_words(text, letters, choices))
+    letter, rest = first["letter"].upper(), first["rest"]
+    if named and re.match(r"\s?\w", rest) and not first["close"]:
+        return named  # "A and B" where that is the text of choice C
+    if letter not in letters:
+        return named or (AMBIGUOUS if first["letter"].isupper() and not re.match(r"\s?\w", rest) else None)
+    if (also := _LETTER_ALSO.match(rest)) and also.group(1) in letters:
+        return AMBIGUOUS
+    closed = bool(first["close"]) or rest[:1] in (".", ":", ")")
+    if first["letter"].islower() and rest and not closed:
+        return named  # "a cat"
+    own = choices is not None and normalised(rest.lstrip(").:-— ")) == normalised(choices[letters.index(letter)])
+    if DENIAL_AFTER.match(rest) or re.match(r"\W{0,2}\?", rest):
+        return AMBIGUOUS
+    if not own and _text_of_another(rest, letter, letters, choices):
+        return AMBIGUOUS
+    if placement is Placement.BARE:
+        return letter if not rest or own or (closed and choices is None) else named
+    # "A" and "I" are words as well: what follows must show that the letter is meant.
+    if closed or own or _LETTER_REMARK.match(rest) or letter not in "AI":
+        return letter
+    return named
+
+
+def choice_by_text(words: str, choices: Sequence[str] | None) -> str | None:
+    """Letter of the only choice with this text; `None` if there is none, or several."""
+    if choices is None or not (text := normalised(words)):
+        return None
+    same = [letter for letter, choice in zip(letters_of(choices), choices, strict=False) if normalised(choice) == text]
+    return same[0] if len(same) == 1 else None
+
+
+def normalised(words: str) -> str:
+    return strip_markup(str(words)).strip(" .,;:!(){}").casefold()
+
+
+def _letter_and_text(text: str, letters: str, choices: Sequence[str] | None) -> str | None:
+    """The letter of a text that begins with letter and wording of one choice: "A) Paris, not B) London"."""
+    first = _LETTER_FIRST.fullmatch(text)
+    if first is None or choices is None or first["letter"] not in letters:
+        return None
+    rest = re.sub(r"^[\s).:\]-]{1,4}", "", first["rest"] if not first["close"] else first["rest"] + " ", count=1)
+    own = normalised(choices[letters.index(first["letter"])])
+    if not own or not rest.casefold().startswith(own):
+        return None  # "A) 1" where 1 is choice B: letter and text contradict each other
+    remark = rest[len(own) :]
+    if not re.match(r"\s?(?:$|[,.;(—-]|because\b|since\b|as\b)", remark) or DENIAL_AFTER.match(remark):
+        return None
+    others = {m for groups in _MENTION.findall(remark) for m in groups if m and m in letters} - {first["letter"]}
+    return None if others and not _NOT_BEFORE_ANY.search(remark) else first["letter"]
+
+
+def _in_words(text: str, letters: str, choices: Sequence[str] | None) -> str | None:
+    """A choice given by its position ("the second option") or by its text at the start of a sentence."""
+    if _NO_CHOICE.match(text):
+        return AMBIGUOUS
+    if ordinal := _ORDINAL.match(text):
+        place = {"first": 0, "second": 1, "third": 2, "fourth": 3, "fifth": 4}.get(ordinal[1].lower(), len(letters) - 1)
+        known = choices is not None or ordinal[1].lower() != "last"
+        return letters[place] if known and place < len(letters) else None
+    if choices is None:
+        return None
+    # "Paris, the capital of France" and "Paris (B)"
+    head = re.split(r"[,(;:]| - | — |\. | because | since ", text, maxsplit=1)[0]
+    letter = choice_by_text(head, choices)
+    if letter is None or len(head) == len(text):
+        return None
+    rest = text[len(head) :]
+    others = {m for groups in _MENTION.findall(rest[:20]) for m in groups if m in letters and m} - {letter}
+    if others or DENIAL_AFTER.match(rest) or re.match(r"\W{0,3}(?:or|and)\b", rest):
+        return AMBIGUOUS
+    return letter
+
+
+def _text_of_another(rest: str, letter: str, letters: str, choices: Sequence[str] | None) -> bool:
+    """Whether the wording right after a letter is that of another choice, and not that of its own."""
+    if choices is None:
+        return False
+    wording = normalised(re.split(r"[,;]|\. |\bbecause\b|\bsince\b|\bis\b", rest.lstrip(").:-—=([ "), maxsplit=1)[0])
+    if not wording:
+        return False
+    own = normalised(choices[letters.index(letter)])
+    if wording.startswith(own) and own:
+        return False
+    others = [normalised(choice) for other, choice in zip(letters, choices, strict=False) if other != letter]
+    return any(other and (wording == other or re.match(rf"{re.escape(other)}\b(?!\w)", wording)) for other in others)
+
+
+def _mentioned(text: str, placement: Placement, letters: str, choices: Sequence[str] | None) -> str | None:
+    """The only choice that a sentence names and does not rule out."""
+    concluding = CONCLUDED.split(text)
+    concluded = len(concluding) > 1 or bool(CONCLUSION.match(text) or _STATED.search(text))
+    text = concluding[-1]  # "it cannot be C, so it must be B"
+    if (_NO_CHOICE.match(text) and not re.match(r"\W{0,3}not\b", text, re.IGNORECASE)) or HEDGE.search(text):
+        return AMBIGUOUS
+    mentioned: set[str] = set()
+    denied = False
+    for match in _MENTION.finditer(text):
+        letter = next(filter(None, match.groups())).upper()
+        if letter not in letters:
+            continue
+        if _NOT_BEFORE.search(text[max(0, match.start() - 40) : match.start()]) or _WRONG_AFTER.match(
+            text, match.end()
+        ):
+            denied = True
+        else:
+            mentioned.add(letter)
+    named = _named(text, letters, choices)
+    if named == AMBIGUOUS:
+        return AMBIGUOUS
+    if named and (not denied or mentioned):
+        mentioned.add(named)
+    if len(mentioned) > 1:
+        return AMBIGUOUS
+    unsupported = not named or (NEGATION.search(text) and not _NOT_BEFORE_ANY.search(text))
+    if mentioned and placement is Placement.SENTENCE and not concluded and not denied and unsupported:
+        return None
+    return next(iter(mentioned), None)
+
+
+def _named(text: str, letters: str, choices: Sequence[str] | None) -> str | None:
+    """The letter of the only choice whose text occurs in a sentence, not ruled out."""
+    if choices is None:
+        return None
+    folded = text.casefold()
+    found: dict[str, tuple[int, int]] = {}
+    for letter, choice in zip(letters, choices, strict=False):
+        wording = normalised(choice)
+        if len(wording) < 3 or re.fullmatch(r"true|false|yes|no|none|both|all", wording):
+            short = (
+                re.search(rf"(?:\b(?:is|are|equals|be)|=) {re.escape(wording)}\W{{0,3}}$", folded) if wording else None
+            )
+            if short:
+                found[letter] = (short.end() - 1, short.end())
+            continue
+        if match := re.search(rf"(?<!\w){re.escape(wording)}(?!\w)", folded):
+            found[letter] = match.span()
+    inner = {
+        letter
+        for letter, (start, end) in found.items()
+        for other, (a, b) in found.items()
+        if other != letter and a <= start and end <= b and (a, b) != (start, end)
+    }
+    kept = {letter: span for letter, span in found.items() if letter not in inner}
+    if any(re.match(r",? (?:or|and/or)\b", folded[end:]) for _, end in kept.values()):
+        return AMBIGUOUS  # "Demand increases or decreases"
+    stated = [
+        letter
+        for letter, (start, end) in kept.items()
+        if not _NOT_BEFORE.search(text[max(0, start - 40) : start])
+        and not NEGATION.search(re.split(r"[,;:]", text[:start])[-1])
+        and not DENIAL_AFTER.match(text, end)
+    ]
+    return AMBIGUOUS if len(stated) > 1 or (kept and not stated) else next(iter(stated), None)

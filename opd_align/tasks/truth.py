@@ -1,0 +1,149 @@
+"""Reads true/false and yes/no answers.
+
+"Not true", "isn't true" and "no longer true" are false. A hedge ("partly true", "might be true") and a question are
+no answers.
+"""
+
+from __future__ import annotations
+
+import re
+
+from opd_align.tasks.characters import strip_markup
+from opd_align.tasks.extract import AMBIGUOUS, CONCLUSION, HEDGE, Placement, strip_lead_in
+
+_TRUTH = {
+    "true": "True", "yes": "True", "t": "True", "correct": "True", "yep": "True", "yeah": "True", "是": "True",
+    "对": "True", "正确": "True", "真": "True", "是的": "True", "right": "True", "对的": "True", "正确的": "True",
+    "false": "False", "no": "False", "f": "False", "incorrect": "False", "wrong": "False", "nope": "False",
+    "否": "False", "错": "False", "错误": "False", "假": "False", "不是": "False", "不对": "False",
+    "ja": "True", "oui": "True", "vrai": "True", "wahr": "True", "richtig": "True", "sí": "True", "verdadero": "True",
+    "cierto": "True", "vero": "True", "да": "True", "はい": "True", "nein": "False", "non": "False", "faux": "False",
+    "falsch": "False", "falso": "False", "нет": "False", "いいえ": "False",
+    "不正确": "False", "错误的": "False", "错的": "False", "untrue": "False", "不正确的": "False",
+}  # fmt: skip
+_OPPOSITE = {"True": "False", "False": "True"}
+_WORDS = "|".join(sorted(_TRUTH, key=len, reverse=True))
+_FIRST = re.compile(
+    rf"\W{{0,4}}(?P<negated>(?:not|n't|never)\s(?:at all\s|quite\s|really\s|entirely\s|necessarily\s|always\s)?)?"
+    rf"(?P<word>{_WORDS})(?![\w])(?!['’]\w)(?P<rest>.*)",
+    re.IGNORECASE | re.DOTALL,
+)
+_ALSO = re.compile(
+    r"\W{0,3}(?:(?:or|and|and/or|/|,|\||nor|but|或|和)(?:,| also| maybe| possibly| perhaps| partly| then)?)"
+    r"\W{0,3}(not\s)?(true|false|yes|no|真|假|是|否)(?![\w])(?! (?:one|doubt|other|longer|matter|reason|further))",
+    re.IGNORECASE,
+)
+_REASON = re.compile(
+    r"\W{0,3}(?:$|[.,;:!()\-—]|(?:because|since|as|it|that|the|based|according|this|he|she|they|there|for|"
+    r"given|in|due|"
+    r"by|from|so|not|and|but|you|we|I)\b)",
+    re.IGNORECASE,
+)
+# A predicate, not "a true story".
+_PREDICATE = re.compile(
+    r"\b(?P<word>true|false|untrue|correct|incorrect|wrong|falsch|wahr|vrai|faux|falso|verdadero|richtig|"
+    r"cierto)\b(?![ -]+(?!because|since|as|according|based|for|in|that|given|"
+    r"and|but|from|due|to|when|at|by|of|or|here|so|with|per|statement|not|today|anymore|any)[a-z])"
+    r"|(?P<chinese>(?<!不)(?:正确|错误|对|错)(?:的)?(?!\w))",
+    re.IGNORECASE,
+)
+_NEGATION = re.compile(
+    r"\b(?:not|nicht|pas|no es|none of|nothing|never|no longer|hardly|neither|nor|cannot|far from|"
+    r"anything but|without being|ceased to be|"
+    r"stopped being|fails? to be|false that|wrong that|untrue that|incorrect that)\b|n't\b|(?:不|并非|没有)",
+    re.IGNORECASE,
+)
+_UNCERTAIN = re.compile(
+    r"\b(?:partly|partially|half|sometimes|somewhat|mostly|largely|nearly|almost|might|may|could|possibly|perhaps|"
+    r"either|true or false|doubt|opposite|contrary|converse|reverse|no (?:evidence|proof|indication|"
+    r"information|way|mention)|both|used to|was once|would)\b",
+    re.IGNORECASE,
+)
+_ENDING = re.compile(r"(?::|—| - )\s?(true|false|yes|no)[.!\s]{0,3}$", re.IGNORECASE)
+_BOTH_NAMED = re.compile(r"^\(?(?:true|yes)(?:\s?/\s?| or )(?:false|no)(?:\)?:?|\?)\s+(?=\w)", re.IGNORECASE)
+_DENIED = re.compile(
+    r"\W{0,3}(?:is|was|would be|seems|can|cannot|can't|isn't)\b.{0,20}?(?:incorrect|wrong|false|not|be\b|"
+    r"right|correct)|\s?(?:->|→|=>)",
+    re.IGNORECASE,
+)
+_SUBJECT = re.compile(
+    r"\b(?:it|this|that|which|ist|est|es|aussage|statement|claim|answer|assertion|sentence|question|"
+    r"passage|proposition|says|said|is|are|was|"
+    r"isn't|aren't|wasn't)\b|'s\b|说法|陈述|是",
+    re.IGNORECASE,
+)
+
+
+def read_true_false(words: str, placement: Placement) -> str | None:
+    """The truth value that a text gives as its answer; an `extract.Reader`."""
+    stripped = strip_markup(words)
+    text = strip_lead_in(stripped)
+    if placement is Placement.SENTENCE:
+        conclusion = CONCLUSION.match(stripped)
+        if conclusion and (first := _FIRST.fullmatch(stripped[conclusion.end() :])):
+            found = _first_word(first, Placement.OPENING)
+            if found is not None:
+                return found
+        return _predicate(stripped)
+    if placement is Placement.LOOSE:
+        return _predicate(stripped)
+    text = _BOTH_NAMED.sub("", text)
+    first = _FIRST.fullmatch(_BOTH_NAMED.sub("", stripped)) or _FIRST.fullmatch(text)
+    if first is None:
+        return _predicate(stripped) if placement in (Placement.MARKED, Placement.OPENING) else None
+    found = _first_word(first, placement)
+    if found is None and placement is Placement.OPENING:
+        return _predicate(stripped)
+    return found
+
+
+def _first_word(first: re.Match[str], placement: Placement) -> str | None:
+    word, rest = first["word"].lower(), first["rest"]
+    value = _TRUTH[word]
+    if placement in (Placement.BARE, Placement.BOX) and re.search(r"\w", rest):
+        return None if placement is Placement.BARE else AMBIGUOUS if _ALSO.match(rest) else None
+    also = _ALSO.match(rest)
+    if also and (_TRUTH[also.group(2).lower()] != value) != bool(also.group(1)):
+        return AMBIGUOUS
+    if placement is Placement.OPENING and not re.match(r"\s?[.,:;!—-]|$", rest):
+        return None  # "No doubt ..."
+    if len(word) == 1 and word.isascii() and re.search(r"\w", rest):
+        return None
+    if rest.lstrip("\"')").startswith("?") or _DENIED.match(rest):
+        return AMBIGUOUS
+    if word not in ("true", "false") and not _REASON.match(rest) and word.isascii():
+        return None
+    if re.match(r"\W{0,3}(?:for|in) (?:some|part|most|certain)\b", rest, re.IGNORECASE):
+        return AMBIGUOUS
+    return _OPPOSITE[value] if first["negated"] else value
+
+
+def _predicate(text: str) -> str | None:
+    """The truth value of sentences such as "the statement is not true"."""
+    if ending := _ENDING.search(text):
+        return _TRUTH[ending[1].lower()]  # "No doubt about it: yes."
+    later = re.split(
+        r"(?<!anything)(?<!nothing),? \b(?:but|however|yet|sondern|mais|pero)\b", text, flags=re.IGNORECASE
+    )
+    if len(later) > 1 and (found := _predicate(later[-1])) is not None:
+        return found  # "It is true that it was shot in Canada, but the statement is false."
+    values: set[str] = set()
+    aside: set[str] = set()
+    hedged = False
+    for match in _PREDICATE.finditer(text):
+        word = (match["word"] or match["chinese"]).lower()
+        start = max(text.rfind(mark, 0, match.start()) for mark in (". ", "; ", "? ", "! ")) + 1
+        before = text[max(start, match.start() - 80) : match.start()]
+        before = re.split(r"(?i)(?<!anything),? but |, (?:so|and|which) ", before)[-1]
+        if _UNCERTAIN.search(before) or HEDGE.search(before) or text[match.end() :].lstrip(" \"'").startswith("?"):
+            hedged = True
+            continue
+        if not _SUBJECT.search(before) and before.strip(" ,:"):
+            aside.add(_TRUTH[word])
+            continue
+        negations = len(_NEGATION.findall(before))
+        value = _TRUTH[word]
+        values.add(_OPPOSITE[value] if negations % 2 else value)
+    if len(values) > 1 or (hedged and not values) or (values and aside - values):
+        return AMBIGUOUS
+    return values.pop() if values else None
