@@ -122,7 +122,7 @@ def read_choice(words: str, placement: Placement, letters: str, choices: Sequenc
     if first["letter"].islower() and rest and not closed:
         return named  # "a cat"
     own = choices is not None and normalised(rest.lstrip(").:-— ")) == normalised(choices[letters.index(letter)])
-    if DENIAL_AFTER.match(rest) or re.match(r"\W{0,2}\?", rest):
+    if (DENIAL_AFTER.match(rest) and not own) or re.match(r"\W{0,2}\?", rest):
         return AMBIGUOUS
     if not own and _text_of_another(rest, letter, letters, choices):
         return AMBIGUOUS

@@ -113,7 +113,7 @@ _RETRACTION = re.compile(
     r"(?: (?:not|all|actually|clearly))? ?(?:wrong|incorrect|right|correct|a mistake|an error)\b|scratch that|"
     r"I (?:made|have made) (?:a|an) (?:mistake|error)|take that back|disregard|ignore (?:that|this)|"
     r"I was wrong(?! about)|"
-    r"correction\b|(?:he|she|they) (?:is|are|was|were) (?:wrong|mistaken)|on second thou?ght)",
+    r"correction:|(?:he|she|they) (?:is|are|was|were) (?:wrong|mistaken)|on second thou?ght)",
     re.IGNORECASE,
 )
 _RIGHT_AFTER_ALL = re.compile(r"(?:'s| is| was)(?: all| actually| clearly)? ?(?:right|correct)$", re.IGNORECASE)

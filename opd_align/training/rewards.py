@@ -14,7 +14,8 @@ picklable, a fork does not work with CUDA, and a spawned process would import th
 
 The limit cannot end code that ignores signals, nor a verifier that sets an alarm of its own, which replaces ours. A
 thread that never returns keeps using the interpreter, so the verifier is not called while `MAX_HANGING_CALLS` threads
-hang; as daemon threads, they do not delay the interpreter's exit.
+hang; as daemon threads, they do not delay the interpreter's exit. The verifiers of tasks need none of this: what could
+take long there runs in the processes of `tasks.math_pool`.
 """
 
 from __future__ import annotations

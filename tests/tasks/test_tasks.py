@@ -263,7 +263,12 @@ def test_real_questions_load_and_their_own_answers_are_correct(name):
         assert question.text in this.user_message(question)
         if choices is not None:
             wording = choices["ABCD".index(question.answer)]
-            assert this.verifier.judge(f"Answer: {wording}", question.answer, choices) is Verdict.CORRECT
+            for text in (
+                f"Answer: {wording}",
+                f"Answer: {question.answer}) {wording}",
+                f"Option {question.answer}: {wording}",
+            ):
+                assert this.verifier.judge(text, question.answer, choices) is Verdict.CORRECT
 
 
 # The Hub, replaced by a folder that `datasets` loads, and by its failures

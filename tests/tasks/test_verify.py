@@ -10,7 +10,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import verdict_families, verdicts
+from support import verdict_families, verdict_table, verdicts
 
 from opd_align.tasks import Choice, Maths, Number, TrueFalse, Verdict
 from opd_align.tasks.extract import boxed, strip_thinking
@@ -58,6 +58,22 @@ def test_the_table_is_large_and_contains_every_verdict_for_every_kind():
         rows = [verdict for verifier, _, _, verdict, _ in TABLE if verifier == kind]
         assert len(rows) >= 60
         assert set(rows) == set(VERDICT_OF)
+
+
+def test_a_human_reader_agrees_on_a_large_table_written_without_knowledge_of_the_rules():
+    """At most 0.3 % false correct and 3 % false incorrect, on both tables together; the families are not counted."""
+    kinds = {kind.__name__: kind for kind in KINDS}
+    rows = [(kinds[c.kind], c.output, c.gold, c.expected, c.choices) for c in verdict_table.VERDICT_TABLE]
+    rows += [(kind, text, gold, VERDICT_OF[verdict].value, choices) for kind, text, gold, verdict, choices in TABLE]
+    assert len(rows) >= 800
+    given = [(expected, kind.judge(text, gold, choices), text) for kind, text, gold, expected, choices in rows]
+    false_correct = [text for expected, verdict, text in given if verdict is Verdict.CORRECT and expected != "correct"]
+    false_incorrect = [
+        text for expected, verdict, text in given if verdict is not Verdict.CORRECT and expected == "correct"
+    ]
+    assert len(false_correct) <= 0.003 * len(rows), false_correct
+    assert len(false_incorrect) <= 0.03 * len(rows), false_incorrect
+    assert all(verdict is Verdict.UNKNOWN for expected, verdict, _ in given if expected == "unknown")
 
 
 # Properties
