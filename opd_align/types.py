@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from hashlib import blake2b
+from reprlib import Repr
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -28,6 +29,17 @@ REWARD = "reward"
 
 class OpdAlignError(Exception):
     """An error the user can fix; the message says what was wrong, what was expected and what to do."""
+
+
+def shortened(value: object, limit: int = 80) -> str:
+    """A value as it is shown in an error message: at most `limit` characters, whatever it contains."""
+    short = Repr()
+    short.maxstring = short.maxother = short.maxlong = limit
+    try:
+        text = short.repr(value)
+    except ValueError:  # an integer of more digits than Python converts
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 class Outcome(IntEnum):

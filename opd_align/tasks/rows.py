@@ -9,11 +9,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from opd_align.hub import cached_if_unreachable
 from opd_align.types import OpdAlignError
 
 
@@ -53,14 +56,19 @@ def hub_rows(hub: str, config: str | None, split: str, task: str) -> Iterator[Ro
             f"loading {hub} from the Hub needs the package datasets; install it with: pip install "
             "'opd-align[tasks]', or pass load() a file with the same fields"
         ) from error
-    try:
-        table = datasets.load_dataset(hub, config, split=split)
-    except Exception as error:  # connection, name, configuration, split, disk: errors of different libraries
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise OpdAlignError(
-            f"task {task!r}: {hub} (configuration {config or 'default'}, split {split}) could not be loaded from the "
-            f"Hub: {reason}. Without a connection, pass a file with the same fields instead: load('questions.jsonl')"
-        ) from error
+    local = Path(hub).exists()
+    with nullcontext(True) if local else cached_if_unreachable() as reachable:
+        try:
+            table = datasets.load_dataset(hub, config, split=split)
+        except Exception as error:  # connection, name, configuration, split, disk: errors of different libraries
+            reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+            if not reachable and re.search("connect|reach|cache|offline", reason):
+                reason = "no connection to the Hub, and no cached copy"
+            raise OpdAlignError(
+                f"task {task!r}: {hub} (configuration {config or 'default'}, split {split}) could not be loaded from "
+                f"the Hub: {reason}. To read questions from a file with the same fields: --data questions.jsonl (in "
+                "Python: load('questions.jsonl'))"
+            ) from error
     for number, values in enumerate(table):
         yield Row(number, f"{hub}, {split}, row {number}", values)
 

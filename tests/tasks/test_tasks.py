@@ -303,17 +303,36 @@ def test_without_a_file_the_dataset_is_loaded_from_the_hub(name, hub, config, sp
     assert calls == [((hub, config), {"split": split}), ((hub, config), {"split": "other"})]
 
 
-def test_an_unreachable_hub_suggests_a_local_file(monkeypatch):
+def test_an_error_of_the_hub_suggests_a_local_file(monkeypatch):
     datasets = pytest.importorskip("datasets")
 
-    def unreachable(*names, **options):
-        raise ConnectionError("Couldn't reach the Hub\nand a long trace")
+    def failing(*names, **options):
+        raise ValueError("Unknown split\nand a long trace")
 
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(
-        OpdAlignError, match=r"cais/mmlu .*split test.*Couldn't reach the Hub\. .*load\('questions.jsonl'\)"
-    ):
+    monkeypatch.setattr(datasets, "load_dataset", failing)
+    with pytest.raises(OpdAlignError, match=r"cais/mmlu .*split test.*Unknown split\. .*--data questions\.jsonl"):
         task("mmlu").load()
+
+
+def test_without_a_connection_the_cache_is_read_at_once(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    constants = pytest.importorskip("huggingface_hub").constants
+    # Port 1 of this machine refuses connections, as a machine without a network does.
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    modes = []
+
+    def load(*names, **options):
+        modes.append((datasets.config.HF_HUB_OFFLINE, constants.is_offline_mode()))
+        if len(modes) == 2:
+            raise ConnectionError("Couldn't reach the Hub")
+        return [MMLU_ROW]
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    assert len(task("mmlu").load()) == 1
+    with pytest.raises(OpdAlignError, match=r"no connection to the Hub, and no cached copy\. .*--data questions\.jsonl"):
+        task("mmlu").load()
+    assert modes == [(True, True)] * 2
+    assert not constants.is_offline_mode()
 
 
 def test_without_datasets_the_error_names_the_extra(monkeypatch):
