@@ -42,6 +42,11 @@ def shortened(value: object, limit: int = 80) -> str:
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
+def is_valid_text(text: str) -> bool:
+    """Whether a text can be written to a file and tokenized: no lone surrogates, no NUL characters."""
+    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 class Outcome(IntEnum):
     """The verifier's result for a completion. Unknown is not incorrect."""
 

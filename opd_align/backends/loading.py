@@ -7,6 +7,7 @@ computed here too. torch and transformers are imported on first use.
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -140,21 +141,18 @@ def resolve_reference(reference: str) -> tuple[str, dict[str, Any]]:
                 f"there is no {reference!r}; there are {' and '.join(EMBEDDED + each for each in folders)}"
             )
         return str(folders[name]()), {}
-    try:
-        path = Path(reference).expanduser()
-        path.is_dir()
-    except (OSError, RuntimeError, ValueError):  # a name too long for the file system, a home folder of nobody
-        raise OpdAlignError(f"the folder {shortened(reference)} does not exist") from None
+    # Unlike the methods of `Path`, these functions do not fail for a name that no file can have.
+    path = Path(os.path.expanduser(reference))
     if path.suffix == ".gguf":
-        if not path.is_file():
-            raise OpdAlignError(f"{reference!r} does not exist")
+        if not os.path.isfile(path):
+            raise OpdAlignError(f"{shortened(reference)} does not exist")
         return str(path.parent), {"gguf_file": path.name}
-    if path.is_dir():
+    if os.path.isdir(path):
         if not (path / "config.json").is_file():
             raise OpdAlignError(f"{reference!r} is a folder without a config.json; save a model with save_pretrained")
         return str(path), {}
     if reference.startswith((".", "/", "~")) or reference.count("/") > 1:
-        raise OpdAlignError(f"the folder {reference!r} does not exist")
+        raise OpdAlignError(f"the folder {shortened(reference)} does not exist")
     if not _HUB_NAME.fullmatch(reference):
         raise OpdAlignError(f"{shortened(reference)} is neither a folder nor a name on the Hub")
     return reference, {}

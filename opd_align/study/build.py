@@ -115,7 +115,7 @@ class Study:
             *(t.model for t in self.teacher_specs),
         ):
             if model is not None:
-                check_model(model.model, dtype=model.dtype)
+                check_model(model.model, dtype=model.dtype, device=model.device)
         sources = [SELF] if self.config.source is None else [SELF, SOURCE]
         for used in self.contexts:
             if used.source not in sources and used.correct + used.wrong:
