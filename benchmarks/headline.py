@@ -40,7 +40,7 @@ def measured(questions: int) -> dict[str, pa.Table]:
     skipped = study.skipped_questions(demonstrations)
     teachers, settings, grader = study.teachers(demonstrations), study.config.settings(), study.grader
     tables: dict[str, list[pa.Table]] = {estimator: [] for estimator in ESTIMATORS}
-    for question in track([each for each in study.questions if each.id not in skipped], "questions"):
+    for question in track([each for each in study.usable_questions if each.id not in skipped], "questions"):
         evidence = collect(study.student, teachers, question, grader, settings=settings)
         for estimator in ESTIMATORS:
             tables[estimator].append(align(evidence, replace(settings, estimator=estimator)))

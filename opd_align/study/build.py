@@ -8,6 +8,7 @@ once.
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -38,7 +39,7 @@ from opd_align.teachers.demonstrations import (
     TrialBudget,
     collect_demonstrations,
 )
-from opd_align.teachers.eligibility import missing_demonstrations, prompts_too_long, without_gold_answer
+from opd_align.teachers.eligibility import missing_demonstrations, prompts_too_long, unusable_questions
 from opd_align.teachers.screening import (
     Screener,
     demonstrations_manifest,
@@ -48,6 +49,8 @@ from opd_align.teachers.screening import (
 from opd_align.types import OpdAlignError, Question
 
 SOURCE = "source"
+SHOWN = 3
+"""Number of skipped questions that a warning names."""
 
 
 class SkippedQuestionsWarning(UserWarning):
@@ -128,7 +131,18 @@ class Study:
         if duplicates:
             raise OpdAlignError(f"teachers: {duplicates[0]!r} appears more than once; give each its own name")
         if not self.questions:
-            raise OpdAlignError("questions: no questions are selected")
+            config = self.config.questions
+            raise OpdAlignError(
+                f"questions: no questions are selected from {config.file or f'task {self.task.name!r}'} with offset "
+                f"{config.offset} and limit {config.limit}"
+            )
+        if not self.usable_questions:
+            name, reason = next(iter(self.unusable_questions.items()))
+            raise OpdAlignError(
+                f"questions: none of {len(self.questions)} can be used; {name!r}: {reason}. Check task.answer (the "
+                "field with the answer) and task.kind"
+            )
+        self._warn_about_unusable_questions()
 
     @property
     def name(self) -> str:
@@ -175,6 +189,25 @@ class Study:
             )
         selected = [by_id[name] for name in ids]
         return selected[config.offset :][: config.limit]
+
+    @cached_property
+    def unusable_questions(self) -> dict[str, str]:
+        """Questions that are of no use with any teacher: ID → reason. Known without a model."""
+        return unusable_questions(self.task, self.questions)
+
+    @cached_property
+    def usable_questions(self) -> list[Question]:
+        """The questions with an answer that the verifier can read, without repetitions."""
+        return [question for question in self.questions if question.id not in self.unusable_questions]
+
+    def _warn_about_unusable_questions(self) -> None:
+        unusable = self.unusable_questions
+        if not unusable:
+            return
+        shown = [f"{name!r}: {reason}" for name, reason in list(unusable.items())[:SHOWN]]
+        more = f"; and {len(unusable) - SHOWN} more" if len(unusable) > SHOWN else ""
+        text = f"{len(unusable)} of {len(self.questions)} questions are skipped: {'; '.join(shown)}{more}"
+        warnings.warn(text, SkippedQuestionsWarning, stacklevel=3)
 
     def _read_questions(self, limit: int | None, offset: int) -> list[Question]:
         config = self.config.questions
@@ -280,10 +313,8 @@ class Study:
         """What the contexts need: from the screening that selected the questions, or sampled into `path`."""
         if not any(context.correct + context.wrong for context in self.contexts):
             return {}
-        # Without a gold answer no response can be graded, and all trials would be wasted.
-        ungradable = without_gold_answer(self.task, self.questions)
-        questions = [question for question in self.questions if question.id not in ungradable]
-        manifest = demonstrations_manifest(self.writers, self.contexts, self.questions)
+        questions = self.usable_questions
+        manifest = demonstrations_manifest(self.writers, self.contexts, questions)
         if self.config.questions.screening is not None:
             screened = load_screening(self.config.questions.screening)[1]
             if self._has_same_writers(
@@ -304,15 +335,14 @@ class Study:
     def skipped_questions(self, demonstrations: Mapping[str, Sequence[Demonstration]]) -> dict[str, str]:
         """Question ID → why it cannot be compared: a demonstration is missing, or a prompt is too long."""
         max_tokens = self.config.sampling.max_tokens
-        missing = missing_demonstrations(self.questions, self.contexts, demonstrations, self.writers)
+        missing = missing_demonstrations(self.usable_questions, self.contexts, demonstrations, self.writers)
         reasons = {
             name: f"{context}: {reason}"
             for name, by_context in missing.items()
             for context, reason in by_context.items()
         }
-        reasons |= without_gold_answer(self.task, self.questions)
         for model in (self.student, *self.teachers(demonstrations)):
-            remaining = [question for question in self.questions if question.id not in reasons]
+            remaining = [question for question in self.usable_questions if question.id not in reasons]
             reasons |= prompts_too_long(model, remaining, max_tokens)
         return reasons
 
@@ -324,14 +354,28 @@ class Study:
         stored = read_manifest(path / MANIFEST)
         if stored is not None and stored.get("kind") == "analysis" and has_results(path):
             check_same_run_early(
-                path, stored, self.known_manifest, settings=self.config.settings(), questions=self.questions
+                path, stored, self.known_manifest, settings=self.config.settings(), questions=self.usable_questions
             )
         demonstrations = self.collect_demonstrations(path / DEMONSTRATIONS, on_phase)
         skipped = self.skipped_questions(demonstrations)
-        questions = [question for question in self.questions if question.id not in skipped]
+        questions = [question for question in self.usable_questions if question.id not in skipped]
         if not questions:
-            raise OpdAlignError(f"all questions are skipped; reason for the last one: {[*skipped.values()][-1]}")
+            raise OpdAlignError(self._no_question_left(skipped))
         return PreparedStudy(demonstrations, questions, skipped)
+
+    def _no_question_left(self, skipped: Mapping[str, str]) -> str:
+        counts = Counter(reason for reason in skipped.values())
+        listed = "; ".join(f"{reason} ({count} of {len(skipped)} questions)" for reason, count in counts.most_common(3))
+        trials = self.config.demonstrations.trials
+        remedies = []
+        if "responses by" in listed:
+            remedies.append(
+                f"sample more than {trials} responses per question (--set demonstrations.trials={4 * trials}), choose "
+                "questions that the student solves sometimes (opd-align screen), or remove that teacher"
+            )
+        if "do not fit the context" in listed:
+            remedies.append("allow fewer new tokens (--set sampling.max_tokens=...)")
+        return f"no question is left to analyze: {listed}. To change that: {'; '.join(remedies) or 'see the reasons'}"
 
     def analyze(self, path: PathLike, **options: Any) -> Analysis:
         """Collects demonstrations, then analyzes, both in a run directory, which is new or resumed.

@@ -123,7 +123,7 @@ def analyze_with_ray(
     """Like `study.analyze`, on the actors of a Ray cluster."""
     study.check()
     settings = study.config.settings()
-    check_inputs(study.teacher_specs, study.questions, settings)
+    check_inputs(study.teacher_specs, study.usable_questions, settings)
     cluster.check(study)
     run_path, reuse_path = _shared_address(path), None if reuse is None else _shared_address(reuse)
     if cluster.address != LOCAL:
