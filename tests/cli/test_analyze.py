@@ -85,6 +85,7 @@ def test_style_tokens_have_a_small_sr_range_and_operators_a_large_one(analysis):
     assert np.mean(operator) > 0.25
 
 
+@pytest.mark.filterwarnings("default::opd_align.study.build.SkippedQuestionsWarning")
 def test_dry_run_counts_only_questions_that_can_be_used(tmp_path, capsys):
     rows = [("a", "2 and 2?", "4"), ("b", "2 and 3?", "12,0"), ("c", "2 and 4?", None), ("d", "2 and 2?", "4")]
     data = tmp_path / "data.jsonl"

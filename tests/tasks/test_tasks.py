@@ -275,7 +275,7 @@ def test_numbers_as_pandas_writes_them(tmp_path):
 
 
 def test_too_many_generated_questions_are_refused_at_once():
-    with pytest.raises(OpdAlignError, match="generates at most 20,000 questions, .* request 1,000,000,000"):
+    with pytest.raises(OpdAlignError, match=r"generates at most 20,000 questions, .* request 1,000,000,000"):
         task("arithmetic").load(limit=10**9)
     with pytest.raises(OpdAlignError, match="at most 20,000"):
         task("arithmetic").load(limit=1, offset=10**18)
@@ -409,7 +409,7 @@ def test_without_datasets_the_error_names_the_extra(monkeypatch):
 
 
 def test_a_task_without_dataset_asks_for_a_file():
-    with pytest.raises(OpdAlignError, match="'mine' has no dataset on the Hub; name a file: --data questions.jsonl"):
+    with pytest.raises(OpdAlignError, match=r"'mine' has no dataset on the Hub; name a file: --data questions\.jsonl"):
         custom_task("mine", kind="number").load()
 
 

@@ -18,6 +18,7 @@ from opd_align.teachers.eligibility import (
     repeated_questions,
     without_gold_answer,
 )
+from opd_align.types import Question
 
 ONE = CONTEXTS["Self-1C"]
 
