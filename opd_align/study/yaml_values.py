@@ -17,10 +17,26 @@ MAX_VALUES = 100_000
 """Number of values of a configuration, with anchors expanded."""
 MAX_DEPTH = 30
 """Depth of nested lists and sections."""
+TOO_DEEP = "lists or sections are nested too deeply"
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, which also rejects repeated keys."""
+    """PyYAML's safe loader, which also rejects repeated keys and deep nesting (its time is quadratic in the depth)."""
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise OpdAlignError(TOO_DEEP)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def fetch_flow_collection_start(self, token_class: Any) -> None:
+        if self.flow_level > MAX_DEPTH:
+            raise OpdAlignError(TOO_DEEP)
+        super().fetch_flow_collection_start(token_class)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
@@ -45,7 +61,7 @@ def parse_yaml(text: str) -> Any:
     except yaml.YAMLError as error:
         raise OpdAlignError(f"not YAML: {' '.join(str(error).split())[:200]}") from error
     except RecursionError:
-        raise OpdAlignError("lists or sections are nested too deeply") from None
+        raise OpdAlignError(TOO_DEEP) from None
     except OpdAlignError:
         raise
     # A date with a 13th month, `0b_`, a number of 5,000 digits: errors of the types that PyYAML converts to.
@@ -60,7 +76,7 @@ def _expanded(value: Any, depth: int, count: list[int]) -> Any:
     """
     count[0] += 1
     if depth > MAX_DEPTH:
-        raise OpdAlignError("lists or sections are nested too deeply")
+        raise OpdAlignError(TOO_DEEP)
     if count[0] > MAX_VALUES:
         raise OpdAlignError(f"more than {MAX_VALUES:,} values, with anchors expanded")
     if isinstance(value, dict):
