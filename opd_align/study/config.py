@@ -32,6 +32,8 @@ EMBEDDED_STUDENT = "embedded:student"
 
 MAX_INTEGER = 2**53
 """Largest whole number: every tool that reads a run directory represents it exactly."""
+MAX_TEXT, MAX_INSTRUCTION = 1_000, 100_000
+"""Number of characters of a name or path, and of an instruction."""
 MAX_NAME = 80
 """Number of characters of an unknown name that an error message shows."""
 
@@ -401,6 +403,8 @@ def _parse_value(hint: Any, value: Any, at: str) -> Any:
         raise OpdAlignError(f"{at}: {shortened(value)} is too large")
     if hint is str and not is_valid_text(value):
         raise OpdAlignError(f"{at}: {shortened(value)} contains characters that are not valid in text")
+    if hint is str and len(value) > (MAX_INSTRUCTION if at == "task.instruction" else MAX_TEXT):
+        raise OpdAlignError(f"{at}: {shortened(value)} is too long ({len(value):,} characters)")
     return value
 
 

@@ -206,7 +206,7 @@ def test_a_damaged_file_gives_valid_questions_or_one_line(tmp_path):
         if file.suffix == ".parquet":  # its checksums find every change
             assert [each.text for each in loaded] == [each.text[:200].strip() for each in questions], file.name
         if file.suffix == ".jsonl":
-            lines = [json.loads(line) for line in io.StringIO(file.read_text(encoding="utf-8-sig")) if line.strip()]
+            lines = [json.loads(line) for line in io.StringIO(file.read_bytes().decode("utf-8-sig")) if line.strip()]
             assert [each.text for each in loaded] == [line["question"].strip() for line in lines]
         file.unlink()
     assert min(accepted, refused) > 20
