@@ -27,7 +27,7 @@ from opd_align.runs.execute import Group, GroupResults, execute_run
 from opd_align.runs.filesystem import AnyPath, PathLike, RemotePath, as_path
 from opd_align.runs.rollout_store import DamagedFileWarning
 from opd_align.runs.run_directory import RunDirectory, Usage
-from opd_align.study.build import PreparedStudy, Study, TeacherSpec
+from opd_align.study.build import PreparedStudy, Study
 from opd_align.study.config import ModelConfig
 from opd_align.study.ray_actors import (
     ActorContext,
@@ -39,6 +39,7 @@ from opd_align.study.ray_actors import (
     import_ray,
     reraise_ray_errors,
 )
+from opd_align.study.teacher_specs import TeacherSpec
 from opd_align.types import OpdAlignError
 
 T = TypeVar("T")

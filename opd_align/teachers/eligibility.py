@@ -1,7 +1,7 @@
 """Which questions can be used with which teachers, and why not.
 
-A question is usable if it has a gold answer, its prompts fit the context length of every model, and the demonstrations
-of every context exist. Every function maps question ids to the reason against them, so that exclusions can be
+A question is usable if it has a gold answer and its prompt fits the student's context; a teacher can be used on it if
+its own prompt fits and the demonstrations of its context exist. Every function maps question ids to the reason against them, so that exclusions can be
 reported. Nothing is sampled here.
 """
 
@@ -63,8 +63,10 @@ def without_gold_answer(task: Task, questions: Sequence[Question]) -> dict[str, 
 
 
 def _unreadable(task: Task, answer: str) -> str:
-    meant = {Number: "a number", Maths: "a mathematical expression", TrueFalse: "true or false", Choice: "a choice"}
-    expected = next((name for kind, name in meant.items() if isinstance(task.verifier, kind)), "an answer")
+    meant: dict[type, str] = {
+        Number: "a number", Maths: "a mathematical expression", TrueFalse: "true or false", Choice: "a choice",
+    }  # fmt: skip
+    expected = meant.get(type(task.verifier), "an answer")
     hint = ""
     if isinstance(task.verifier, Number | Maths) and _DECIMAL_COMMA.fullmatch(answer):
         hint = f"; write {answer.strip().replace(',', '.')} if the comma is a decimal point"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from support.small_chat import CHATML, END, SWITCHED, byte_tokenizer, save_model
 import opd_align.study.build
 from opd_align.backends.scoring import TokenizerMismatch
 from opd_align.cli.main import main
+from opd_align.core.metrics import teacher_difference
+from opd_align.report.html import write_report
 from opd_align.study.build import SkippedQuestionsWarning, Study
 from opd_align.study.config import read_config
 from opd_align.teachers.contexts import CONTEXTS, Context, ContextPrompt
@@ -351,6 +354,33 @@ def test_if_no_question_is_left_the_trials_and_the_remedy_are_named(data, folder
         "no question is left to analyze: Self-3C: 0 of 3 correct responses by 'self' (1 of 1 questions)."
     )
     assert "more than 4 responses per question (--set demonstrations.trials=16)" in str(caught.value)
+
+
+@pytest.mark.filterwarnings("default::opd_align.study.build.SkippedQuestionsWarning")
+def test_a_context_that_is_missing_does_not_drop_the_question_for_other_teachers(folder, data, tmp_path, monkeypatch):
+    big = save_model(tmp_path / "big", seed=9)
+    small = ["sampling.max_tokens=4", "budget.initial=40", "budget.targeted=200", "rules.n_sig=1", "questions.limit=2"]
+    study = make_study(data, f"student={folder}", f"teachers=Self-1C,{big}", *small)
+    ann = study.questions[0]
+    demonstrations = {"ann": CONTEXTS["Self-1C"].placeholders(ann)}
+    monkeypatch.setattr(Study, "collect_demonstrations", lambda *_: demonstrations)
+    assert study.skipped_questions(demonstrations) == {}
+    with pytest.warns(SkippedQuestionsWarning, match=r"question 'bob' is analyzed without Self-1C: 0 of 1 correct"):
+        analysis = study.analyze(tmp_path / "run")
+    rows = {(row["question"], row["teacher"]) for row in analysis.nodes.select(["question", "teacher"]).to_pylist()}
+    assert rows == {("ann", "Self-1C"), ("ann", "big"), ("bob", "big")}
+    known = {
+        name: [not isnan(row["t"][0]) for row in analysis.children.to_pylist() if row["question"] == name]
+        for name in ("ann", "bob")
+    }
+    assert all(known["ann"])
+    assert not any(known["bob"])
+    assert all(not isnan(row["t"][1]) for row in analysis.children.to_pylist())
+    assert write_report(analysis, tmp_path / "report.html", title="x").stat().st_size > 10_000
+    difference = teacher_difference(analysis.nodes, "big", "Self-1C", "reverse_kl")
+    assert difference.n == 1
+    again = study.analyze(tmp_path / "run")
+    assert again.nodes.equals(analysis.nodes)
 
 
 # -- end to end ------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def outcome(case: object, function: Callable[[], T]) -> tuple[T | None, str | No
         assert message, f"case {case}: an error without a message"
         assert len(message.splitlines()) == 1, f"case {case}: not one line: {message!r}"
         assert len(message) < 3000, f"case {case}: {len(message)} characters: {message[:200]!r}"
-        assert "\\x1b" not in message, f"case {case}: control characters: {message!r}"
+        assert "\x1b" not in message, f"case {case}: control characters: {message!r}"
         return None, message
     except AssertionError:
         raise
