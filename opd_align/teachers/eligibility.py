@@ -1,8 +1,8 @@
 """Which questions can be used with which teachers, and why not.
 
 A question is usable if it has a gold answer and its prompt fits the student's context; a teacher can be used on it if
-its own prompt fits and the demonstrations of its context exist. Every function maps question ids to the reason against them, so that exclusions can be
-reported. Nothing is sampled here.
+its own prompt fits and the demonstrations of its context exist. Every function maps question ids to the reason against
+them, so that exclusions can be reported. Nothing is sampled here.
 """
 
 from __future__ import annotations

@@ -46,7 +46,10 @@ KEYS: dict[str, tuple[list[str], list[str]]] = {
     "batch": (["1", "4096"], [*NO_INTEGER, "0", "-5", "null"]),
     "shrink": (["true", "no"], [*NO_FLAG, "null"]),
     "estimator": (["backup", "direct", "pooled"], ["bakcup", "1", "[backup]", "{}", "null", "x" * 4000]),
-    "objectives": (["reverse_kl", "[forward_kl, reverse_kl]", "jsd(0.3)"], ["revers_kl", "[1]", "7", "jsd(2)", "jsd(nan)"]),
+    "objectives": (
+        ["reverse_kl", "[forward_kl, reverse_kl]", "jsd(0.3)"],
+        ["revers_kl", "[1]", "7", "jsd(2)", "jsd(nan)"],
+    ),
     "budget.initial": (["1", "300"], [*NO_INTEGER, "0", "-1", "null"]),
     "budget.targeted": (["0", "500", "null"], [*NO_INTEGER, "-1"]),
     "budget.seconds": (["0", "1.5", "1e3", "null"], [*NO_NUMBER, "-1", ".nan"]),
@@ -69,12 +72,30 @@ KEYS: dict[str, tuple[list[str], list[str]]] = {
     "student.device": (["auto", "cpu", "'cuda:1'"], [*NO_TEXT, "meta", "gpu", "''", "'cuda:x'", "null"]),
     "student.thinking": (["true", "false", "null"], [*NO_FLAG]),
     "student.backend": (["hf"], [*NO_TEXT, "vlm", "server", "no.such.module", "''", "null"]),
-    "student.model": (["embedded:student"], [*NO_TEXT, "embedded:x", "./no/where", "a b c", "x.gguf", "~nobody/x", "x" * 5000, "null"]),
+    "student.model": (
+        ["embedded:student"],
+        [*NO_TEXT, "embedded:x", "./no/where", "a b c", "x.gguf", "~nobody/x", "x" * 5000, "null"],
+    ),
     "student.options": (["{}", "{a: 1}", "null"], ["1", "abc", "[1]"]),
     "student.adpter": ([], ["x"]),
-    "teachers": (["Self-1C", "[embedded:teacher]", "[]", "null"], ["Self-1D", "[Self-1C, Self-1C]", "[{correct: 1}]", "[{}]", "7", "[[]]", "[{name: x, correct: -1}]"]),
+    "teachers": (
+        ["Self-1C", "[embedded:teacher]", "[]", "null"],
+        ["Self-1D", "[Self-1C, Self-1C]", "[{correct: 1}]", "[{}]", "7", "[[]]", "[{name: x, correct: -1}]"],
+    ),
     "source": (["embedded:teacher", "null"], ["{name: x}", "[x]", "7", "./nowhere"]),
-    "task": (["arithmetic", "{name: arithmetic, split: train}"], ["arithmetics", "7", "[x]", "{kind: number}", "{name: x, kind: numbr}", "{name: mine, kind: number}", "{name: boolq, answer: x}", "{name: arithmetic, split: dev}"]),
+    "task": (
+        ["arithmetic", "{name: arithmetic, split: train}"],
+        [
+            "arithmetics",
+            "7",
+            "[x]",
+            "{kind: number}",
+            "{name: x, kind: numbr}",
+            "{name: mine, kind: number}",
+            "{name: boolq, answer: x}",
+            "{name: arithmetic, split: dev}",
+        ],
+    ),
     "questions.limit": (["1", "3"], [*NO_INTEGER, "0", "-1", "1000000000"]),
     "questions.offset": (["0", "5"], [*NO_INTEGER, "-1", "1000000000", "null"]),
     "questions.file": (["null"], [*NO_TEXT, "no.jsonl", "x" * 5000, "no.txt", "/", "''"]),
@@ -84,7 +105,7 @@ KEYS: dict[str, tuple[list[str], list[str]]] = {
     "sede": ([], ["1"]),
     "": ([], ["1"]),
     "budget..initial": ([], ["1"]),
-}  # fmt: skip
+}
 
 
 EMPTY = '""'
@@ -182,11 +203,54 @@ def test_a_configuration_is_accepted_exactly_if_all_its_values_are_valid(tmp_pat
 
 
 PIECES = [
-    b"0b_", b"2020-13-45", b"&a ", b"*a", b"[", b"]", b"{", b"}", b": ", b"\n  ", b"\n- ", b"!!int ", b"!!python/name:os.x ",
-    b"<<: *a\n", b"\t", b"\x00", b"\xff", b"\xed\xa0\x80", b'"\\ud800"', b"%YAML 9.9\n", b"---\n", b"...\n", b"|\n", b"? ", b"#",
-    b"'", b'"', b"\xe2\x80\xa8", b"\xef\xbb\xbf", b"[" * 2000, b"9" * 5000, b"null", b"~", b".nan", b"1e400", b"0x_", b"12:30:45",
-    b"seed: 1\n", b"student: x\n", b"<<: {seed: 1}\n", b"=", b"!!set {a}", b"!!binary x", b"!!omap [a: 1]", b"\x1b[31m", b"@", b"`",
-]  # fmt: skip
+    b"0b_",
+    b"2020-13-45",
+    b"&a ",
+    b"*a",
+    b"[",
+    b"]",
+    b"{",
+    b"}",
+    b": ",
+    b"\n  ",
+    b"\n- ",
+    b"!!int ",
+    b"!!python/name:os.x ",
+    b"<<: *a\n",
+    b"\t",
+    b"\x00",
+    b"\xff",
+    b"\xed\xa0\x80",
+    b'"\\ud800"',
+    b"%YAML 9.9\n",
+    b"---\n",
+    b"...\n",
+    b"|\n",
+    b"? ",
+    b"#",
+    b"'",
+    b'"',
+    b"\xe2\x80\xa8",
+    b"\xef\xbb\xbf",
+    b"[" * 2000,
+    b"9" * 5000,
+    b"null",
+    b"~",
+    b".nan",
+    b"1e400",
+    b"0x_",
+    b"12:30:45",
+    b"seed: 1\n",
+    b"student: x\n",
+    b"<<: {seed: 1}\n",
+    b"=",
+    b"!!set {a}",
+    b"!!binary x",
+    b"!!omap [a: 1]",
+    b"\x1b[31m",
+    b"@",
+    b"`",
+]
 
 
 def test_a_damaged_file_is_read_as_written_or_refused(tmp_path):
@@ -228,10 +292,32 @@ VALUES = [
     "seed=1",
 ]
 FLAGS = [
-    "--limit", "--seed", "--initial", "--targeted", "--seconds", "--n-sig", "--batch", "--workers", "--task", "--data", "--teachers",
-    "--student", "--backend", "--estimator", "--allocation", "--objectives", "--config", "--bins", "--questions-from", "--set",
-    "--reuse", "--gpus", "--tokens-per-second", "--dollars-per-gpu-hour", "--calibrate-from",
-]  # fmt: skip
+    "--limit",
+    "--seed",
+    "--initial",
+    "--targeted",
+    "--seconds",
+    "--n-sig",
+    "--batch",
+    "--workers",
+    "--task",
+    "--data",
+    "--teachers",
+    "--student",
+    "--backend",
+    "--estimator",
+    "--allocation",
+    "--objectives",
+    "--config",
+    "--bins",
+    "--questions-from",
+    "--set",
+    "--reuse",
+    "--gpus",
+    "--tokens-per-second",
+    "--dollars-per-gpu-hour",
+    "--calibrate-from",
+]
 
 
 def test_a_command_line_ends_with_a_plan_or_with_one_line(tmp_path, capsys, monkeypatch):

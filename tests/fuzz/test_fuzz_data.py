@@ -23,9 +23,23 @@ from opd_align.types import Question, is_valid_text
 Row = dict[str, Any]
 FORMATS = ("jsonl", "json", "csv", "parquet")
 TEXTS = [
-    "Two and two?", 'Quoted "words", commas', "Zwölf 十二 \U0001f600", "line\nbreak", "[1, 2]", "{x}", "=1+1", "' OR 1", "\t tab", "x" * 140_000,
-    "\\ud800 as text", "a\u2028b", "\ufeffmark", "0", "null", "\x1b[31mred",
-]  # fmt: skip
+    "Two and two?",
+    'Quoted "words", commas',
+    "Zwölf 十二 \U0001f600",
+    "line\nbreak",
+    "[1, 2]",
+    "{x}",
+    "=1+1",
+    "' OR 1",
+    "\t tab",
+    "x" * 140_000,
+    "\\ud800 as text",
+    "a\u2028b",
+    "\ufeffmark",
+    "0",
+    "null",
+    "\x1b[31mred",
+]
 ANSWERS: dict[str, list[tuple[Any, str | None]]] = {
     "number": [("4", "4"), ("1,000", "1000"), ("2.50", "2.5"), ("#### 7", "7"), ("-3", "-3"), ("", None)],
     "true_false": [("True", "True"), ("no", "False"), ("", None)],
@@ -177,10 +191,37 @@ def test_a_file_is_read_exactly_or_refused_by_name(tmp_path):
 
 
 PIECES = [
-    b'"', b"'", b",", b"\n", b"\r", b"\r\n", b"{", b"}", b"[", b"]", b":", b"\\", b"\\ud800", b"\x00", b"\xff", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"null",
-    b"NaN", b"-Infinity", b"1e999", b"9" * 5000, b'"question": "x"', b'{"question": "y", "answer": 1}\n', b"[" * 3000, b"PAR1", b"\x1a\x00",
-    b'"id": "same", ', b"question,", b";",
-]  # fmt: skip
+    b'"',
+    b"'",
+    b",",
+    b"\n",
+    b"\r",
+    b"\r\n",
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b":",
+    b"\\",
+    b"\\ud800",
+    b"\x00",
+    b"\xff",
+    b"\xed\xa0\x80",
+    b"\xef\xbb\xbf",
+    b"null",
+    b"NaN",
+    b"-Infinity",
+    b"1e999",
+    b"9" * 5000,
+    b'"question": "x"',
+    b'{"question": "y", "answer": 1}\n',
+    b"[" * 3000,
+    b"PAR1",
+    b"\x1a\x00",
+    b'"id": "same", ',
+    b"question,",
+    b";",
+]
 
 
 def test_a_damaged_file_gives_valid_questions_or_one_line(tmp_path):
