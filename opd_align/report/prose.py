@@ -97,7 +97,7 @@ def verdict(slices: Slices, objective: str) -> Verdict:
 
 
 def _is_better(slices: Slices, best: metrics.TeacherRank, other: metrics.TeacherRank) -> bool:
-    """Whether a teacher's alignment is clearly above another's, on their common questions if they have different ones."""
+    """Whether a teacher's alignment is clearly above another's; on common questions, if theirs are different."""
     if slices.questions(best.objective, best.teacher) == slices.questions(best.objective, other.teacher):
         return is_above(best.alignment, other.alignment)
     rows = slices.rows(best.objective)
