@@ -37,10 +37,10 @@ def measured(questions: int) -> dict[str, pa.Table]:
     study = Study(read_config("demo", [f"questions.limit={questions}", "questions.seed=1000", "budget.targeted=3000"]))
     with tempfile.TemporaryDirectory() as folder:
         demonstrations = study.collect_demonstrations(Path(folder))
-    skipped = study.skipped_questions(demonstrations)
+    skipped = study.unavailable_teachers(demonstrations)
     teachers, settings, grader = study.teachers(demonstrations), study.config.settings(), study.grader
     tables: dict[str, list[pa.Table]] = {estimator: [] for estimator in ESTIMATORS}
-    for question in track([each for each in study.questions if each.id not in skipped], "questions"):
+    for question in track([each for each in study.usable_questions if each.id not in skipped], "questions"):
         evidence = collect(study.student, teachers, question, grader, settings=settings)
         for estimator in ESTIMATORS:
             tables[estimator].append(align(evidence, replace(settings, estimator=estimator)))

@@ -113,7 +113,7 @@ class Rules:
             and without a real difference the sign of the alignment is noise. In [0, 1).
         restrict: `"renormalise"` renormalises student and teacher on `S_u` before computing the update. `"full"`
             computes the update on the full vocabulary and then restricts it to `S_u`.
-        draws: Number of posterior draws per node.
+        draws: Number of posterior draws per node, from 1 to 100,000.
         confidence: Posterior probability required for the verdicts `helpful` and `harmful`. In (0.5, 1).
         seed: Random seed of the posterior draws.
     """
@@ -132,9 +132,11 @@ class Rules:
                 "rules: n_sig must be above 0, tau and resolution in [0, 1); "
                 f"got {self.n_sig}, {self.tau} and {self.resolution}"
             )
-        if self.draws < 1 or not 0.5 < self.confidence < 1:
+        # The draws of 2,000 nodes are in memory at once: 100,000 of them need gigabytes.
+        if not 1 <= self.draws <= 100_000 or not 0.5 < self.confidence < 1:
             raise OpdAlignError(
-                f"rules: draws must be at least 1, confidence between 0.5 and 1; got {self.draws}, {self.confidence}"
+                "rules: draws must lie in [1, 100000], confidence between 0.5 and 1; "
+                f"got {self.draws}, {self.confidence}"
             )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from hashlib import blake2b
+from reprlib import Repr
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -43,6 +44,22 @@ def printable(text: str, *, keep: str = "") -> str:
 
 class OpdAlignError(Exception):
     """An error the user can fix; the message says what was wrong, what was expected and what to do."""
+
+
+def shortened(value: object, limit: int = 80) -> str:
+    """A value as it is shown in an error message: at most `limit` characters, whatever it contains."""
+    short = Repr()
+    short.maxstring = short.maxother = short.maxlong = limit
+    try:
+        text = short.repr(value)
+    except ValueError:  # an integer of more digits than Python converts
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def is_valid_text(text: str) -> bool:
+    """Whether a text can be written to a file and tokenized: no lone surrogates, no NUL characters."""
+    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 class Outcome(IntEnum):

@@ -18,12 +18,13 @@ PACKAGE = Path(opd_align.__file__).parent
 # settings use objectives, and everything else in `core` uses settings. A layer may import itself and those it lists.
 MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
+    "hub": set(),
     "core.objectives": {"types"},
     "settings": {"types", "core.objectives"},
     "core": {"types", "core.objectives", "settings"},
     "embedded": set(),
-    "backends": {"types", "settings", "core.objectives", "core", "embedded"},
-    "tasks": {"types"},
+    "backends": {"types", "hub", "settings", "core.objectives", "core", "embedded"},
+    "tasks": {"types", "hub"},
     "runs": {"types", "settings", "core.objectives", "core"},
     "teachers": {"types", "settings", "core", "backends", "tasks", "runs"},
     "report": {"types", "settings", "core", "runs", "teachers"},

@@ -7,14 +7,21 @@ computed here too. torch and transformers are imported on first use.
 
 from __future__ import annotations
 
+import os
+import re
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opd_align.types import OpdAlignError
+from opd_align.hub import cached_if_unreachable
+from opd_align.types import OpdAlignError, shortened
 
 EMBEDDED = "embedded:"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+# torch also knows the device "meta", which has shapes but no values.
+_DEVICE = re.compile(r"auto|cpu|(?:cuda|mps|xpu|npu|hpu|mlu|musa)(?::\d{1,3})?")
+_HUB_NAME = re.compile(r"[\w.-]{1,96}(?:/[\w.-]{1,96})?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ def load_model(
         device: A torch device; "auto" is a GPU if there is one.
         name: The model's name in tables; None takes the last part of `reference`.
     """
-    check_model(reference, dtype=dtype)
+    check_model(reference, dtype=dtype, device=device)
     source, options = resolve_reference(reference)
     tokenizer = load_tokenizer(reference)
     torch, transformers = _libraries()
@@ -69,8 +76,10 @@ def load_model(
     return LoadedModel(name or short_name(reference), model.eval(), tokenizer)
 
 
-def check_model(reference: str, *, dtype: str = "auto") -> None:
+def check_model(reference: str, *, dtype: str = "auto", device: str = "auto") -> None:
     """Rejects a reference that cannot exist, without loading anything; a name on the Hub is not looked up."""
+    if not _DEVICE.fullmatch(device):
+        raise OpdAlignError(f"device must be auto, cpu, cuda, cuda:1 or another torch device, not {device!r}")
     if dtype not in DTYPES:
         raise OpdAlignError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     resolve_reference(reference)
@@ -103,21 +112,27 @@ def weight_bytes(reference: str, *, dtype: str = "auto", device: str = "auto") -
 def generation_configs(reference: str) -> tuple[Any, ...]:
     """The generation config without the model, if there is one: it names the end-of-sequence tokens."""
     source, options = resolve_reference(reference)
-    try:
-        return (_libraries()[1].GenerationConfig.from_pretrained(source, **options),)
-    except (OSError, ValueError):
-        return ()
+    with nullcontext() if Path(source).is_dir() else cached_if_unreachable():
+        try:
+            return (_libraries()[1].GenerationConfig.from_pretrained(source, **options),)
+        except (OSError, ValueError):
+            return ()
 
 
 def _from_pretrained(auto_class: Any, reference: str, source: str, options: dict[str, Any]) -> Any:
-    try:
-        return auto_class.from_pretrained(source, **options)
-    except Exception as error:  # damaged or missing files, no connection: each raised by another library
-        raise OpdAlignError(
-            f"cannot load {reference!r}: {_first_line(error)}. Give a folder made by save_pretrained, a .gguf file, "
-            "the name of a model on the Hub (which needs a connection or a cached copy), "
-            f"or {EMBEDDED}student / {EMBEDDED}teacher"
-        ) from error
+    # Without a connection, a cached copy is found at once instead of after half a minute of retries.
+    with nullcontext(True) if Path(source).is_dir() else cached_if_unreachable() as reachable:
+        try:
+            return auto_class.from_pretrained(source, **options)
+        except Exception as error:  # damaged or missing files, no connection: each raised by another library
+            reason = _first_line(error)
+            if not reachable and re.search("connect|cache|offline", reason):
+                reason = "no connection to the Hub, and no cached copy"
+            raise OpdAlignError(
+                f"cannot load {reference!r}: {reason}. Give a folder made by save_pretrained, a .gguf file, "
+                "the name of a model on the Hub (which needs a connection or a cached copy), "
+                f"or {EMBEDDED}student / {EMBEDDED}teacher"
+            ) from error
 
 
 def resolve_reference(reference: str) -> tuple[str, dict[str, Any]]:
@@ -132,17 +147,20 @@ def resolve_reference(reference: str) -> tuple[str, dict[str, Any]]:
                 f"there is no {reference!r}; there are {' and '.join(EMBEDDED + each for each in folders)}"
             )
         return str(folders[name]()), {}
-    path = Path(reference).expanduser()
+    # Unlike the methods of `Path`, these functions do not fail for a name that no file can have.
+    path = Path(os.path.expanduser(reference))
     if path.suffix == ".gguf":
-        if not path.is_file():
-            raise OpdAlignError(f"{reference!r} does not exist")
+        if not os.path.isfile(path):
+            raise OpdAlignError(f"{shortened(reference)} does not exist")
         return str(path.parent), {"gguf_file": path.name}
-    if path.is_dir():
+    if os.path.isdir(path):
         if not (path / "config.json").is_file():
             raise OpdAlignError(f"{reference!r} is a folder without a config.json; save a model with save_pretrained")
         return str(path), {}
     if reference.startswith((".", "/", "~")) or reference.count("/") > 1:
-        raise OpdAlignError(f"the folder {reference!r} does not exist")
+        raise OpdAlignError(f"the folder {shortened(reference)} does not exist")
+    if not _HUB_NAME.fullmatch(reference):
+        raise OpdAlignError(f"{shortened(reference)} is neither a folder nor a name on the Hub")
     return reference, {}
 
 
@@ -194,10 +212,11 @@ def _with_adapter(model: Any, adapter: str) -> Any:
         from peft import PeftModel
     except ImportError as error:
         raise OpdAlignError("an adapter needs PEFT: pip install 'opd-align[train]'") from error
-    try:
-        return PeftModel.from_pretrained(model, adapter)
-    except Exception as error:  # as in _from_pretrained
-        raise OpdAlignError(f"cannot load the adapter {adapter!r}: {_first_line(error)}") from error
+    with nullcontext() if Path(adapter).is_dir() else cached_if_unreachable():
+        try:
+            return PeftModel.from_pretrained(model, adapter)
+        except Exception as error:  # as in _from_pretrained
+            raise OpdAlignError(f"cannot load the adapter {adapter!r}: {_first_line(error)}") from error
 
 
 def _libraries() -> tuple[Any, Any]:

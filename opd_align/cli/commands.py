@@ -45,7 +45,7 @@ def analyze(args: argparse.Namespace) -> int:
         check_reuse(args.reuse)
     if args.dry_run:
         return _print_plan(args, study)
-    with progress(len(study.questions)) as (on_phase, on_progress):
+    with progress(len(study.usable_questions)) as (on_phase, on_progress):
         options = {"on_phase": on_phase, "on_progress": on_progress, "reuse": args.reuse}
         if args.engine == "ray":
             from opd_align.study.ray import analyze_with_ray

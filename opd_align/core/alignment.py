@@ -189,8 +189,16 @@ def _path_children(
         p_NK = np.exp(_normalised(scores.log_p_C[group.child_NK]))
         ideal_C[group.child_NK] = unified_update(p_NK, estimate.q_C[group.child_NK])
     low_C, high_C = estimate.interval_C()
-    t_CT = np.exp(np.array([scores.teachers[name].log_t_C for name in teachers]).reshape(len(teachers), n).T)
-    updates = [_update_C(path, objective, teacher, selected_C, rules) for objective, teacher in pairs.values()]
+    # A teacher that was not available on this question has no values.
+    unknown_C = np.full(n, np.nan)
+    log_t = [scores.teachers[name].log_t_C if name in scores.teachers else unknown_C for name in teachers]
+    t_CT = np.exp(np.array(log_t).reshape(len(teachers), n).T)
+    updates = [
+        _update_C(path, objective, teacher, selected_C, rules)
+        if teacher == REWARD or teacher in scores.teachers
+        else unknown_C
+        for objective, teacher in pairs.values()
+    ]
     update_CO = np.array(updates).reshape(len(pairs), n).T[selected_C]
     columns = {
         "question": _constant_text(path.question, n),

@@ -99,6 +99,16 @@ def collect(
     return evidence
 
 
+def available_teachers(teachers: Sequence[Teacher], question: Question) -> list[Teacher]:
+    """The teachers that can be used on a question.
+
+    Optional: the `prompt` of a teacher may have a method `unavailable`, which returns the reason why it cannot be used
+    on a question (no demonstration, a prompt that does not fit), or `None`. The other teachers are not affected.
+    """
+    checks = [getattr(getattr(teacher, "prompt", None), "unavailable", None) for teacher in teachers]
+    return [each for each, check in zip(teachers, checks, strict=True) if check is None or check(question) is None]
+
+
 def collect_group(
     student: Student,
     teachers: Sequence[Teacher],
@@ -111,7 +121,10 @@ def collect_group(
     """`collect` for several questions concurrently: their pending requests are sampled in one call."""
     report = on_progress or (lambda progress: None)
     collectors = [
-        _Collector(student, teachers, question, grader, settings, report).run(len(questions)) for question in questions
+        _Collector(student, available_teachers(teachers, question), question, grader, settings, report).run(
+            len(questions)
+        )
+        for question in questions
     ]
     evidence: dict[int, Evidence] = {}
     pending: dict[int, list[SampleRequest]] = {}

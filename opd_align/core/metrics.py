@@ -259,6 +259,19 @@ def teacher_ranking(nodes: pa.Table, objective: Name = None) -> list[TeacherRank
     return sorted(ranks, key=lambda rank: (-rank.alignment.mean if rank.n_nodes else inf, rank.teacher))
 
 
+def teacher_difference(nodes: pa.Table, first: str, second: str, objective: Name = None) -> Estimate:
+    """Mean alignment of one teacher minus that of another, paired over the questions that both were used on."""
+    value_of = {}
+    for teacher in (first, second):
+        rows = select_rows(nodes, objective, teacher)
+        _, first_row_Q = group_rows(rows.question_N)
+        names = rows.table["question"].cast(pa.string()).to_pylist()
+        mean_Q = rows.question_means(rows["alignment"])
+        value_of[teacher] = {names[row]: float(mean_Q[rows.question_N[row]]) for row in first_row_Q}
+    shared = [name for name in value_of[first] if name in value_of[second]]
+    return interval(np.array([value_of[first][name] - value_of[second][name] for name in shared]))
+
+
 def noise_ceiling(nodes: pa.Table, objective: Name = None, *, teacher: Name = None, seed: int = 0) -> NoiseCeiling:
     """Split-half reliability of the per-node alignment, and the best correlation with the truth that it allows."""
     rows = select_rows(nodes, objective, teacher)

@@ -81,7 +81,7 @@ def verdict(slices: Slices, objective: str) -> Verdict:
     points = [
         _alignment(best),
         *_weighted_alignment(ranks),
-        *_runners_up(best, others),
+        *_runners_up(slices, best, others),
         *_by_outcome(slices, best),
         _node_shares(best),
         *_selective_gain(slices, best),
@@ -93,15 +93,23 @@ def verdict(slices: Slices, objective: str) -> Verdict:
             "inconclusive."
         )
         return Verdict(headline, tuple(points), True)
-    return Verdict(_headline(best, others), tuple(points), interval_sign(best.alignment) != 0)
+    return Verdict(_headline(slices, best, others), tuple(points), interval_sign(best.alignment) != 0)
 
 
-def _headline(best: metrics.TeacherRank, others: Sequence[metrics.TeacherRank]) -> str:
+def _is_better(slices: Slices, best: metrics.TeacherRank, other: metrics.TeacherRank) -> bool:
+    """Whether a teacher's alignment is clearly above another's; on common questions, if theirs are different."""
+    if slices.questions(best.objective, best.teacher) == slices.questions(best.objective, other.teacher):
+        return is_above(best.alignment, other.alignment)
+    rows = slices.rows(best.objective)
+    return interval_sign(metrics.teacher_difference(rows, best.teacher, other.teacher, best.objective)) > 0
+
+
+def _headline(slices: Slices, best: metrics.TeacherRank, others: Sequence[metrics.TeacherRank]) -> str:
     sign = interval_sign(best.alignment)
     if best.teacher == REWARD:
         return f"The reward update ({best.objective}) {DIRECTION[sign]}."
     if sign > 0:
-        is_first = others and all(is_above(best.alignment, other.alignment) for other in others)
+        is_first = others and all(_is_better(slices, best, other) for other in others)
         comparison = ", more than from any other teacher" if is_first else ""
         return f"Distillation from {best.teacher} points toward success{comparison}."
     highest = ", the highest-ranked teacher," if others else ""
@@ -141,7 +149,7 @@ def _weighted_alignment(ranks: Sequence[metrics.TeacherRank]) -> list[str]:
     ]
 
 
-def _runners_up(best: metrics.TeacherRank, others: Sequence[metrics.TeacherRank]) -> list[str]:
+def _runners_up(slices: Slices, best: metrics.TeacherRank, others: Sequence[metrics.TeacherRank]) -> list[str]:
     if not others:
         return []
     second, last = others[0], others[-1]
@@ -150,6 +158,13 @@ def _runners_up(best: metrics.TeacherRank, others: Sequence[metrics.TeacherRank]
         if is_above(best.alignment, second.alignment)
         else "the intervals overlap, so the order of the two is inconclusive"
     )
+    if slices.questions(best.objective, best.teacher) != slices.questions(best.objective, second.teacher):
+        difference = metrics.teacher_difference(
+            slices.rows(best.objective), best.teacher, second.teacher, best.objective
+        )
+        overlap = (
+            f"on the {difference.n} questions that both were used on, the difference is {format_estimate(difference)}"
+        )
     points = [f"Second is {second.teacher} with {format_estimate(second.alignment)}; {overlap}."]
     if interval_sign(last.alignment) < 0 <= interval_sign(best.alignment):
         points.append(f"{last.teacher} points away from success: {format_estimate(last.alignment)}.")

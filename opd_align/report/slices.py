@@ -39,6 +39,10 @@ class Slices:
         """The teachers of an objective, sorted by name; teachers without any node are not included."""
         return [teacher for name, teacher in self._pairs if name == objective and teacher != REWARD]
 
+    def questions(self, objective: str, teacher: str) -> frozenset[str]:
+        """The questions with nodes of a teacher."""
+        return frozenset(self.rows(objective, teacher)["question"].unique().to_pylist())
+
     def _rows(self, objective: str, teacher: str | None = None) -> pa.Table:
         if teacher is not None:
             rows = self.rows(objective)

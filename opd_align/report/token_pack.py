@@ -27,6 +27,7 @@ MAX_CHILDREN = 16
 """Children stored per node, besides those in `S_u`; the rest of a wide node has very little probability."""
 
 VERDICTS = ("helpful", "harmful", "undecided")
+UNDECIDED = VERDICTS.index("undecided")
 _STORED = {
     "u8": "u1",
     "u16": "<u2",
@@ -189,30 +190,31 @@ def _node_columns(
     pairs: Sequence[tuple[str, str]],
 ) -> dict[str, tuple[Kind, NDArray[Any]]]:
     """Columns of the nodes by depth: common to all, per teacher, and per (teacher, objective) pair."""
-    columns: dict[str, tuple[Kind, NDArray[Any]]] = {"node.depth": ("u32", np.empty(0, np.uint32))}
+    depth_N, first_N = np.unique(nodes["depth"], return_index=True)
+    columns: dict[str, tuple[Kind, NDArray[Any]]] = {"node.depth": ("u32", depth_N)}
+    columns |= {
+        "node.sr_range": ("unit", nodes["sr_range"][first_N]),
+        "node.visits": ("u32", nodes["visits"][first_N]),
+        "node.tail_mass": ("unit", nodes["tail_mass"][first_N]),
+        "node.student_entropy": ("f16", nodes["student_entropy"][first_N]),
+    }
     teacher_index = {name: index for index, name in enumerate(teachers)}
     for pair, (teacher, _) in enumerate(pairs):
         rows = np.flatnonzero(pair_N == pair)
         rows = rows[np.argsort(nodes["depth"][rows], kind="stable")]
+        # A teacher that was not available on this question has no rows.
+        values = {name: column[rows] if len(rows) else np.full(len(depth_N), np.nan) for name, column in nodes.items()}
         columns |= {
-            f"alignment.{pair}": ("signed", nodes["alignment"][rows]),
-            f"low.{pair}": ("signed2", nodes["alignment_low"][rows]),
-            f"high.{pair}": ("signed2", nodes["alignment_high"][rows]),
-            f"positive.{pair}": ("unit2", nodes["p_positive"][rows]),
-            f"verdict.{pair}": ("u8", nodes["verdict"][rows]),
+            f"alignment.{pair}": ("signed", values["alignment"]),
+            f"low.{pair}": ("signed2", values["alignment_low"]),
+            f"high.{pair}": ("signed2", values["alignment_high"]),
+            f"positive.{pair}": ("unit2", values["p_positive"]),
+            f"verdict.{pair}": ("u8", values["verdict"] if len(rows) else np.full(len(depth_N), UNDECIDED)),
         }
-        if pair == 0:
-            columns |= {
-                "node.depth": ("u32", nodes["depth"][rows]),
-                "node.sr_range": ("unit", nodes["sr_range"][rows]),
-                "node.visits": ("u32", nodes["visits"][rows]),
-                "node.tail_mass": ("unit", nodes["tail_mass"][rows]),
-                "node.student_entropy": ("f16", nodes["student_entropy"][rows]),
-            }
         index = teacher_index.get(teacher)
         if index is not None and f"advantage.{index}" not in columns:
             names = ("advantage", "teacher_entropy", *DIVERGENCES)
-            columns |= {f"{name}.{index}": ("f16", nodes[name][rows]) for name in names}
+            columns |= {f"{name}.{index}": ("f16", values[name]) for name in names}
     return columns
 
 

@@ -331,8 +331,13 @@ def _prompted_models(student: Any, teachers: Sequence[Any]) -> list[Any]:
 def _prompts_digest(model: Any, questions: Sequence[Question]) -> str:
     """Digest of a model's prompts; a sum over the questions, so that manifests can be merged."""
     digests = []
+    unavailable = getattr(model.prompt, "unavailable", None)
     for question in questions:
         digest = blake2b(f"{question.id}\0".encode(), digest_size=8)
+        if unavailable is not None and unavailable(question) is not None:
+            digest.update(b"unavailable")
+            digests.append(digest.hexdigest())
+            continue
         digest.update(np.asarray(list(model.prompt(question)), ">u4").tobytes())
         digests.append(digest.hexdigest())
     return _sum_of(digests)

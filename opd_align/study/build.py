@@ -8,6 +8,7 @@ once.
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -28,9 +29,10 @@ from opd_align.runs.execute import analyze_into
 from opd_align.runs.filesystem import AnyPath, PathLike, as_path
 from opd_align.runs.manifest import check_same_run_early, read_manifest
 from opd_align.runs.run_directory import DEMONSTRATIONS, MANIFEST, RunDirectory, has_results
-from opd_align.study.config import ModelConfig, StudyConfig, TeacherConfig
+from opd_align.study.config import ModelConfig, StudyConfig
+from opd_align.study.teacher_specs import TeacherSpec, teacher_spec
 from opd_align.tasks import Task, TextGrader, custom_task, task
-from opd_align.teachers.contexts import SELF, Context, ContextPrompt, Demonstration, context
+from opd_align.teachers.contexts import SELF, Context, ContextPrompt, Demonstration
 from opd_align.teachers.demonstrations import (
     DemonstrationSource,
     DemonstrationWriters,
@@ -38,7 +40,7 @@ from opd_align.teachers.demonstrations import (
     TrialBudget,
     collect_demonstrations,
 )
-from opd_align.teachers.eligibility import missing_demonstrations, prompts_too_long, without_gold_answer
+from opd_align.teachers.eligibility import missing_demonstrations, prompts_too_long, unusable_questions
 from opd_align.teachers.screening import (
     Screener,
     demonstrations_manifest,
@@ -48,25 +50,12 @@ from opd_align.teachers.screening import (
 from opd_align.types import OpdAlignError, Question
 
 SOURCE = "source"
+SHOWN = 3
+"""Number of skipped questions that a warning names."""
 
 
 class SkippedQuestionsWarning(UserWarning):
     """A question is skipped, with the reason."""
-
-
-@dataclass(frozen=True)
-class TeacherSpec:
-    """A teacher before its model is loaded.
-
-    Args:
-        name: The teacher's name, unique within a study.
-        context: What its prompt contains in addition to the student's prompt. `None`: nothing.
-        model: Its model. `None`: the student.
-    """
-
-    name: str
-    context: Context | None
-    model: ModelConfig | None
 
 
 @dataclass(frozen=True)
@@ -77,14 +66,19 @@ class PreparedStudy:
         demonstrations: The demonstrations for the teachers' prompts, by question ID.
         questions: The questions to analyze.
         skipped: The questions that are not analyzed: ID → reason.
+        partly: The questions that are analyzed without some of the teachers: ID → teacher → reason.
     """
 
     demonstrations: Mapping[str, Sequence[Demonstration]]
     questions: Sequence[Question]
     skipped: Mapping[str, str]
+    partly: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def warn(self) -> None:
-        """Warns about the questions that are skipped."""
+        """Warns about the questions that are skipped, or analyzed without some of the teachers."""
+        for name, by_teacher in self.partly.items():
+            reasons = "; ".join(f"{teacher}: {reason}" for teacher, reason in by_teacher.items())
+            warnings.warn(f"question {name!r} is analyzed without {reasons}", SkippedQuestionsWarning, stacklevel=3)
         for name, reason in self.skipped.items():
             warnings.warn(f"skipping question {name!r}: {reason}", SkippedQuestionsWarning, stacklevel=3)
 
@@ -115,7 +109,7 @@ class Study:
             *(t.model for t in self.teacher_specs),
         ):
             if model is not None:
-                check_model(model.model, dtype=model.dtype)
+                check_model(model.model, dtype=model.dtype, device=model.device)
         sources = [SELF] if self.config.source is None else [SELF, SOURCE]
         for used in self.contexts:
             if used.source not in sources and used.correct + used.wrong:
@@ -128,7 +122,18 @@ class Study:
         if duplicates:
             raise OpdAlignError(f"teachers: {duplicates[0]!r} appears more than once; give each its own name")
         if not self.questions:
-            raise OpdAlignError("questions: no questions are selected")
+            config = self.config.questions
+            raise OpdAlignError(
+                f"questions: no questions are selected from {config.file or f'task {self.task.name!r}'} with offset "
+                f"{config.offset} and limit {config.limit}"
+            )
+        if not self.usable_questions:
+            name, reason = next(iter(self.unusable_questions.items()))
+            raise OpdAlignError(
+                f"questions: none of {len(self.questions)} can be used; {name!r}: {reason}. Check task.answer (the "
+                "field with the answer) and task.kind"
+            )
+        self._warn_about_unusable_questions()
 
     @property
     def name(self) -> str:
@@ -176,13 +181,32 @@ class Study:
         selected = [by_id[name] for name in ids]
         return selected[config.offset :][: config.limit]
 
+    @cached_property
+    def unusable_questions(self) -> dict[str, str]:
+        """Questions that are of no use with any teacher: ID → reason. Known without a model."""
+        return unusable_questions(self.task, self.questions)
+
+    @cached_property
+    def usable_questions(self) -> list[Question]:
+        """The questions with an answer that the verifier can read, without repetitions."""
+        return [question for question in self.questions if question.id not in self.unusable_questions]
+
+    def _warn_about_unusable_questions(self) -> None:
+        unusable = self.unusable_questions
+        if not unusable:
+            return
+        shown = [f"{name!r}: {reason}" for name, reason in list(unusable.items())[:SHOWN]]
+        more = f"; and {len(unusable) - SHOWN} more" if len(unusable) > SHOWN else ""
+        text = f"{len(unusable)} of {len(self.questions)} questions are skipped: {'; '.join(shown)}{more}"
+        warnings.warn(text, SkippedQuestionsWarning, stacklevel=3)
+
     def _read_questions(self, limit: int | None, offset: int) -> list[Question]:
         config = self.config.questions
         return self.task.load(config.file, split=self.config.task.split, limit=limit, offset=offset, seed=config.seed)
 
     @cached_property
     def teacher_specs(self) -> list[TeacherSpec]:
-        return [_teacher_spec(teacher) for teacher in self.config.teachers]
+        return [teacher_spec(teacher) for teacher in self.config.teachers]
 
     @property
     def contexts(self) -> list[Context]:
@@ -266,7 +290,12 @@ class Study:
                 made.append(self.teacher_factories[role.name](role.name, prompting, self.config.sampling.temperature))
                 continue
             made.append(HFTeacher(role.name, self._loaded(model).model, prompting))
-        return made
+        new = self.config.sampling.max_tokens
+        lengths = [teacher.context_length for teacher in made]
+        return [
+            teacher if length is None else replace(teacher, prompt=replace(teacher.prompt, max_length=length - new))
+            for teacher, length in zip(made, lengths, strict=True)
+        ]
 
     def prompt_of(self, spec: TeacherSpec | None) -> ContextPrompt:
         """The prompt of a teacher, without demonstrations; `None` is the student."""
@@ -280,10 +309,8 @@ class Study:
         """What the contexts need: from the screening that selected the questions, or sampled into `path`."""
         if not any(context.correct + context.wrong for context in self.contexts):
             return {}
-        # Without a gold answer no response can be graded, and all trials would be wasted.
-        ungradable = without_gold_answer(self.task, self.questions)
-        questions = [question for question in self.questions if question.id not in ungradable]
-        manifest = demonstrations_manifest(self.writers, self.contexts, self.questions)
+        questions = self.usable_questions
+        manifest = demonstrations_manifest(self.writers, self.contexts, questions)
         if self.config.questions.screening is not None:
             screened = load_screening(self.config.questions.screening)[1]
             if self._has_same_writers(
@@ -301,19 +328,26 @@ class Study:
         same_summariser = manifest["summariser"] in (None, stored.get("summariser"))
         return same_summariser and manifest["sources"].items() <= stored.get("sources", {}).items()
 
+    def unavailable_teachers(self, demonstrations: Mapping[str, Sequence[Demonstration]]) -> dict[str, dict[str, str]]:
+        """Question ID → teacher → why it cannot be used there: a demonstration is missing, or a prompt is too long."""
+        missing = missing_demonstrations(self.usable_questions, self.contexts, demonstrations, self.writers)
+        found: dict[str, dict[str, str]] = {}
+        for spec, teacher in zip(self.teacher_specs, self.teachers(demonstrations), strict=True):
+            for question in self.usable_questions:
+                reason = missing.get(question.id, {}).get(spec.context.name if spec.context else "")
+                if reason or (reason := teacher.prompt.unavailable(question)):
+                    found.setdefault(question.id, {})[spec.name] = reason
+        return found
+
     def skipped_questions(self, demonstrations: Mapping[str, Sequence[Demonstration]]) -> dict[str, str]:
-        """Question ID → why it cannot be compared: a demonstration is missing, or a prompt is too long."""
-        max_tokens = self.config.sampling.max_tokens
-        missing = missing_demonstrations(self.questions, self.contexts, demonstrations, self.writers)
-        reasons = {
-            name: f"{context}: {reason}"
-            for name, by_context in missing.items()
-            for context, reason in by_context.items()
-        }
-        reasons |= without_gold_answer(self.task, self.questions)
-        for model in (self.student, *self.teachers(demonstrations)):
-            remaining = [question for question in self.questions if question.id not in reasons]
-            reasons |= prompts_too_long(model, remaining, max_tokens)
+        """Question ID → why it cannot be analyzed: it does not fit the student's context, or no teacher is left."""
+        return self._skipped(self.unavailable_teachers(demonstrations))
+
+    def _skipped(self, unavailable: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+        reasons = prompts_too_long(self.student, self.usable_questions, self.config.sampling.max_tokens)
+        for name, by_teacher in unavailable.items():
+            if len(by_teacher) == len(self.teacher_specs) and name not in reasons:
+                reasons[name] = "; ".join(f"{teacher}: {reason}" for teacher, reason in by_teacher.items())
         return reasons
 
     def prepare(self, path: AnyPath, on_phase: Callable[[str, int, int], None] | None = None) -> PreparedStudy:
@@ -324,14 +358,30 @@ class Study:
         stored = read_manifest(path / MANIFEST)
         if stored is not None and stored.get("kind") == "analysis" and has_results(path):
             check_same_run_early(
-                path, stored, self.known_manifest, settings=self.config.settings(), questions=self.questions
+                path, stored, self.known_manifest, settings=self.config.settings(), questions=self.usable_questions
             )
         demonstrations = self.collect_demonstrations(path / DEMONSTRATIONS, on_phase)
-        skipped = self.skipped_questions(demonstrations)
-        questions = [question for question in self.questions if question.id not in skipped]
+        unavailable = self.unavailable_teachers(demonstrations)
+        skipped = self._skipped(unavailable)
+        questions = [question for question in self.usable_questions if question.id not in skipped]
         if not questions:
-            raise OpdAlignError(f"all questions are skipped; reason for the last one: {[*skipped.values()][-1]}")
-        return PreparedStudy(demonstrations, questions, skipped)
+            raise OpdAlignError(self._no_question_left(skipped))
+        partly = {question.id: unavailable[question.id] for question in questions if question.id in unavailable}
+        return PreparedStudy(demonstrations, questions, skipped, partly)
+
+    def _no_question_left(self, skipped: Mapping[str, str]) -> str:
+        counts = Counter(reason for reason in skipped.values())
+        listed = "; ".join(f"{reason} ({count} of {len(skipped)} questions)" for reason, count in counts.most_common(3))
+        trials = self.config.demonstrations.trials
+        remedies = []
+        if "responses by" in listed:
+            remedies.append(
+                f"sample more than {trials} responses per question (--set demonstrations.trials={4 * trials}), choose "
+                "questions that the student solves sometimes (opd-align screen), or remove that teacher"
+            )
+        if "do not fit the context" in listed:
+            remedies.append("allow fewer new tokens (--set sampling.max_tokens=...)")
+        return f"no question is left to analyze: {listed}. To change that: {'; '.join(remedies) or 'see the reasons'}"
 
     def analyze(self, path: PathLike, **options: Any) -> Analysis:
         """Collects demonstrations, then analyzes, both in a run directory, which is new or resumed.
@@ -419,34 +469,3 @@ class _ContextLimits:
     name: str
     prompt: Callable[[Question], Sequence[int]]
     context_length: int | None
-
-
-def _teacher_spec(teacher: TeacherConfig) -> TeacherSpec:
-    has_counts = teacher.correct is not None or teacher.wrong is not None
-    own: Context | None = None
-    if teacher.context is not None:
-        if has_counts or teacher.summarised:
-            raise OpdAlignError(
-                f"teachers: {teacher.context!r} is built in; remove correct, wrong and summarised, or the context"
-            )
-        own = context(teacher.context)
-    elif has_counts:
-        if not teacher.name:
-            raise OpdAlignError("teachers: a context of your own needs a name")
-        own = Context(
-            teacher.name, teacher.correct or 0, teacher.wrong or 0, teacher.summarised, teacher.source or SELF
-        )
-    elif teacher.model is None:
-        raise OpdAlignError("teachers: each needs a context, a model, or both")
-    elif teacher.summarised or teacher.source:
-        raise OpdAlignError("teachers: summarised and source belong to a context; set correct and wrong too")
-    if teacher.name and own is not None:
-        own = replace(own, name=teacher.name)
-    if own is not None and teacher.source and teacher.context:
-        own = replace(own, source=teacher.source)
-    model = teacher.model
-    model_name = model.name or short_name(model.model) if model else ""
-    name = teacher.name or (own.name if own else model_name)
-    if own is not None and model is not None and not teacher.name:
-        name = f"{own.name} · {model_name}"
-    return TeacherSpec(name, own, model)

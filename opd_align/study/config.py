@@ -7,6 +7,7 @@ teachers, questions, grader) from it; configuration objects are not used beyond 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
@@ -19,14 +20,22 @@ from opd_align.backends.base import find_backend
 from opd_align.backends.http_pool import HttpSettings, server_urls
 from opd_align.core.objectives import OBJECTIVES, GeneralisedJSD, Objective
 from opd_align.settings import BATCH, Budget, Method, Rules, Settings
+from opd_align.study.yaml_values import parse_yaml
 from opd_align.teachers.contexts import CONTEXTS
-from opd_align.types import OpdAlignError, printable
+from opd_align.types import OpdAlignError, is_valid_text, printable, shortened
 
 T = TypeVar("T")
 
 CONFIGS = Path(__file__).parent / "configs"
 
 EMBEDDED_STUDENT = "embedded:student"
+
+MAX_INTEGER = 2**53
+"""Largest whole number: every tool that reads a run directory represents it exactly."""
+MAX_TEXT, MAX_INSTRUCTION = 1_000, 100_000
+"""Number of characters of a name or path, and of an instruction."""
+MAX_NAME = 80
+"""Number of characters of an unknown name that an error message shows."""
 
 
 @dataclass(frozen=True)
@@ -279,31 +288,36 @@ def read_config(file: str | Path | None = None, overrides: Sequence[str] = ()) -
         file: The YAML file or the name. `None`: the defaults.
         overrides: `key=value`, with dots for nested keys: `budget.initial=100`. Later ones take precedence.
     """
-    import yaml
-
     tree: dict[str, Any] = {}
     if file is not None:
-        file = _config_file(file)
-        try:
-            tree = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-        except OSError as error:
-            raise OpdAlignError(f"cannot read the configuration {str(file)!r}: {error.strerror}") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise OpdAlignError(f"{str(file)!r} is not YAML: {error}") from error
-        if not isinstance(tree, dict):
-            raise OpdAlignError(f"{str(file)!r} must contain keys and values, not {type(tree).__name__}")
+        tree = _read_tree(_config_file(file))
     for override in overrides:
         key, sign, text = override.partition("=")
         if not sign:
-            raise OpdAlignError(f"an override must have the form key=value, not {override!r}")
+            raise OpdAlignError(f"an override must have the form key=value, not {shortened(override)}")
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise OpdAlignError(f"the value of {key!r} is not YAML: {text!r}") from error
+            value = parse_yaml(text)
+        except OpdAlignError as error:
+            raise OpdAlignError(f"the value of {shortened(key)} is {shortened(text)}: {error}") from error
         _set(tree, key.strip().split("."), value)
     if isinstance(tree.get("student"), dict):
         tree["student"].setdefault("model", EMBEDDED_STUDENT)
     return parse_dataclass(StudyConfig, tree, "")
+
+
+def _read_tree(file: Path) -> dict[str, Any]:
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a name that no file can have
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise OpdAlignError(f"cannot read the configuration {shortened(str(file))}: {reason}") from error
+    try:
+        tree = parse_yaml(text)
+    except OpdAlignError as error:
+        raise OpdAlignError(f"{str(file)!r}: {error}") from error
+    if not isinstance(tree, dict | None):
+        raise OpdAlignError(f"{str(file)!r} must contain keys and values, not {type(tree).__name__}")
+    return tree or {}
 
 
 def builtin_configs() -> dict[str, Path]:
@@ -313,7 +327,7 @@ def builtin_configs() -> dict[str, Path]:
 
 def _config_file(name: str | Path) -> Path:
     path = Path(name)
-    if path.is_file() or path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+    if os.path.isfile(path) or path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
         return path
     known = builtin_configs()
     if str(name) not in known:
@@ -330,7 +344,7 @@ def _set(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
         if isinstance(inner, str):  # the short form, such as the name of a model
             inner = tree[key] = {_short_form(key): inner}
         if not isinstance(inner, dict):
-            raise OpdAlignError(f"{'.'.join(path)}: {key!r} is {inner!r}, which has no keys")
+            raise OpdAlignError(f"{'.'.join(path)}: {key!r} is {shortened(inner)}, which has no keys")
         tree = inner
     tree[last] = value
 
@@ -342,12 +356,12 @@ def _short_form(key: str) -> str:
 def parse_dataclass(kind: type[T], tree: Any, at: str) -> T:
     """A dataclass from plain values; every error names the key, with the prefix `at`."""
     if not isinstance(tree, Mapping):
-        raise OpdAlignError(f"{at.rstrip('.') or 'the configuration'}: expected keys and values, got {tree!r}")
+        raise OpdAlignError(f"{at.rstrip('.') or 'the configuration'}: expected keys and values, got {shortened(tree)}")
     hints = get_type_hints(kind)
     known = {key.name: key for key in fields(kind)}  # type: ignore[arg-type]
     for key in tree:
         if key not in known:
-            raise OpdAlignError(_unknown("key", str(key), list(known), at))
+            raise OpdAlignError(_unknown("key", key if isinstance(key, str) else shortened(key), list(known), at))
     for name, key_field in known.items():
         if name not in tree and key_field.default is MISSING and key_field.default_factory is MISSING:
             raise OpdAlignError(f"{at}{name} is missing")
@@ -367,15 +381,16 @@ def _parse_value(hint: Any, value: Any, at: str) -> Any:
         (hint,) = [argument for argument in arguments if argument is not NoneType]
         return _parse_value(hint, value, at)
     if origin is Literal:
-        if value not in arguments:
-            raise OpdAlignError(f"{at}: {_unknown('value', str(value), [str(argument) for argument in arguments])}")
+        if not isinstance(value, str) or value not in arguments:
+            name = value if isinstance(value, str) else shortened(value)
+            raise OpdAlignError(f"{at}: {_unknown('value', name, [str(argument) for argument in arguments])}")
         return value
     if isinstance(hint, type) and is_dataclass(hint):
         # A key without a value is a section whose lines were all removed.
         return parse_dataclass(hint, {} if value is None else _long_form(hint, value), f"{at}.")
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, Mapping | None):
-            raise OpdAlignError(f"{at}: expected keys and values, got {value!r}")
+            raise OpdAlignError(f"{at}: expected keys and values, got {shortened(value)}")
         return dict(value or {})
     if origin is not None and issubclass(origin, Sequence):
         if value is None:  # an empty value in YAML
@@ -383,14 +398,20 @@ def _parse_value(hint: Any, value: Any, at: str) -> Any:
         if isinstance(value, str):
             value = [item.strip() for item in value.split(",") if item.strip()]
         if not isinstance(value, list | tuple):
-            raise OpdAlignError(f"{at}: expected a list, got {value!r}")
+            raise OpdAlignError(f"{at}: expected a list, got {shortened(value)}")
         return tuple(_parse_value(arguments[0], item, f"{at}[{index}]") for index, item in enumerate(value))
     if hint is float and isinstance(value, int | str) and not isinstance(value, bool):
-        with suppress(ValueError):  # YAML parses 1e-3 as a string
+        with suppress(ValueError, OverflowError):  # YAML parses 1e-3 as a string
             return float(value)
     if isinstance(hint, type) and (not isinstance(value, hint) or (hint is int and isinstance(value, bool))):
-        got = "a value of another type" if at.endswith(".api_key") else repr(value)  # a key is never printed
+        got = "a value of another type" if at.endswith(".api_key") else shortened(value)  # a key is never printed
         raise OpdAlignError(f"{at}: expected {_type_description(hint)}, got {got}")
+    if hint is int and not -MAX_INTEGER <= value <= MAX_INTEGER:
+        raise OpdAlignError(f"{at}: {shortened(value)} is too large")
+    if hint is str and not is_valid_text(value):
+        raise OpdAlignError(f"{at}: {shortened(value)} contains characters that are not valid in text")
+    if hint is str and len(value) > (MAX_INSTRUCTION if at == "task.instruction" else MAX_TEXT):
+        raise OpdAlignError(f"{at}: {shortened(value)} is too long ({len(value):,} characters)")
     return value
 
 
@@ -420,6 +441,7 @@ def _type_description(kind: type) -> str:
 
 
 def _unknown(what: str, name: str, valid: Sequence[str], at: str = "") -> str:
+    name = name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}..."
     # Compared without the common prefix `at`, which would make all names similar.
     near = get_close_matches(name, valid, 1, 0.5)
     hint = f"; did you mean {at + near[0]!r}?" if near else "."

@@ -140,8 +140,10 @@ def planned(budget: Budget, questions: int, teachers: int, measured: Measured, *
 def measure(study: Study, questions: int = 2) -> Measured:
     """Samples a few rollouts of the student: once to warm up, then timed."""
     no_prefix = np.empty(0, np.uint32)
-    study.student.sample([SampleRequest(study.questions[0], no_prefix, 2)])
-    requests = [SampleRequest(question, no_prefix, ROLLOUTS_PER_QUESTION) for question in study.questions[:questions]]
+    study.student.sample([SampleRequest(study.usable_questions[0], no_prefix, 2)])
+    requests = [
+        SampleRequest(question, no_prefix, ROLLOUTS_PER_QUESTION) for question in study.usable_questions[:questions]
+    ]
     start = time.perf_counter()
     rollouts = study.student.sample(requests)
     seconds = time.perf_counter() - start
@@ -221,7 +223,7 @@ def plan(study: Study, out: AnyPath, prices: Prices | None = None, calibrate_fro
     budget, teachers = study.config.budget, [spec.name for spec in study.teacher_specs]
     futures = any(objective.signal == "future" for objective in study.config.settings().objectives)
     measured = replace(measured, tokens_per_second=speed)
-    counts = planned(budget, len(study.questions), len(teachers), measured, futures=futures)
+    counts = planned(budget, len(study.usable_questions), len(teachers), measured, futures=futures)
     hours, dollars, busy_gpus = counts.seconds / 3600, prices.dollars_per_gpu_hour, min(prices.gpus, counts.questions)
     price = "" if dollars is None else f", ${hours * dollars:,.2f} at ${dollars:,.2f} per hour"
     bound = "at most" if calibrate_from is None else f"({measured.needed:.0%} of what the budget allows)"
@@ -233,10 +235,12 @@ def plan(study: Study, out: AnyPath, prices: Prices | None = None, calibrate_fro
         model.model: weight_bytes(model.model, dtype=model.dtype, device=model.device) for model in study.local_models
     }
     weights_text = " + ".join(f"{short_name(name)} {_size(size)}" for name, size in weights.items())
+    unusable = len(study.unusable_questions)
+    skipped = f" ({unusable:,} more are skipped: no usable answer, or repeated)" if unusable else ""
     rows = [
         ("student", study.config.student.model),
         ("teachers", ", ".join(teachers) or "none"),
-        ("questions", f"{counts.questions:,} of task {study.task.name}"),
+        ("questions", f"{counts.questions:,} of task {study.task.name}{skipped}"),
         ("initial rollouts", f"{counts.initial:,}"),
         ("targeted rollouts", f"{counts.targeted:,} {bound} ({budget.allocation} allocation)"),
         ("tokens to sample", f"{counts.tokens:,} at {measured.length:.0f} tokens per completion ({source})"),

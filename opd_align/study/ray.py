@@ -28,7 +28,7 @@ from opd_align.runs.execute import Group, GroupResults, execute_run
 from opd_align.runs.filesystem import AnyPath, PathLike, RemotePath, as_path
 from opd_align.runs.rollout_store import DamagedFileWarning
 from opd_align.runs.run_directory import RunDirectory, Usage
-from opd_align.study.build import PreparedStudy, Study, TeacherSpec
+from opd_align.study.build import PreparedStudy, Study
 from opd_align.study.config import ModelConfig
 from opd_align.study.ray_actors import (
     ActorContext,
@@ -40,6 +40,7 @@ from opd_align.study.ray_actors import (
     import_ray,
     reraise_ray_errors,
 )
+from opd_align.study.teacher_specs import TeacherSpec
 from opd_align.types import OpdAlignError
 
 T = TypeVar("T")
@@ -124,7 +125,7 @@ def analyze_with_ray(
     """Like `study.analyze`, on the actors of a Ray cluster."""
     study.check()
     settings = study.config.settings()
-    check_inputs(study.teacher_specs, study.questions, settings)
+    check_inputs(study.teacher_specs, study.usable_questions, settings)
     cluster.check(study)
     run_path, reuse_path = _shared_address(path), None if reuse is None else _shared_address(reuse)
     if cluster.address != LOCAL:

@@ -9,12 +9,17 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opd_align.types import OpdAlignError
+from opd_align.hub import cached_if_unreachable
+from opd_align.types import OpdAlignError, shortened
 
 
 @dataclass(frozen=True)
@@ -39,8 +44,8 @@ def file_rows(file: Path) -> Iterator[Row]:
         raise OpdAlignError(
             f"{file}: cannot read {file.suffix or 'a file without extension'}; use {', '.join(readers)}"
         )
-    if not file.is_file():
-        raise OpdAlignError(f"{file}: no such file")
+    if not os.path.isfile(file):
+        raise OpdAlignError(f"{file}: {'a folder, not a file' if os.path.isdir(file) else 'no such file'}")
     return readers[file.suffix.lower()](file)
 
 
@@ -53,14 +58,19 @@ def hub_rows(hub: str, config: str | None, split: str, task: str) -> Iterator[Ro
             f"loading {hub} from the Hub needs the package datasets; install it with: pip install "
             "'opd-align[tasks]', or pass load() a file with the same fields"
         ) from error
-    try:
-        table = datasets.load_dataset(hub, config, split=split)
-    except Exception as error:  # connection, name, configuration, split, disk: errors of different libraries
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise OpdAlignError(
-            f"task {task!r}: {hub} (configuration {config or 'default'}, split {split}) could not be loaded from the "
-            f"Hub: {reason}. Without a connection, pass a file with the same fields instead: load('questions.jsonl')"
-        ) from error
+    local = Path(hub).exists()
+    with nullcontext(True) if local else cached_if_unreachable() as reachable:
+        try:
+            table = datasets.load_dataset(hub, config, split=split)
+        except Exception as error:  # connection, name, configuration, split, disk: errors of different libraries
+            reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+            if not reachable and re.search("connect|reach|cache|offline", reason):
+                reason = "no connection to the Hub, and no cached copy"
+            raise OpdAlignError(
+                f"task {task!r}: {hub} (configuration {config or 'default'}, split {split}) could not be loaded from "
+                f"the Hub: {reason}. To read questions from a file with the same fields: --data questions.jsonl (in "
+                "Python: load('questions.jsonl'))"
+            ) from error
     for number, values in enumerate(table):
         yield Row(number, f"{hub}, {split}, row {number}", values)
 
@@ -72,12 +82,33 @@ def _row(number: int, location: str, values: Any) -> Row:
 
 
 def _text(file: Path) -> str:
-    content = file.read_bytes()
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise OpdAlignError(f"{file}: cannot be read: {error.strerror}") from error
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise OpdAlignError(f"{file}, line {line}: not UTF-8 text ({error.reason}); save the file as UTF-8") from error
+
+
+def _parse_json(text: str, location: str, hint: str = "") -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_object)
+    except RecursionError:
+        raise OpdAlignError(f"{location}: lists or objects are nested too deeply") from None
+    except ValueError as error:
+        raise OpdAlignError(f"{location}: not JSON: {error}{hint}") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the field {shortened(repeated)} appears more than once")
+    return values
 
 
 def _jsonl(file: Path) -> Iterator[Row]:
@@ -87,19 +118,13 @@ def _jsonl(file: Path) -> Iterator[Row]:
             if not line.strip():
                 continue
             location = f"{file}, line {line_number}"
-            try:
-                values = json.loads(line)
-            except ValueError as error:
-                raise OpdAlignError(f"{location}: not JSON: {error}") from error
-            yield _row(number, location, values)
+            yield _row(number, location, _parse_json(line, location))
             number += 1
 
 
 def _json(file: Path) -> Iterator[Row]:
-    try:
-        rows = json.loads(_text(file))
-    except ValueError as error:
-        raise OpdAlignError(f"{file}: not JSON: {error}; for one object per line, name the file .jsonl") from error
+    text = _text(file)
+    rows = _parse_json(text, str(file), "; for one object per line, name the file .jsonl") if text.strip() else []
     if not isinstance(rows, list):
         raise OpdAlignError(f"{file}: expected a list of objects, found {type(rows).__name__}")
     for number, values in enumerate(rows):
@@ -108,22 +133,37 @@ def _json(file: Path) -> Iterator[Row]:
 
 def _csv(file: Path) -> Iterator[Row]:
     with io.StringIO(_text(file), newline="") as lines:
-        reader = csv.DictReader(lines)
-        for number, values in enumerate(reader):
+        # Strict: an unclosed quotation mark is an error; it would swallow the rest of the file otherwise.
+        reader = csv.reader(lines, strict=True)
+        header = _next_cells(reader, file) or []
+        _check_columns(file, header)
+        number = 0
+        while (cells := _next_cells(reader, file)) is not None:
+            if not cells:
+                continue
             location = f"{file}, line {reader.line_num}"
-            if None in values or None in values.values():
-                raise OpdAlignError(f"{location}: expected {len(reader.fieldnames or ())} cells, as in the first line")
-            yield Row(number, location, {name: _cell(value) for name, value in values.items() if value != ""})
+            if len(cells) != len(header):
+                raise OpdAlignError(f"{location}: expected {len(header)} cells, as in the first line")
+            yield Row(number, location, {name: cell for name, cell in zip(header, cells, strict=True) if cell != ""})
+            number += 1
 
 
-def _cell(value: str) -> Any:
-    """Parses a cell that contains a JSON list, which is how a CSV file stores choices."""
-    if value.lstrip().startswith("["):
-        try:
-            return json.loads(value)
-        except ValueError:
-            return value
-    return value
+def _next_cells(reader: Any, file: Path) -> list[str] | None:
+    """The cells of the next line; `None` at the end of the file."""
+    # The default limit of 131,072 characters per cell is too small for long passages. It belongs to the whole process.
+    limit = csv.field_size_limit(2**31 - 1)
+    try:
+        return next(reader, None)
+    except csv.Error as error:
+        raise OpdAlignError(f"{file}, line {reader.line_num}: not CSV: {error}") from error
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _check_columns(file: Path, names: Sequence[str]) -> None:
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise OpdAlignError(f"{file}: the column {shortened(repeated[0])} appears more than once")
 
 
 def _parquet(file: Path) -> Iterator[Row]:
@@ -132,10 +172,18 @@ def _parquet(file: Path) -> Iterator[Row]:
 
     number = 0
     try:
-        with pq.ParquetFile(file) as table:
+        # Checksums are verified where the file has them.
+        with pq.ParquetFile(file, page_checksum_verification=True) as table:
+            _check_columns(file, table.schema_arrow.names)
             for batch in table.iter_batches(1024):
                 for values in batch.to_pylist():
                     yield Row(number, f"{file}, row {number}", values)
                     number += 1
-    except pa.ArrowInvalid as error:
-        raise OpdAlignError(f"{file}: not Parquet: {error}") from error
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # of a damaged file, in any of its parts
+        if not number and isinstance(error, pa.ArrowInvalid) and "magic bytes" in str(error):
+            raise OpdAlignError(f"{file}: not Parquet: {_reason(error)}") from error
+        raise OpdAlignError(f"{file}: not Parquet, or damaged after row {number}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:200]

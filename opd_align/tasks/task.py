@@ -7,15 +7,18 @@ Messages are roles and text; chat templates are applied in `backends.chat`.
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from opd_align.tasks.rows import Row, file_rows, hub_rows
 from opd_align.tasks.verify import Choice, Verifier
-from opd_align.types import OpdAlignError, Question
+from opd_align.types import OpdAlignError, Question, is_valid_text, shortened
 
 Message = dict[str, str]
 """A chat message: `role` and `content`."""
@@ -23,8 +26,12 @@ Message = dict[str, str]
 PLAIN_FIELDS: Mapping[str, str | tuple[str, ...]] = {"question": "question", "answer": "answer"}
 
 
+INVALID_TEXT = "contains characters that are not valid in text (lone surrogates or NUL)"
+
 DEFAULT_GENERATED = 200
 """Number of generated questions when no limit is given."""
+MAX_GENERATED = 20_000
+"""Largest number of questions that are generated: more would take minutes, and finally there are no new ones."""
 
 
 @dataclass(frozen=True)
@@ -117,9 +124,13 @@ class Task:
         if offset < 0 or (limit is not None and limit < 0):
             raise OpdAlignError(f"offset ({offset}) and limit ({limit}) count rows and cannot be negative")
         if file is None and self.generate is not None:
-            return self.generate(seed, offset + (DEFAULT_GENERATED if limit is None else limit), split or "test")[
-                offset:
-            ]
+            last = offset + (DEFAULT_GENERATED if limit is None else limit)
+            if last > MAX_GENERATED:
+                raise OpdAlignError(
+                    f"task {self.name!r} generates at most {MAX_GENERATED:,} questions, but offset and limit request "
+                    f"{last:,}"
+                )
+            return self.generate(seed, last, split or "test")[offset:]
         source = self.source or Source()
         split = split or source.split
         if file is not None:
@@ -127,9 +138,15 @@ class Task:
         elif source.hub is not None:
             rows = hub_rows(source.hub, source.config, split, self.name)
         else:
-            raise OpdAlignError(f"task {self.name!r} has no dataset on the Hub; pass load() a file")
-        wanted = islice(rows, offset, None if limit is None else offset + limit)
-        return list(self._questions(wanted, source, split))
+            raise OpdAlignError(
+                f"task {self.name!r} has no dataset on the Hub; name a file: --data questions.jsonl (in Python: "
+                "load('questions.jsonl'))"
+            )
+        wanted = islice(rows, min(offset, sys.maxsize), None if limit is None else min(offset + limit, sys.maxsize))
+        questions = list(self._questions(wanted, source, split))
+        if not questions and not offset and limit != 0:
+            raise OpdAlignError(f"{file or source.hub}: contains no questions")
+        return questions
 
     def _questions(self, rows: Iterable[Row], source: Source, split: str) -> Iterator[Question]:
         seen: dict[str, str] = {}
@@ -151,17 +168,23 @@ class Task:
             extra["choices"] = _choices(row, source, values.get("choices"))
         if "passage" in source.fields:
             extra["passage"] = _text(row, source, "passage", values.get("passage"))
-        row_id = row.values.get("id")
         return Question(
-            id=default_id if row_id is None or row_id == "" else str(row_id),
+            id=_row_id(row) or default_id,
             text=text,
             answer=self._answer(row, values.get("answer"), extra.get("choices")),
             fields=extra,
         )
 
     def _answer(self, row: Row, answer: Any, choices: Sequence[str] | None) -> str | None:
-        if answer is None or (isinstance(answer, str) and not answer.strip()):
+        if isinstance(answer, Decimal):
+            answer = str(answer)
+        if isinstance(answer, float) and isinstance(self.verifier, Choice) and answer.is_integer():
+            answer = int(answer)  # an index, in a column of floats
+        # In a column of numbers, pandas writes NaN where there is none.
+        if answer is None or answer != answer or (isinstance(answer, str) and not answer.strip()):
             return None
+        if isinstance(answer, str) and not is_valid_text(answer):
+            raise OpdAlignError(f"{row.location}: the answer {shortened(answer)} {INVALID_TEXT}")
         canonical = self.verifier.canonical(answer, choices)
         if canonical is not None:
             return canonical
@@ -171,14 +194,26 @@ class Task:
                 if isinstance(self.verifier, Choice)
                 else f"an answer that the verifier {self.verifier.fingerprint!r} can read"
             )
-            raise OpdAlignError(f"{row.location}: the answer is {answer!r}; expected {expected}")
-        # Kept as it is: the verdict on every response will be unknown, and unknowns are counted.
+            raise OpdAlignError(f"{row.location}: the answer is {shortened(answer)}; expected {expected}")
+        # Kept as it is: a study reports it and skips the question, since every verdict would be unknown.
         return answer.strip()
 
 
 def _pick(row: Row, columns: str | tuple[str, ...]) -> Any:
     names = (columns,) if isinstance(columns, str) else columns
     return next((row.values[name] for name in names if row.values.get(name) is not None), None)
+
+
+def _row_id(row: Row) -> str:
+    """The row's own ID; empty if it has none."""
+    value = row.values.get("id")
+    if value is None or value != value:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise OpdAlignError(f"{row.location}: the id must be text or a number, not {shortened(value)}")
+    if isinstance(value, str) and not is_valid_text(value):
+        raise OpdAlignError(f"{row.location}: the id {shortened(value)} {INVALID_TEXT}")
+    return str(value).strip()
 
 
 def _column_names(source: Source, field_name: str) -> str:
@@ -188,22 +223,43 @@ def _column_names(source: Source, field_name: str) -> str:
 
 def _text(row: Row, source: Source, field_name: str, value: Any) -> str:
     if value is None:
-        present = ", ".join(sorted(map(str, row.values))) or "nothing"
+        present = shortened(", ".join(sorted(map(str, row.values))) or "nothing", 300)[1:-1]
         raise OpdAlignError(
             f"{row.location}: no {field_name} (looked for {_column_names(source, field_name)}, the row has {present})"
         )
     if not isinstance(value, str):
-        raise OpdAlignError(f"{row.location}: the {field_name} must be text, not {type(value).__name__} ({value!r})")
+        raise OpdAlignError(
+            f"{row.location}: the {field_name} must be text, not {type(value).__name__} ({shortened(value)})"
+        )
     if not value.strip():
         raise OpdAlignError(f"{row.location}: the {field_name} is empty")
+    if not is_valid_text(value):
+        raise OpdAlignError(f"{row.location}: the {field_name} {shortened(value)} {INVALID_TEXT}")
     return value.strip()
 
 
 def _choices(row: Row, source: Source, value: Any) -> tuple[str, ...]:
     if value is None:
         raise OpdAlignError(f"{row.location}: no choices (looked for {_column_names(source, 'choices')})")
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise OpdAlignError(f"{row.location}: the choices must be a list, not {type(value).__name__} ({value!r})")
+    if isinstance(value, str):
+        value = _json_list(value)
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise OpdAlignError(
+            f"{row.location}: the choices must be a list, not {type(value).__name__} ({shortened(value)})"
+        )
     if not 2 <= len(value) <= 26:
         raise OpdAlignError(f"{row.location}: {len(value)} choices; expected from 2 to 26, one letter each")
+    for choice in value:
+        if not isinstance(choice, str | int | float | Decimal) or choice != choice or not str(choice).strip():
+            raise OpdAlignError(f"{row.location}: a choice is {shortened(choice)}; expected text or a number")
+        if not is_valid_text(str(choice)):
+            raise OpdAlignError(f"{row.location}: the choice {shortened(choice)} {INVALID_TEXT}")
     return tuple(str(choice).strip() for choice in value)
+
+
+def _json_list(text: str) -> Any:
+    """The list that a text contains as JSON, which is how a CSV file stores choices; otherwise the text itself."""
+    try:
+        return json.loads(text) if text.lstrip().startswith("[") else text
+    except (ValueError, RecursionError):
+        return text

@@ -169,12 +169,14 @@ class ContextPrompt:
         task: Task that formats the question as messages.
         context: Context added to the last user message; `None` for the plain prompt.
         demonstrations: Demonstrations by question id; needed where `context` shows any.
+        max_length: Longest prompt that the model can be used with, in tokens; `None` for any length.
     """
 
     chat: Chat
     task: Task
     context: Context | None = None
     demonstrations: Mapping[str, Sequence[Demonstration]] = field(default_factory=dict)
+    max_length: int | None = None
 
     @property
     def tokenizer_hash(self) -> str:
@@ -182,6 +184,13 @@ class ContextPrompt:
 
     def __call__(self, question: Question) -> tuple[int, ...]:
         return self.chat.prompt(self.messages(question))
+
+    def unavailable(self, question: Question) -> str | None:
+        """Why the model cannot be used on a question: a missing demonstration or a long prompt; `None` if it can."""
+        missing = self.context and self.context.missing(self.demonstrations.get(question.id, ()))
+        if missing or self.max_length is None or len(self(question)) <= self.max_length:
+            return missing or None
+        return f"a prompt of {len(self(question))} tokens does not fit ({self.max_length})"
 
     def token_text(self, token: int) -> str:
         """The text of one token."""

@@ -1,20 +1,23 @@
 """Which questions can be used with which teachers, and why not.
 
-A question is usable if it has a gold answer, its prompts fit the context length of every model, and the demonstrations
-of every context exist. Every function maps question ids to the reason against them, so that exclusions can be
-reported. Nothing is sampled here.
+A question is usable if it has a gold answer and its prompt fits the student's context; a teacher can be used on it if
+its own prompt fits and the demonstrations of its context exist. Every function maps question ids to the reason against
+them, so that exclusions can be reported. Nothing is sampled here.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from opd_align.tasks import Task
+from opd_align.tasks import Choice, Maths, Number, Task, TrueFalse
 from opd_align.teachers.contexts import SELF, Context, Demonstration
 from opd_align.teachers.demonstrations import DemonstrationWriters
-from opd_align.types import Question
+from opd_align.types import Question, shortened
+
+_DECIMAL_COMMA = re.compile(r"\s*[-+]?\d+,\d+\s*")
 
 
 class PromptedModel(Protocol):
@@ -42,15 +45,52 @@ def prompts_too_long(model: PromptedModel, questions: Sequence[Question], max_ne
     }
 
 
+def unusable_questions(task: Task, questions: Sequence[Question]) -> dict[str, str]:
+    """Question id → why it is of no use with any teacher: no usable answer, or the same question as another one."""
+    unanswered = without_gold_answer(task, questions)
+    return unanswered | repeated_questions(task, [each for each in questions if each.id not in unanswered])
+
+
 def without_gold_answer(task: Task, questions: Sequence[Question]) -> dict[str, str]:
     """Question id → reason, for questions whose answer is missing or cannot be read by the task's verifier."""
-    gold = {
-        question.id: None
-        if question.answer is None
-        else task.verifier.canonical(question.answer, question.fields.get("choices"))
-        for question in questions
-    }
-    return {name: "no answer to compare with" for name, answer in gold.items() if answer is None}
+    reasons = {}
+    for question in questions:
+        if question.answer is None:
+            reasons[question.id] = "no answer to compare with"
+        elif task.verifier.canonical(question.answer, question.fields.get("choices")) is None:
+            reasons[question.id] = _unreadable(task, question.answer)
+    return reasons
+
+
+def _unreadable(task: Task, answer: str) -> str:
+    meant: dict[type, str] = {
+        Number: "a number", Maths: "a mathematical expression", TrueFalse: "true or false", Choice: "a choice",
+    }  # fmt: skip
+    expected = meant.get(type(task.verifier), "an answer")
+    hint = ""
+    if isinstance(task.verifier, Number | Maths) and _DECIMAL_COMMA.fullmatch(answer):
+        hint = f"; write {answer.strip().replace(',', '.')} if the comma is a decimal point"
+    return f"the answer {shortened(answer)} cannot be read as {expected}{hint}"
+
+
+def repeated_questions(task: Task, questions: Sequence[Question]) -> dict[str, str]:
+    """Question id → reason, for questions whose messages are the same as those of another one.
+
+    Of several with the same answer the first is kept, since questions count as independent; of several with different
+    answers none, since it is unknown which one is right.
+    """
+    same: dict[str, list[Question]] = {}
+    for question in questions:
+        same.setdefault(repr(task.messages(question)), []).append(question)
+    reasons = {}
+    for group in same.values():
+        for question in group:
+            other = next((each for each in group if each.answer != question.answer), None)
+            if other is not None:
+                reasons[question.id] = f"same question as {other.id!r}, with another answer ({other.answer!r})"
+            elif question is not group[0]:
+                reasons[question.id] = f"same question and answer as {group[0].id!r}"
+    return reasons
 
 
 def missing_demonstrations(

@@ -30,7 +30,7 @@ from opd_align.teachers.demonstrations import (
     DemonstrationWriters,
     collect_demonstrations,
 )
-from opd_align.teachers.eligibility import missing_demonstrations, prompts_too_long, without_gold_answer
+from opd_align.teachers.eligibility import missing_demonstrations, prompts_too_long, unusable_questions
 from opd_align.types import Finish, OpdAlignError, Question, Rollouts, SampleRequest
 
 BASELINE = "Baseline"
@@ -199,9 +199,9 @@ class Screener:
         self, run: RunDirectory, grader: TextGrader, questions: Sequence[Question]
     ) -> tuple[Screening, dict[str, list[Demonstration]]]:
         max_tokens = self.student.sampling.max_tokens
-        unanswered = without_gold_answer(self.prompting.task, questions)
-        missing = [(name, BASELINE, reason) for name, reason in unanswered.items()]
-        answered = [question for question in questions if question.id not in unanswered]
+        unusable = unusable_questions(self.prompting.task, questions)
+        missing = [(name, BASELINE, reason) for name, reason in unusable.items()]
+        answered = [question for question in questions if question.id not in unusable]
         too_long = prompts_too_long(self.student, answered, max_tokens)
         missing += [(name, BASELINE, reason) for name, reason in too_long.items()]
         usable = [question for question in answered if question.id not in too_long]

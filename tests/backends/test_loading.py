@@ -130,8 +130,9 @@ def test_a_damaged_folder_is_reported(copy, file, content):
 def test_invalid_dtype_and_device_are_reported(folder):
     with pytest.raises(OpdAlignError, match="dtype must be one of auto, float32, bfloat16, float16, not 'float23'"):
         load_model(str(folder), dtype="float23")
-    with pytest.raises(OpdAlignError, match="to the device 'gpu0'"):
-        load_model(str(folder), device="gpu0")
+    for device in ("gpu0", "meta", "", "cuda:x"):
+        with pytest.raises(OpdAlignError, match="device must be auto, cpu, cuda"):
+            load_model(str(folder), device=device)
 
 
 def test_an_adapter_changes_logits_and_fingerprint(folder, tmp_path):

@@ -6,6 +6,7 @@ All tests share one small run, started through the command line.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections import defaultdict
 from dataclasses import replace
@@ -82,6 +83,21 @@ def test_style_tokens_have_a_small_sr_range_and_operators_a_large_one(analysis):
     assert len(operator) > 1
     assert np.mean(style) < 0.1
     assert np.mean(operator) > 0.25
+
+
+@pytest.mark.filterwarnings("default::opd_align.study.build.SkippedQuestionsWarning")
+def test_dry_run_counts_only_questions_that_can_be_used(tmp_path, capsys):
+    rows = [("a", "2 and 2?", "4"), ("b", "2 and 3?", "12,0"), ("c", "2 and 4?", None), ("d", "2 and 2?", "4")]
+    data = tmp_path / "data.jsonl"
+    data.write_text(
+        "".join(json.dumps(dict(zip(("id", "question", "answer"), row, strict=True))) + "\n" for row in rows)
+    )
+    command = ["analyze", "--data", str(data), "--set", "task={name: mine, kind: number}", "--initial", "100"]
+    assert main([*command, "--targeted", "50", "--dry-run", "--out", str(tmp_path / "run")]) == 0
+    shown = capsys.readouterr()
+    assert "1 of task mine (3 more are skipped" in " ".join(shown.out.split())
+    assert re.search(r"initial rollouts\W+100\b", shown.out)
+    assert "3 of 4 questions are skipped: 'b': the answer '12,0' cannot be read as a number; write 12.0" in shown.err
 
 
 def test_dry_run_prints_the_cost(tmp_path, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from support.small_chat import CHATML, END, SWITCHED, byte_tokenizer, save_model
 import opd_align.study.build
 from opd_align.backends.scoring import TokenizerMismatch
 from opd_align.cli.main import main
-from opd_align.study.build import Study
+from opd_align.core.metrics import teacher_difference
+from opd_align.report.html import write_report
+from opd_align.study.build import SkippedQuestionsWarning, Study
 from opd_align.study.config import read_config
 from opd_align.teachers.contexts import CONTEXTS, Context, ContextPrompt
 from opd_align.teachers.screening import Screener, load_screening
@@ -113,8 +116,10 @@ def test_teacher_specs_follow_the_configuration(data):
         (["task=gms8k"], "did you mean 'gsm8k'"),
         (["questions.file=none.jsonl"], "none.jsonl: no such file"),
         (["questions.ids=[ann, eve]"], "there is no question 'eve' in the data of task 'gsm8k'"),
-        (["questions.offset=3"], "questions: no questions are selected"),
-        (["questions.limit=0"], "questions: no questions are selected"),
+        (["questions.offset=3"], r"no questions are selected from .*pens\.jsonl with offset 3 and limit None"),
+        (["questions.limit=0"], r"no questions are selected from .*pens\.jsonl with offset 0 and limit 0"),
+        (["student.device=meta"], "device must be auto, cpu, cuda"),
+        (["teachers=[{model: {model: x, device: meta}}]"], "device must be auto, cpu, cuda"),
         (["questions.screening=nowhere"], "'nowhere' does not exist"),
     ],
 )
@@ -296,19 +301,87 @@ def test_demonstrations_of_a_screening_are_reused_only_for_the_same_writers(data
     assert warm.collect_demonstrations(tmp_path / "warm") != found
 
 
-def test_ungradable_and_too_long_questions_are_skipped_with_the_reason(folder, tmp_path):
-    rows = [*PENS[:1], {"id": "open", "question": "Cid", "answer": None}, {"id": "odd", "question": "?", "answer": "x"}]
-    rows.append({"id": "long", "question": "pens " * 500, "answer": "1"})
+def rows_file(tmp_path: Path, *rows: dict[str, Any]) -> str:
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    study = make_study(str(file), f"student={folder}", "teachers=[{name: bad, wrong: 1}]", "sampling.max_tokens=8")
+    return str(file)
+
+
+UNUSABLE = [
+    {"id": "open", "question": "Cid", "answer": None},
+    {"id": "odd", "question": "?", "answer": "Paris"},
+    {"id": "again", "question": "Ann two pens", "answer": "2"},
+]
+
+
+def test_unusable_and_too_long_questions_are_skipped_with_the_reason(folder, tmp_path):
+    file = rows_file(tmp_path, PENS[0], *UNUSABLE, {"id": "long", "question": "pens " * 500, "answer": "1"})
+    study = make_study(file, f"student={folder}", "teachers=[{name: bad, wrong: 1}]", "sampling.max_tokens=8")
+    with pytest.warns(
+        SkippedQuestionsWarning, match=r"3 of 5 questions are skipped: 'open': no answer to compare with"
+    ):
+        study.check()
+    assert study.unusable_questions == {
+        "open": "no answer to compare with",
+        "odd": "the answer 'Paris' cannot be read as a number",
+        "again": "same question and answer as 'ann'",
+    }
     found = study.collect_demonstrations(tmp_path / "run")
     reasons = study.skipped_questions(found)
-    assert reasons.keys() == {"open", "odd", "long"}
-    assert reasons["open"] == reasons["odd"] == "no answer to compare with"
+    assert reasons.keys() == {"long"}
     assert reasons["long"].endswith("prompt tokens and up to 8 new ones do not fit the context of 'tiny' (512)")
     assert found["ann"]
     assert "open" not in found
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_data_without_a_usable_question_is_refused_before_a_model_is_loaded(tmp_path):
+    with pytest.raises(
+        OpdAlignError, match=r"none of 2 can be used; 'open': no answer.*task\.answer .* and task\.kind"
+    ):
+        make_study(rows_file(tmp_path, *UNUSABLE[:2])).check()
+
+
+def test_if_no_question_is_left_the_trials_and_the_remedy_are_named(data, folder, tmp_path):
+    # The student does not know that "Cid" has 3 pens: its 4 responses are wrong.
+    study = make_study(
+        data, f"student={folder}", "teachers=Self-3C", "questions.ids=[cid]", "sampling.max_tokens=2",
+        "demonstrations.trials=4",
+    )  # fmt: skip
+    with pytest.raises(OpdAlignError) as caught:
+        study.prepare(tmp_path / "run")
+    assert str(caught.value).startswith(
+        "no question is left to analyze: Self-3C: 0 of 3 correct responses by 'self' (1 of 1 questions)."
+    )
+    assert "more than 4 responses per question (--set demonstrations.trials=16)" in str(caught.value)
+
+
+@pytest.mark.filterwarnings("default::opd_align.study.build.SkippedQuestionsWarning")
+def test_a_context_that_is_missing_does_not_drop_the_question_for_other_teachers(folder, data, tmp_path, monkeypatch):
+    big = save_model(tmp_path / "big", seed=9)
+    small = ["sampling.max_tokens=4", "budget.initial=40", "budget.targeted=200", "rules.n_sig=1", "questions.limit=2"]
+    study = make_study(data, f"student={folder}", f"teachers=Self-1C,{big}", *small)
+    ann = study.questions[0]
+    demonstrations = {"ann": CONTEXTS["Self-1C"].placeholders(ann)}
+    monkeypatch.setattr(Study, "collect_demonstrations", lambda *_: demonstrations)
+    assert study.skipped_questions(demonstrations) == {}
+    with pytest.warns(SkippedQuestionsWarning, match=r"question 'bob' is analyzed without Self-1C: 0 of 1 correct"):
+        analysis = study.analyze(tmp_path / "run")
+    rows = {(row["question"], row["teacher"]) for row in analysis.nodes.select(["question", "teacher"]).to_pylist()}
+    assert rows == {("ann", "Self-1C"), ("ann", "big"), ("bob", "big")}
+    known = {
+        name: [not isnan(row["t"][0]) for row in analysis.children.to_pylist() if row["question"] == name]
+        for name in ("ann", "bob")
+    }
+    assert all(known["ann"])
+    assert not any(known["bob"])
+    assert all(not isnan(row["t"][1]) for row in analysis.children.to_pylist())
+    assert write_report(analysis, tmp_path / "report.html", title="x").stat().st_size > 10_000
+    difference = teacher_difference(analysis.nodes, "big", "Self-1C", "reverse_kl")
+    assert difference.n == 1
+    before = (tmp_path / "run" / "nodes.parquet").read_bytes()
+    study.analyze(tmp_path / "run")
+    assert (tmp_path / "run" / "nodes.parquet").read_bytes() == before
 
 
 # -- end to end ------------------------------------------------------------------------------------------------

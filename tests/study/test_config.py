@@ -207,7 +207,26 @@ def test_a_model_is_not_a_context(named):
         ("student={model: x, backend: vllm, adapter: y}", "student: model 'x': backend vllm would sample without"),
         ("task={name: boolq, instruction: Go}", "task: instruction is for your own data and needs a kind"),
         ("budget.initial", "an override must have the form key=value, not 'budget.initial'"),
-        ("seed=[1", "the value of 'seed' is not YAML: '[1'"),
+        ("seed=[1", "the value of 'seed' is '[1': not YAML: "),
+        ("seed=2020-13-45", "the value of 'seed' is '2020-13-45': a value cannot be read: month must be in 1..12"),
+        ("seed=2020-12-24", "seed: expected a whole number, got datetime.date(2020, 12, 24)"),
+        ("seed=0b_", "the value of 'seed' is '0b_': a value cannot be read"),
+        ("seed=" + "9" * 5000, "a value cannot be read: Exceeds the limit"),
+        ("seed=0x" + "9" * 5000, "seed: <int> is too large"),
+        ("seed=99999999999999999999", "seed: 99999999999999999999 is too large"),
+        ("rules.n_sig=1" + "0" * 400, "rules.n_sig: expected a number"),
+        ("seed=" + "[" * 2000, "lists or sections are nested too deeply"),
+        ("student.options=" + "[" * 40 + "]" * 40, "lists or sections are nested too deeply"),
+        ("student.options=&a {b: *a}", "nested too deeply"),
+        ("seed=!!timestamp x", "the value of 'seed' is '!!timestamp x': a value cannot be read"),
+        ("seed=!!bool x", "the value of 'seed' is '!!bool x': a value cannot be read"),
+        ("seed=!!python/name:os.system", "not YAML: could not determine a constructor"),
+        ("budget={initial: 3, initial: 4}", "the key 'initial' appears more than once (line 1)"),
+        ('student.name="\\ud800"', r"student.name: '\ud800' contains characters that are not valid"),
+        ('student.name="\\0"', "contains characters that are not valid"),
+        ("x" * 5000 + "=1", "unknown key 'xxxxxxxx"),
+        ("estimator=[backup]", "estimator: unknown value"),
+        ("rules.draws=1000000000", "rules: draws must lie in [1, 100000]"),
     ],
 )  # fmt: skip
 def test_every_error_names_the_key(override, message):
@@ -216,6 +235,8 @@ def test_every_error_names_the_key(override, message):
         read_config(None, overrides)
     assert (message or "seed.deep: 'seed' is 1, which has no keys") in str(caught.value)
     assert "budget: budget:" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 700
 
 
 def test_an_unknown_key_lists_the_available_ones():
@@ -228,7 +249,15 @@ def test_an_unknown_key_lists_the_available_ones():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a: [1", "is not YAML"),
+        ("a: [1", "not YAML: .*line 1, column 6"),
+        ("seed: 1\nseed: 2\n", "the key 'seed' appears more than once \\(line 2\\)"),
+        (
+            "a: &a [1]\n"
+            + "".join(
+                f"{y}: &{y} [*{x}, *{x}, *{x}, *{x}]\n" for x, y in zip("abcdefghijk", "bcdefghijkl", strict=True)
+            ),
+            "more than 100,000 values",
+        ),
         ("- a\n- b", "must contain keys and values, not list"),
         ("just words", "not str"),
         ("1: 2", "'1'"),
@@ -249,6 +278,12 @@ def test_a_file_that_cannot_be_read_is_reported(tmp_path):
     (tmp_path / "latin.yaml").write_bytes(b"seed: 1 # \xe9\n")
     with pytest.raises(OpdAlignError, match=r"latin\.yaml"):
         read_config(tmp_path / "latin.yaml")
+
+
+def test_an_override_does_not_change_another_section_that_shares_an_anchor(tmp_path):
+    (tmp_path / "c.yaml").write_text("student: &m {model: org/x}\nsource: *m\n", encoding="utf-8")
+    config = read_config(tmp_path / "c.yaml", ["student.name=mine"])
+    assert (config.student.name, config.source) == ("mine", ModelConfig("org/x"))
 
 
 def test_builtin_configurations_are_found_by_name():

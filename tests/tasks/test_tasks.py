@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import csv
 import json
 import os
 import re
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -219,6 +221,21 @@ Q = '{"question": "q", "answer": 1}\n'
         ("gsm8k", "r.csv", "question,answer\nq\n", "line 2: expected 2 cells"),
         ("gsm8k", "r.parquet", "no such thing", "not Parquet"),
         ("gsm8k", "r.txt", "q", "cannot read .txt; use .jsonl"),
+        ("gsm8k", "r.jsonl", "", r"r\.jsonl: contains no questions"),
+        ("gsm8k", "r.json", "", r"r\.json: contains no questions"),
+        ("gsm8k", "r.json", "[]", r"r\.json: contains no questions"),
+        ("gsm8k", "r.csv", "question,answer\n", r"r\.csv: contains no questions"),
+        ("gsm8k", "r.jsonl", '{"a": ' + "[" * 99999, "line 1: lists or objects are nested too deeply"),
+        ("gsm8k", "r.json", "[" * 99999, "nested too deeply"),
+        ("gsm8k", "r.jsonl", '{"question": "q\\ud800"}', "line 1: the question .* not valid in text"),
+        ("gsm8k", "r.jsonl", '{"question": "q", "answer": "\\ud800"}', "line 1: the answer .* not valid in text"),
+        ("gsm8k", "r.jsonl", '{"question": "q", "id": "\\udfff"}', "line 1: the id .* not valid in text"),
+        ("gsm8k", "r.jsonl", '{"question": "q", "id": [1]}', r"line 1: the id must be text or a number, not \[1\]"),
+        ("gsm8k", "r.jsonl", '{"question": "q", "question": "r"}', "line 1: .*'question' appears more than once"),
+        ("mmlu", "r.jsonl", json.dumps(MMLU_ROW | {"choices": ["x", None]}), "line 1: a choice is None; expected text"),
+        ("mmlu", "r.jsonl", json.dumps(MMLU_ROW | {"choices": ["x", "\ud800"]}), "line 1: the choice .* surrogates"),
+        ("gsm8k", "r.csv", 'question,answer\nq,1\n"r,2\ns,3\n', "line 4: not CSV: unexpected end of data"),
+        ("gsm8k", "r.csv", "question,answer,answer\nq,1,2\n", "the column 'answer' appears more than once"),
     ],
 )
 def test_errors_in_a_file_name_the_location(name, file, content, message, tmp_path):
@@ -227,9 +244,57 @@ def test_errors_in_a_file_name_the_location(name, file, content, message, tmp_pa
         task(name).load(tmp_path / file)
 
 
+def test_a_long_cell_is_read_and_the_limit_of_the_process_stays(tmp_path):
+    before, passage = csv.field_size_limit(), "x" * 300_000
+    (tmp_path / "r.csv").write_text(f'question,answer\n"{passage}",1\n[0],2\n')
+    long, short = task("gsm8k").load(tmp_path / "r.csv")
+    assert long.text == passage
+    assert (short.text, short.answer) == ("[0]", "2")
+    assert csv.field_size_limit() == before
+
+
+def test_a_damaged_parquet_file_is_reported(tmp_path):
+    file = tmp_path / "r.parquet"
+    rows = [{"question": f"How many are {n} and {n}?", "answer": str(2 * n)} for n in range(300)]
+    pq.write_table(pa.Table.from_pylist(rows), file, write_page_checksum=True)
+    whole = file.read_bytes()
+    assert len(task("gsm8k").load(file)) == 300
+    for damaged in (whole[:-100], whole[:2000] + bytes(500) + whole[2500:], whole[:4] + whole[-8:], b"PAR1" * 4):
+        file.write_bytes(damaged)
+        with pytest.raises(OpdAlignError, match=r"r\.parquet: not Parquet"):
+            task("gsm8k").load(file)
+
+
+def test_numbers_as_pandas_writes_them(tmp_path):
+    columns = {"question": ["a", "b"], "answer": [2.0, float("nan")], "choices": [["x", "y", "z"]] * 2}
+    pq.write_table(pa.table(columns), tmp_path / "r.parquet")
+    assert [each.answer for each in task("gsm8k").load(tmp_path / "r.parquet")] == ["2", None]
+    assert [each.answer for each in task("mmlu").load(tmp_path / "r.parquet")] == ["C", None]
+    pq.write_table(pa.table({"question": ["a"], "answer": [Decimal("2.50")]}), tmp_path / "r.parquet")
+    assert task("gsm8k").load(tmp_path / "r.parquet")[0].answer == "2.5"
+
+
+def test_too_many_generated_questions_are_refused_at_once():
+    with pytest.raises(OpdAlignError, match=r"generates at most 20,000 questions, .* request 1,000,000,000"):
+        task("arithmetic").load(limit=10**9)
+    with pytest.raises(OpdAlignError, match="at most 20,000"):
+        task("arithmetic").load(limit=1, offset=10**18)
+
+
+def test_a_limit_beyond_every_integer_type_means_all(tmp_path):
+    file = write_jsonl(tmp_path / "rows.jsonl", [GSM8K_ROW])
+    assert len(task("gsm8k").load(file, limit=10**20)) == 1
+    assert task("gsm8k").load(file, offset=10**20) == []
+
+
 def test_a_missing_file_and_a_negative_offset_are_refused(tmp_path):
     with pytest.raises(OpdAlignError, match="no such file"):
         task("gsm8k").load(tmp_path / "none.jsonl")
+    with pytest.raises(OpdAlignError, match="no such file"):
+        task("gsm8k").load("x" * 5000 + ".jsonl")
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(OpdAlignError, match="a folder, not a file"):
+        task("gsm8k").load(tmp_path / "folder.csv")
     with pytest.raises(OpdAlignError, match="cannot be negative"):
         task("gsm8k").load(tmp_path / "none.jsonl", offset=-1)
 
@@ -308,17 +373,38 @@ def test_without_a_file_the_dataset_is_loaded_from_the_hub(name, hub, config, sp
     assert calls == [((hub, config), {"split": split}), ((hub, config), {"split": "other"})]
 
 
-def test_an_unreachable_hub_suggests_a_local_file(monkeypatch):
+def test_an_error_of_the_hub_suggests_a_local_file(monkeypatch):
     datasets = pytest.importorskip("datasets")
 
-    def unreachable(*names, **options):
-        raise ConnectionError("Couldn't reach the Hub\nand a long trace")
+    def failing(*names, **options):
+        raise ValueError("Unknown split\nand a long trace")
 
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    monkeypatch.setattr(datasets, "load_dataset", failing)
+    with pytest.raises(OpdAlignError, match=r"cais/mmlu .*split test.*Unknown split\. .*--data questions\.jsonl"):
+        task("mmlu").load()
+
+
+def test_without_a_connection_the_cache_is_read_at_once(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    constants = pytest.importorskip("huggingface_hub").constants
+    # Port 1 of this machine refuses connections, as a machine without a network does.
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    modes = []
+
+    def load(*names, **options):
+        modes.append((datasets.config.HF_HUB_OFFLINE, constants.is_offline_mode()))
+        if len(modes) == 2:
+            raise ConnectionError("Couldn't reach the Hub")
+        return [MMLU_ROW]
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    assert len(task("mmlu").load()) == 1
     with pytest.raises(
-        OpdAlignError, match=r"cais/mmlu .*split test.*Couldn't reach the Hub\. .*load\('questions.jsonl'\)"
+        OpdAlignError, match=r"no connection to the Hub, and no cached copy\. .*--data questions\.jsonl"
     ):
         task("mmlu").load()
+    assert modes == [(True, True)] * 2
+    assert not constants.is_offline_mode()
 
 
 def test_without_datasets_the_error_names_the_extra(monkeypatch):
@@ -328,7 +414,7 @@ def test_without_datasets_the_error_names_the_extra(monkeypatch):
 
 
 def test_a_task_without_dataset_asks_for_a_file():
-    with pytest.raises(OpdAlignError, match="'mine' has no dataset on the Hub; pass load"):
+    with pytest.raises(OpdAlignError, match=r"'mine' has no dataset on the Hub; name a file: --data questions\.jsonl"):
         custom_task("mine", kind="number").load()
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from support.scripted import CHAT, RIGHT, TASK, ScriptedSampler, question, source
 
+from opd_align.tasks import TASKS
 from opd_align.teachers.contexts import CONTEXTS, SELF, ContextPrompt, Demonstration
 from opd_align.teachers.demonstrations import DemonstrationWriters
 from opd_align.teachers.eligibility import (
@@ -14,8 +15,10 @@ from opd_align.teachers.eligibility import (
     availability,
     missing_demonstrations,
     prompts_too_long,
+    repeated_questions,
     without_gold_answer,
 )
+from opd_align.types import Question
 
 ONE = CONTEXTS["Self-1C"]
 
@@ -31,8 +34,31 @@ def test_prompt_and_new_tokens_may_fill_the_context_exactly(spare, fits):
 
 def test_a_missing_or_unreadable_answer_is_reported():
     questions = [question("a"), question("b", None), question("c", "nothing to read")]
-    reason = "no answer to compare with"
-    assert without_gold_answer(TASK, questions) == {"b": reason, "c": reason}
+    assert without_gold_answer(TASK, questions) == {
+        "b": "no answer to compare with",
+        "c": "the answer 'nothing to read' cannot be read as a number",
+    }
+    assert without_gold_answer(TASK, [question("d", "12,0")]) == {
+        "d": "the answer '12,0' cannot be read as a number; write 12.0 if the comma is a decimal point"
+    }
+
+
+def test_repeated_questions_are_reported_and_the_first_is_kept_unless_the_answers_differ():
+    same = [replace(question(name), text="Pens?") for name in "abc"]
+    assert repeated_questions(TASK, [*same, question("d")]) == {
+        "b": "same question and answer as 'a'",
+        "c": "same question and answer as 'a'",
+    }
+    other = replace(same[2], answer="7")
+    assert repeated_questions(TASK, [*same[:2], other]) == {
+        "a": "same question as 'c', with another answer ('7')",
+        "b": "same question as 'c', with another answer ('7')",
+        "c": "same question as 'a', with another answer ('12')",
+    }
+    # The message decides: the same words with another passage are another question.
+    boolq = TASKS["boolq"]
+    passages = [Question(name, "is it", "True", {"passage": name}) for name in "ab"]
+    assert repeated_questions(boolq, passages) == {}
 
 
 def test_the_reason_of_the_source_replaces_the_count_of_missing_responses():

@@ -209,7 +209,8 @@ def test_a_question_that_does_not_fit_its_source_is_excluded_with_that_reason(tm
 def test_a_question_without_a_readable_answer_is_listed_and_not_sampled(tmp_path, gold):
     sampler = student(lambda name, variant: 10)
     screening = screen(sampler).run(tmp_path, [question("a"), question("b", gold)])
-    assert exclusions(screening) == [("b", "Baseline", "no answer to compare with")]
+    reason = f"the answer {gold!r} cannot be read as a number" if gold else "no answer to compare with"
+    assert exclusions(screening) == [("b", "Baseline", reason)]
     assert {name for name, _, _ in sampler.sampled} == {"a"}
 
 
