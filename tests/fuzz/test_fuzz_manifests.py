@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -104,15 +105,15 @@ def mutated_tree(manifest: dict[str, Any], rng: random.Random) -> dict[str, Any]
         if kind == "remove":
             del parent[key]
         elif kind == "replace":
-            parent[key] = rng.choice(VALUES)
+            parent[key] = deepcopy(rng.choice(VALUES))
         elif kind == "nudge" and type(parent[key]) in (int, float):
             parent[key] += rng.choice([-1, 1, 0.5])
         elif isinstance(parent, list):
-            parent.insert(rng.randint(0, len(parent)), rng.choice([rng.choice(VALUES), parent[key]]))
+            parent.insert(rng.randint(0, len(parent)), deepcopy(rng.choice([rng.choice(VALUES), parent[key]])))
         elif kind == "rename":
             parent[rng.choice(["x", "", key.upper(), f"{key} "])] = parent.pop(key)
         elif kind == "add":
-            parent[rng.choice(["unknown", "objectives", "initial", "\x1b]0;x\x07"])] = rng.choice(VALUES)
+            parent[rng.choice(["unknown", "objectives", "initial", "\x1b]0;x\x07"])] = deepcopy(rng.choice(VALUES))
         else:
             parent[key] = parent.pop(key)
     return copy
