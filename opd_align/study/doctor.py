@@ -15,8 +15,9 @@ from opd_align.backends.base import find_backend
 from opd_align.backends.chat import Chat
 from opd_align.backends.loading import generation_configs, load_model, resolve_reference, weight_bytes
 from opd_align.settings import Sampling
-from opd_align.study.build import SOURCE, Study, TeacherSpec
+from opd_align.study.build import SOURCE, Study
 from opd_align.study.config import ModelConfig
+from opd_align.study.teacher_specs import TeacherSpec
 from opd_align.tasks import TextGrader
 from opd_align.teachers.contexts import Demonstration
 from opd_align.teachers.demonstrations import collect_demonstrations
