@@ -86,7 +86,7 @@ def test_a_quantile_is_over_all_processes():
 def test_the_sign_gate_keeps_tokens_on_which_teacher_and_outcome_agree():
     batch = a_batch(log_ratio=LOG_RATIOS)
     assert compute_weights(SignAgrees(verifier, unknown="drop"), batch).tolist() == [
-        [1, 0, 0, 1],
+        [1, 0, 1, 1],
         [0, 1, 1, 0],
         [0, 0, 0, 0],
     ]
