@@ -2,7 +2,7 @@
 
 TRL's tests are in no package, only in its repository: set `TRL_CHECKOUT` to a checkout, best of the installed version;
 without it the tag of the installed version is cloned. Each test runs with TRL's trainers, with an open gate, and with
-an `AlignmentCallback`. A test that passes with TRL's trainers must pass with ours, unless `cannot_pass.py` has a reason.
+an `AlignmentCallback`. A test that passes with TRL's trainers must pass with ours, unless listed in `cannot_pass.py`.
 Models and data from the hub are replaced by small ones (`hub.py`); tests that need others are counted as not run.
 """
 
