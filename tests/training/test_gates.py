@@ -93,7 +93,7 @@ def test_the_sign_gate_keeps_tokens_on_which_teacher_and_outcome_agree():
     assert compute_weights(SignAgrees(verifier, unknown="keep"), batch).tolist()[2] == [1, 1, 0, 0]
 
 
-@pytest.mark.parametrize(("dtype", "in_zone", "outside"), [(torch.float32, 1.8e-6, 2e-6), (torch.bfloat16, 0.12, 0.13)])
+@pytest.mark.parametrize(("dtype", "in_zone", "outside"), [(torch.float32, 7.5e-6, 8e-6), (torch.bfloat16, 0.12, 0.13)])
 def test_the_sign_gate_is_not_decided_by_rounding(dtype, in_zone, outside):
     """A log-ratio within rounding is kept whatever its sign and outcome; beyond it, the sign decides."""
     ratios = torch.tensor([[in_zone, -in_zone, outside, -outside]] * 2)
