@@ -210,11 +210,11 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
 
         An attribute of the trainer hides the static method, which stays as it is for everyone else.
         """
-        vars(self)["generalized_jsd_loss"] = divergence
+        self.__dict__["generalized_jsd_loss"] = divergence
         try:
             yield
         finally:
-            del vars(self)["generalized_jsd_loss"]
+            del self.__dict__["generalized_jsd_loss"]
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
