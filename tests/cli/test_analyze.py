@@ -87,7 +87,7 @@ def test_style_tokens_have_a_small_sr_range_and_operators_a_large_one(analysis):
 
 @pytest.mark.filterwarnings("default::opd_align.study.build.SkippedQuestionsWarning")
 def test_dry_run_counts_only_questions_that_can_be_used(tmp_path, capsys):
-    rows = [("a", "2 and 2?", "4"), ("b", "2 and 3?", "12,0"), ("c", "2 and 4?", None), ("d", "2 and 2?", "4")]
+    rows = [("a", "2 and 2?", "4"), ("b", "2 and 3?", "Paris"), ("c", "2 and 4?", None), ("d", "2 and 2?", "4")]
     data = tmp_path / "data.jsonl"
     data.write_text(
         "".join(json.dumps(dict(zip(("id", "question", "answer"), row, strict=True))) + "\n" for row in rows)
@@ -97,7 +97,7 @@ def test_dry_run_counts_only_questions_that_can_be_used(tmp_path, capsys):
     shown = capsys.readouterr()
     assert "1 of task mine (3 more are skipped" in " ".join(shown.out.split())
     assert re.search(r"initial rollouts\W+100\b", shown.out)
-    assert "3 of 4 questions are skipped: 'b': the answer '12,0' cannot be read as a number; write 12.0" in shown.err
+    assert "3 of 4 questions are skipped: 'b': the answer 'Paris' cannot be read as a number" in shown.err
 
 
 def test_dry_run_prints_the_cost(tmp_path, capsys):
@@ -142,7 +142,7 @@ def test_a_failing_student_gives_an_error_instead_of_a_plan():
             return replace(Rollouts.of([]), failures=(Failure(1, "out of memory"),))
 
     with pytest.raises(OpdAlignError, match="no estimate is possible: out of memory"):
-        measure(SimpleNamespace(student=Failing(), questions=[Question("q")]))
+        measure(SimpleNamespace(student=Failing(), usable_questions=[Question("q")]))
 
 
 def test_a_resumed_run_cannot_be_used_for_speed(run, tmp_path):

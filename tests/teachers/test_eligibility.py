@@ -38,8 +38,9 @@ def test_a_missing_or_unreadable_answer_is_reported():
         "b": "no answer to compare with",
         "c": "the answer 'nothing to read' cannot be read as a number",
     }
-    assert without_gold_answer(TASK, [question("d", "12,0")]) == {
-        "d": "the answer '12,0' cannot be read as a number; write 12.0 if the comma is a decimal point"
+    assert without_gold_answer(TASK, [question("e", "12,0")]) == {}
+    assert without_gold_answer(TASK, [question("d", "3,14159")]) == {
+        "d": "the answer '3,14159' cannot be read as a number; write 3.14159 if the comma is a decimal point"
     }
 
 
