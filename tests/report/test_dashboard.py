@@ -333,7 +333,7 @@ def test_an_unreadable_run_is_noted_and_an_older_one_is_shown(training: Path) ->
     elements = Elements(dashboard_html(training, title="gkd"))
     assert json.loads(elements.inside["view"])["run"] == "step-000100"
     (note,) = json.loads(elements.inside["state"])["notes"]
-    assert "nodes.parquet' cannot be read" in note
+    assert "nodes.parquet' is damaged" in note
 
 
 def test_an_empty_training_has_a_page(folder: Path) -> None:
