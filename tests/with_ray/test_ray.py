@@ -28,7 +28,7 @@ from opd_align.runs.run_directory import Usage
 # Ray and its dependencies emit warnings; warnings of our own code are errors in the other suites.
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
 
-INVALID_DEVICE = ["--set", "teachers=[{name: T, model: {model: embedded:teacher, device: nowhere}}]"]
+INVALID_DEVICE = ["--set", "teachers=[{name: T, model: {model: embedded:teacher, device: mps}}]"]
 RESULT = ("nodes.parquet", "children.parquet", "questions.parquet", "tokens.parquet", "summary.json", "manifest.json")
 
 
@@ -245,7 +245,7 @@ def test_a_teacher_in_its_own_actor_gives_identical_scores(cluster: None, alone:
         (["--set", "teachers=[{name: reward, model: embedded:teacher}]"], "'reward' is reserved"),
         (["--set", "teachers=[]"], "needs a teacher, and none was given"),
         # Raised in a teacher's actor, with the same message as without actors.
-        ([*INVALID_DEVICE, "--teacher-actors", "T"], "cannot move 'embedded:teacher' to the device 'nowhere'"),
+        ([*INVALID_DEVICE, "--teacher-actors", "T"], "cannot move 'embedded:teacher' to the device 'mps'"),
         (["--set", "sampling.max_tokens=100000"], "do not fit the context"),  # raised in a worker
     ],
 )
