@@ -198,8 +198,11 @@ class ServerStudent(EngineStudent):
             logger.warning("%s; in this batch %d samples failed", invalid[0].invalid, failed)
         scorer: Any = self.scorer  # None if the student only samples
         by_prefix: dict[tuple[str, bytes], list[int]] = defaultdict(list)
-        for number, call in enumerate(calls):
-            by_prefix[call.request.question.id, call.request.prefix.tobytes()].append(number)
+        # The same request twice in a batch has the same seeds, and so the same samples: it counts once.
+        distinct = {(call.request.question.id, call.request.prefix.tobytes(), call.request.first): number
+                    for number, call in enumerate(calls)}  # fmt: skip
+        for (question, prefix, _), number in distinct.items():
+            by_prefix[question, prefix].append(number)
         for numbers in by_prefix.values():
             request = calls[numbers[0]].request
             samples = [tokens for number in numbers for tokens, _ in valid[number]]

@@ -539,6 +539,21 @@ def test_samples_that_are_all_equal_must_be_likely(probability, accepted, monkey
                 scored(stub.url, probability).sample(request)
 
 
+def test_the_same_request_twice_in_a_batch_may_have_the_same_samples(monkeypatch):
+    """Long completions by seed: equal seeds give equal tokens, which is no sign of a cache."""
+    monkeypatch.setattr(Handler, "_choice", lambda self, body, index: {
+        "index": index, "token_ids": [3 + (body["seed"] + index + depth) % 4 for depth in range(39)] + [END],
+        "finish_reason": "stop",
+    })  # fmt: skip
+    request = SampleRequest(Question("q"), np.empty(0, np.uint32), 2)
+    with serving() as stub:
+        client = scored(stub.url, 0.2)
+        patient = ServerStudent(
+            stub.url, "student", client.prompt, (END,), client.scorer, Sampling(max_tokens=40), client.http
+        )
+        assert len(patient.sample([request, request])) == 4
+
+
 def test_a_student_that_only_samples_warns_about_equal_samples(monkeypatch, caplog):
     monkeypatch.setattr(Handler, "_choice", lambda self, body, index: {
         "index": index, "token_ids": [3, 4, END], "finish_reason": "stop"
