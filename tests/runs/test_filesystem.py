@@ -134,7 +134,8 @@ def test_missing_credentials_are_reported(
     ):
         assert main(command) == 2, command
         error = capsys.readouterr().err
-        if command in with_models and find_spec("torch") is None:  # the S3 test environment has no models
+        # The S3 test environment has no models: there, some commands report that first.
+        if command in with_models and find_spec("torch") is None and "credentials" not in error:
             assert "language models need torch: pip install 'opd-align[hf,tasks]'" in error
         else:
             assert "Unable to locate credentials" in error
