@@ -310,7 +310,7 @@ def _read_tree(file: Path) -> dict[str, Any]:
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a name that no file can have
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise OpdAlignError(f"cannot read the configuration {shortened(str(file))}: {reason}") from error
+        raise OpdAlignError(f"cannot read the configuration {shortened(str(file), 500)}: {reason}") from error
     try:
         tree = parse_yaml(text)
     except OpdAlignError as error:
