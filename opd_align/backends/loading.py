@@ -151,16 +151,16 @@ def resolve_reference(reference: str) -> tuple[str, dict[str, Any]]:
     path = Path(os.path.expanduser(reference))
     if path.suffix == ".gguf":
         if not os.path.isfile(path):
-            raise OpdAlignError(f"{shortened(reference)} does not exist")
+            raise OpdAlignError(f"{shortened(reference, 500)} does not exist")
         return str(path.parent), {"gguf_file": path.name}
     if os.path.isdir(path):
         if not (path / "config.json").is_file():
             raise OpdAlignError(f"{reference!r} is a folder without a config.json; save a model with save_pretrained")
         return str(path), {}
     if reference.startswith((".", "/", "~")) or reference.count("/") > 1:
-        raise OpdAlignError(f"the folder {shortened(reference)} does not exist")
+        raise OpdAlignError(f"the folder {shortened(reference, 500)} does not exist")
     if not _HUB_NAME.fullmatch(reference):
-        raise OpdAlignError(f"{shortened(reference)} is neither a folder nor a name on the Hub")
+        raise OpdAlignError(f"{shortened(reference, 500)} is neither a folder nor a name on the Hub")
     return reference, {}
 
 
