@@ -232,7 +232,7 @@ TEACHER_METRICS = (
         column="alignment"),
     _half_width("alignment/half_width", "alignment/mean", "cosine", lambda r: r.rank.alignment.half_width),
     Metric("teacher", "alignment/weighted",
-        "Alignment weighted by the SR range of each node, so that tokens that hardly affect success hardly count.", "cosine",
+        "Alignment weighted by the SR range of each node: tokens that hardly affect success hardly count.", "cosine",
         "higher", lambda r: r.rank.weighted_cosine.mean, charts={"SR-weighted alignment": ""}),
     _half_width("alignment/weighted_half_width", "alignment/weighted", "cosine",
         lambda r: r.rank.weighted_cosine.half_width, logged=False),
