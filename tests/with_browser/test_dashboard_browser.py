@@ -264,6 +264,8 @@ def test_the_report_command_can_be_copied(opened: Any, server: DashboardServer, 
     button = page.locator("#rows tr").first.get_by_role("button")
     button.click()
     page.locator("#rows tr").first.get_by_role("button", name="copied").wait_for()
+    page.evaluate("drawRows()")  # as at every update
+    assert page.locator("#rows tr").first.get_by_role("button").inner_text() == "copied"
     command = page.evaluate("navigator.clipboard.readText()")
     assert command == f"opd-align report {training / 'step-000200'} --html step-000200.html"
 

@@ -80,16 +80,20 @@ function valueOf({ key, half_width: halfWidth, per_teacher: perTeacher, format }
   return formatValue(format, curves[key]?.[index] ?? null, halfWidth ? curves[halfWidth]?.[index] ?? null : null);
 }
 
-// The command is the button's title, and its text if it cannot be copied.
+// The command is the button's title, and its text if it cannot be copied. Rows are drawn again at every update, so
+// what a button says after a click is kept outside of it.
+const copyTexts = new Map();
+
 function copyButton(command) {
-  const button = html("button", { type: "button", className: "go", title: command }, "copy command");
+  const button = html("button", { type: "button", className: "go", title: command }, copyTexts.get(command) ?? "copy command");
   button.addEventListener("click", async () => {
     try {
       await navigator.clipboard.writeText(command);
-      button.textContent = "copied";
+      copyTexts.set(command, "copied");
     } catch {
-      button.textContent = command;
+      copyTexts.set(command, command);
     }
+    drawRows();
   });
   return button;
 }
