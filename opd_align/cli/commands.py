@@ -185,7 +185,7 @@ def screen(args: argparse.Namespace) -> int:
     with progress(0) as (on_phase, _):
         study.screen(on_progress=on_phase).run(args.out, study.questions)
     _print_screening(args.out, args.out / "tables")
-    print(f"Screening saved in {args.out}. To analyze its questions: opd-align analyze --questions-from {args.out} ...")
+    say(f"Screening saved in {args.out}. To analyze its questions: opd-align analyze --questions-from {args.out} ...")
     return 0
 
 
@@ -217,7 +217,7 @@ def show_prompt(args: argparse.Namespace) -> int:
             prompting = replace(study.prompt_of(spec), context=context, demonstrations=demonstrations)
             say(f"── {question.id} · {spec.name if spec else 'student'} · {len(prompting(question)):,} tokens")
             say(prompting.text(question))
-            print()
+            say()
     return 0
 
 
@@ -232,10 +232,10 @@ def doctor(args: argparse.Namespace) -> int:
         raise OpdAlignError("doctor checks language models; --student exact needs no check")
     findings = []
     for finding in check_study(Study(config), n_questions=args.sample_questions, n_rollouts=args.sample_rollouts):
-        print(finding, flush=True)
+        say(str(finding))
         findings.append(finding)
     found = SetupReport(findings)
-    print(found.summary)
+    say(found.summary)
     return found.exit_code(strict=args.strict)
 
 
@@ -296,7 +296,7 @@ def dashboard(args: argparse.Namespace) -> int:
         try:
             server.follow(page)
         except KeyboardInterrupt:
-            print()
+            say()
     return 0
 
 

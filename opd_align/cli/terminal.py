@@ -11,7 +11,7 @@ from opd_align.types import printable
 
 def say(text: str = "", *, end: str = "\n") -> None:
     """Prints to the standard output, with control characters replaced."""
-    print(printable(text, keep="\n\t"), end=end)
+    print(printable(text, keep="\n\t"), end=end, flush=True)
 
 
 def complain(text: object) -> None:

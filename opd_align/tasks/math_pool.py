@@ -23,7 +23,7 @@ from pathlib import Path
 
 from opd_align.types import OpdAlignError
 
-CPU_LIMIT_S = 0.6
+CPU_LIMIT_S = 0.4
 """CPU time of one comparison; usual ones take a few milliseconds."""
 
 WALL_LIMIT_S = 15.0
