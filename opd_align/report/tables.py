@@ -74,6 +74,8 @@ def ranking_table(slices: Slices, objective: str) -> Table:
     two_children = [rank.two_children for rank in ranks if rank.n_nodes]
     if two_children:
         caption += f"; {max(two_children):.0%} of the nodes have two children, where alignment is exactly ±1"
+    if len({rank.n_questions for rank in ranks if rank.n_nodes}) > 1:
+        caption += "; not all teachers have the same questions: the verdict compares two teachers on those they share"
     title = f"Alignment with the ideal update by teacher ({objective})"
     return Table(f"ranking-{objective}", title, columns, tuple(rows), caption)
 
