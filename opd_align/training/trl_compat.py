@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module, metadata
@@ -79,6 +79,12 @@ NAMES: dict[str, Name] = {
     "DistillationTrainer": Name("trl", "DistillationTrainer"),
     "GRPOTrainer": Name("trl", "GRPOTrainer"),
     "GKDTrainer": Name("trl.experimental.gkd", "GKDTrainer"),
+    "SDPOTrainer": Name("trl.experimental.sdpo", "SDPOTrainer"),
+    # The events in which a gate checks that it was applied.
+    "TrainerCallback": Name(
+        "transformers", "TrainerCallback", None,
+        {event: call("args", "state", "control") for event in ("on_pre_optimizer_step", "on_step_end")},
+    ),
     "DataCollatorForChatML": Name(
         "trl.experimental.utils", "DataCollatorForChatML", None, {"__call__": call("examples")}
     ),
@@ -155,6 +161,7 @@ METHODS: dict[str, dict[str, Call]] = {
         "_generate_and_score_completions": call("inputs"),
         "_compute_loss": call("model", "inputs"),
     },
+    "SDPOTrainer": {"_dispatch_self_distillation_callback": call("event_name")},
 }  # fmt: skip
 """Methods of trainers, by class, that opd-align overrides or calls."""
 
@@ -190,6 +197,19 @@ VLLM_ATTRIBUTES: dict[str, tuple[str, ...]] = {
 """Attributes of a trainer's `vllm_generation`, by its mode; a server's client exists on the first process only."""
 
 
+GENERATED = {
+    "DistillationTrainer": ("completion_ids", "completion_mask"),
+    "GRPOTrainer": ("completion_ids", "completion_mask", "advantages"),
+}
+"""What `_generate_and_score_completions` returns, by class."""
+
+SDPO_EVENTS = {
+    "on_teacher_context_built": ("model", "completion_mask", "self_distillation_mask"),
+    "on_self_distillation_batch_prepared": ("model", "self_distillation_mask"),
+}
+"""The arguments of SDPO's own callback events."""
+
+
 # -- the checks ---------------------------------------------------------------------------------------------------
 
 
@@ -202,7 +222,7 @@ def resolve(name: str) -> Any:
     where = f"{wanted.module}.{wanted.attribute}"
     try:
         found = getattr(import_module(wanted.module), wanted.attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, RuntimeError) as error:  # TRL's lazy modules raise RuntimeError
         raise _unsupported(library, f"cannot import {where} ({error})") from error
     if wanted.call is not None:
         _check_call(library, where, found, wanted.call)
@@ -244,6 +264,23 @@ def check_attributes(trainer: Any) -> None:
     for name in () if vllm is None else VLLM_ATTRIBUTES.get(getattr(vllm, "mode", ""), ("mode",)):
         if not hasattr(vllm, name):
             raise _unsupported("trl", f"{type(vllm).__name__} has no attribute {name!r}")
+
+
+def check_generated(trainer: Any, generated: Any) -> None:
+    """Checks what a trainer's `_generate_and_score_completions` returned."""
+    for base in type(trainer).__mro__:
+        for name in GENERATED.get(base.__name__, ()) if _library(base) == "trl" else ():
+            if name not in generated:
+                where = f"{base.__name__}._generate_and_score_completions"
+                raise _unsupported("trl", f"{where} returns no {name!r}")
+
+
+def event_arguments(event: str, arguments: Mapping[str, Any]) -> list[Any]:
+    """The arguments of one of `SDPO_EVENTS`, in the order of the table."""
+    missing = [name for name in SDPO_EVENTS[event] if arguments.get(name) is None]
+    if missing:
+        raise _unsupported("trl", f"SDPOTrainer's event {event} has no {missing[0]!r}")
+    return [arguments[name] for name in SDPO_EVENTS[event]]
 
 
 def check_version() -> None:
@@ -297,6 +334,11 @@ def _unsupported(library: str, what: str) -> OpdAlignError:
         version = "(not installed)"
     title = TITLES.get(library, library)
     return OpdAlignError(f"{title} {version} is not supported: {what}. Tested versions of {title}: {TESTED[library]}")
+
+
+def untested() -> str:
+    """Ends an error message about a TRL that does something unexpected."""
+    return f"TRL {metadata.version('trl')} is not supported. Tested versions of TRL: {TESTED['trl']}"
 
 
 def _library(kind: type) -> str:

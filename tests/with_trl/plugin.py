@@ -1,0 +1,54 @@
+"""A pytest plugin for a run of TRL's own tests: puts our trainers in the place of TRL's, and the stand-ins of `hub`.
+
+`OPD_ALIGN_TRL_MODE` says which trainers ("plain": TRL's own), `OPD_ALIGN_TRL_RESULTS` where outcomes are written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import datasets
+from trl import import_utils
+
+from with_trl import hub
+
+RESULTS: dict[str, list[str]] = {}
+
+
+def pytest_configure() -> None:
+    datasets.load_dataset = hub.load_dataset
+    # Tests of another version may ask for libraries that the installed TRL does not know.
+    import_utils.__getattr__ = _unknown_library
+
+
+def _unknown_library(name: str) -> Any:
+    if name.startswith("is_") and name.endswith("_available"):
+        return lambda: False
+    raise AttributeError(name)
+
+
+def pytest_collection_finish(session: Any) -> None:
+    from with_trl.substitutes import SUBSTITUTES
+
+    for module in {item.module for item in session.items}:
+        for name, kind in SUBSTITUTES[os.environ["OPD_ALIGN_TRL_MODE"]].items():
+            if hasattr(module, name):
+                setattr(module, name, kind)
+
+
+def pytest_collectreport(report: Any) -> None:
+    if report.failed:
+        RESULTS[report.nodeid] = ["not collected", str(report.longrepr).strip().splitlines()[-1]]
+
+
+def pytest_runtest_logreport(report: Any) -> None:
+    if report.when == "call" or (report.outcome != "passed" and report.nodeid not in RESULTS):
+        crash = getattr(report.longrepr, "reprcrash", None)
+        RESULTS[report.nodeid] = [report.outcome, crash.message.splitlines()[0] if crash else ""]
+
+
+def pytest_sessionfinish() -> None:
+    Path(os.environ["OPD_ALIGN_TRL_RESULTS"]).write_text(json.dumps(RESULTS, indent=1))

@@ -1,0 +1,112 @@
+"""TRL's own tests with our trainers: `python tests/with_trl/run.py [pytest arguments]`.
+
+TRL's tests are in no package, only in its repository: set `TRL_CHECKOUT` to a checkout, best of the installed version;
+without it the tag of the installed version is cloned. Each test runs with TRL's trainers, with an open gate, and with
+an `AlignmentCallback`. A test that passes with TRL's trainers must pass with ours, unless listed in `cannot_pass.py`.
+Models and data from the hub are replaced by small ones (`hub.py`); tests that need others are counted as not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS), str(TESTS.parent)]
+
+from with_trl.cannot_pass import CANNOT_PASS  # noqa: E402
+
+REPOSITORY = "https://github.com/huggingface/trl"
+FILES = [
+    "tests/experimental/test_gkd_trainer.py",
+    "tests/experimental/test_sdpo_trainer.py",
+    "tests/experimental/test_distillation_trainer.py",
+    "tests/test_distillation_trainer.py",
+    "tests/test_grpo_trainer.py",
+]
+MODES = ("plain", "gate", "callback")
+
+
+def checkout() -> Path:
+    if "TRL_CHECKOUT" in os.environ:
+        folder = Path(os.environ["TRL_CHECKOUT"])
+    else:
+        version = metadata.version("trl")
+        folder = TESTS.parent / "build" / f"trl-{version}"
+        if not folder.exists():
+            clone = ["git", "clone", "--quiet", "--depth", "1", "--branch", f"v{version}", REPOSITORY, str(folder)]
+            if subprocess.run(clone, check=False).returncode:
+                sys.exit(f"cannot clone {REPOSITORY}; set TRL_CHECKOUT to a checkout of TRL {version}")
+    if not (folder / FILES[0]).exists():
+        sys.exit(f"{folder} is not a checkout of TRL: it has no {FILES[0]}")
+    return folder
+
+
+def run(mode: str, folder: Path, files: list[str], cache: Path, arguments: list[str]) -> dict[str, list[str]]:
+    results = cache / f"{mode}.json"
+    results.unlink(missing_ok=True)
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]),
+        "HF_HUB_CACHE": str(cache / "hub"),
+        "HF_HUB_OFFLINE": "1",
+        "TRL_EXPERIMENTAL_SILENCE": "1",
+        "OPD_ALIGN_TRL_MODE": mode,
+        "OPD_ALIGN_TRL_RESULTS": str(results),
+    }
+    command = [sys.executable, "-m", "pytest", "-p", "with_trl.plugin", "-p", "no:cacheprovider", "-q", "--tb=line"]
+    command += ["-W", "ignore", "-m", "not slow and not low_priority", "--continue-on-collection-errors"]
+    print(f"-- {mode}", flush=True)
+    subprocess.run([*command, *files, *arguments], cwd=folder, env=environment, check=False)
+    if not results.exists():
+        sys.exit(f"pytest wrote no results for mode {mode!r}")
+    found: dict[str, list[str]] = json.loads(results.read_text())
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", nargs="*", default=FILES, help="test files of the checkout")
+    parser.add_argument("--cache", type=Path, help="where models and results are kept (default: a temporary folder)")
+    known, arguments = parser.parse_known_args()
+    folder = checkout()
+    files = [file for file in known.files if (folder / file).exists()]
+    with tempfile.TemporaryDirectory() as temporary:
+        cache = known.cache or Path(temporary)
+        if not (cache / "hub").exists():
+            from with_trl.hub import build_cache
+
+            build_cache(cache / "hub")
+        results = {mode: run(mode, folder, files, cache, arguments) for mode in MODES}
+    return report(results)
+
+
+def report(results: dict[str, dict[str, list[str]]]) -> int:
+    passed = {test for test, (outcome, _) in results["plain"].items() if outcome == "passed"}
+    print(f"\nwith TRL's own trainers: {len(passed)} of {len(results['plain'])} tests ran and passed")
+    unexpected = 0
+    for mode in MODES[1:]:
+        failed = {test for test in passed if results[mode].get(test, ["missing", ""])[0] != "passed"}
+        expected = {test for test in failed if reason(test, mode)}
+        unexpected += len(failed - expected)
+        counts = f"{len(passed - failed)} of {len(passed)} passed, {len(expected)} cannot"
+        print(f"with {mode}: {counts}, {len(failed - expected)} failed")
+        for test in sorted(failed - expected):
+            print(f"  FAILED {test}: {results[mode].get(test, ['', 'did not run'])[1]}")
+        for test in sorted(expected):
+            print(f"  cannot {test}: {reason(test, mode)}")
+    return int(unexpected > 0 or not passed)
+
+
+def reason(test: str, mode: str) -> str | None:
+    name = test.rpartition("::")[2].partition("[")[0]
+    return CANNOT_PASS.get((mode, name))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
