@@ -42,13 +42,16 @@ def pytest_collection_finish(session: Any) -> None:
 def pytest_collectreport(report: Any) -> None:
     if report.failed:
         RESULTS[report.nodeid] = ["not collected", str(report.longrepr).strip().splitlines()[-1]]
+        _write()
 
 
 def pytest_runtest_logreport(report: Any) -> None:
     if report.when == "call" or (report.outcome != "passed" and report.nodeid not in RESULTS):
         crash = getattr(report.longrepr, "reprcrash", None)
         RESULTS[report.nodeid] = [report.outcome, crash.message.splitlines()[0] if crash else ""]
+        _write()
 
 
-def pytest_sessionfinish() -> None:
+def _write() -> None:
+    """After every test: a run that is cut short still shows what it did."""
     Path(os.environ["OPD_ALIGN_TRL_RESULTS"]).write_text(json.dumps(RESULTS, indent=1))
