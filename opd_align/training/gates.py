@@ -48,8 +48,8 @@ FLOAT32_EPS = torch.finfo(torch.float32).eps
 LOGIT_EPS, FLOAT32_LOGIT_EPS, NORMALISER_EPS = 8, 64, 16
 """Rounding of logits below 32, in eps of the forward passes; of the sums behind them and of log-softmax, in float32's.
 
-A number between 16 and 32 is rounded by up to 8 eps. Sums within a layer are kept in float32, even under bfloat16; their
-error was measured. log Z is as large as the largest logit, and is rounded twice: for the student and for the teacher.
+A number between 16 and 32 is rounded by up to 8 eps. Sums within a layer are kept in float32, even under bfloat16;
+their error was measured. log Z is as large as the largest logit, and is rounded for the student and for the teacher.
 """
 
 Measure = Callable[[str], Tensor]

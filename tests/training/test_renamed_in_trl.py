@@ -35,6 +35,10 @@ FOLDER = Path(opd_align.__file__).parent / "training"
 GATE_MODULES = [*FOLDER.glob("trainers/[dg]*.py"), FOLDER / "gate_runtime.py", FOLDER / "chunked_divergence.py"]
 
 
+def generated(name: str) -> tuple[str, ...]:
+    return trl_compat.GENERATED[TRL[name].__name__]
+
+
 def overridden(name: str) -> list[str]:
     """TRL's and transformers' methods that a gated trainer overrides."""
     return sorted(method for method in vars(GATED[name]) if hasattr(TRL[name], method) and method[:2] != "__")
@@ -248,16 +252,16 @@ def test_the_first_step_fails_if_the_loss_finds_its_divergence_elsewhere(name, g
 
 
 @training
-@pytest.mark.parametrize("key", ["completion_mask", "advantages"])
-def test_the_first_step_fails_if_generation_returns_something_else(key, tmp_path, monkeypatch):
-    plain = GRPOTrainer._generate_and_score_completions
+@pytest.mark.parametrize(("name", "key"), [(name, key) for name in ("distillation", "grpo") for key in generated(name)])
+def test_the_first_step_fails_if_generation_returns_something_else(name, key, tmp_path, monkeypatch):
+    plain = TRL[name]._generate_and_score_completions
 
     def renamed(self, inputs):
-        return {f"{name}_renamed" if name == key else name: value for name, value in plain(self, inputs).items()}
+        return {f"{each}_renamed" if each == key else each: value for each, value in plain(self, inputs).items()}
 
-    monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", renamed)
+    monkeypatch.setattr(TRL[name], "_generate_and_score_completions", renamed)
     with pytest.raises(OpdAlignError, match=f"_generate_and_score_completions returns no '{key}'"):
-        train("grpo", tmp_path, Open(), "keep")
+        train(name, tmp_path, Open(), "keep")
 
 
 def count_optimizer_steps(monkeypatch) -> list[int]:

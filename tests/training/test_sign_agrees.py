@@ -68,7 +68,10 @@ def test_a_zone_of_ones_own():
 def test_rounding_does_not_make_a_renormalised_step_larger(dtype):
     """Student and teacher are the same model, evaluated by two kernels: the sum of weights is the number of tokens."""
     generator = torch.Generator().manual_seed(0)
-    hidden, head = torch.randn(64, 32, generator=generator).to(dtype), torch.randn(50, 32, generator=generator).to(dtype)
+    hidden, head = (
+        torch.randn(64, 32, generator=generator).to(dtype),
+        torch.randn(50, 32, generator=generator).to(dtype),
+    )
     student = (hidden @ head.T).float()
     # The same product, summed in two halves and rounded once more.
     teacher = (hidden[:, :16] @ head[:, :16].T + hidden[:, 16:] @ head[:, 16:].T).float()

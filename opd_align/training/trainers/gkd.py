@@ -103,11 +103,11 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
         )
         overridden = ("get_batch_samples", "training_step", "compute_loss", "generalized_jsd_loss")
         trl_compat.check_trainer(GKDTrainer, (*overridden, "generate_on_policy_outputs"))
+        if denominator != "trl":
+            self.loss_is_scaled_for_ga = True  # read by TRL's __init__ with transformers before 5.19, later by training
         super().__init__(*args, **kwargs)
         trl_compat.check_attributes(self)
         self._gate_runtime = runtime.attach(self)
-        if denominator != "trl":
-            self.loss_is_scaled_for_ga = True
         collator = self.data_collator
         if type(collator) is DataCollatorForChatML:
             options = {option.name: getattr(collator, option.name) for option in fields(collator)}

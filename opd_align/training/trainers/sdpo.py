@@ -59,6 +59,7 @@ class SDPOGate(TrainerCallback):
         if not isinstance(trainer, trl_compat.SDPOTrainer):
             raise OpdAlignError(f"SDPOGate is a gate for SDPOTrainer, not for {type(trainer).__name__}")
         trl_compat.check_trainer(type(trainer), ("_dispatch_self_distillation_callback",))
+        trl_compat.check_events(type(trainer))
         trl_compat.check_attributes(trainer)
         self._trainer = trainer
         trainer.add_callback(self)
