@@ -71,7 +71,7 @@ test-distributed: $(DEEPSPEED_STAMP) ## trainings in two processes: DDP, ZeRO-2,
 test-training: setup ## trainings with callback and gates, for a few steps
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile -m training $(ARGS)
 
-# TRL's tests are only in its repository: cloned at the installed version, or set TRL_CHECKOUT to a checkout.
+# TRL's tests are only in its repository: TRL_CHECKOUT names a checkout; else it is cloned, or the tests are skipped.
 test-trl: setup ## TRL's own tests, with an open gate and with the callback
 	OMP_NUM_THREADS=1 $(BIN)/python tests/with_trl/run.py $(ARGS)
 
