@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from opd_align.training import trl_compat
+from opd_align.training import launch, trl_compat
 from opd_align.training.trl_compat import (
     AT_RUN_TIME,
     ATTRIBUTES,
@@ -169,26 +169,33 @@ def test_a_renamed_event_is_refused(event, monkeypatch):
         check_events(trainer_class("SDPOTrainer"))
 
 
+def pretend_trl(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    real = metadata.version
+    monkeypatch.setattr(trl_compat.metadata, "version", lambda name: version if name == "trl" else real(name))
+
+
 def test_versions_outside_the_tested_range(monkeypatch, caplog):
     monkeypatch.delenv(trl_compat.UNTESTED, raising=False)
     for version, complaint in (("1.10.0", "too old"), ("1.17.0.dev0", "too new"), ("2.0.0", "too new")):
-        monkeypatch.setattr(trl_compat.metadata, "version", lambda library, version=version: version)
+        pretend_trl(monkeypatch, version)
         with pytest.raises(OpdAlignError, match=rf"TRL {version} is not supported: .*{complaint}.*>=1\.16,<1\.17"):
             resolve("GRPOTrainer")
+        with pytest.raises(OpdAlignError, match=complaint):
+            launch.check_installed()  # `opd-align train`, before it starts any process
     with pytest.raises(OpdAlignError, match=f"{trl_compat.UNTESTED}=1 lets you try it"):
         resolve("GRPOTrainer")
 
 
 def test_a_newer_version_can_be_tried_and_is_still_checked(monkeypatch, caplog):
     monkeypatch.setenv(trl_compat.UNTESTED, "1")
-    monkeypatch.setattr(trl_compat.metadata, "version", lambda library: "1.99.0")
+    pretend_trl(monkeypatch, "1.99.0")
     for _ in range(2):
         check_trainer(trainer_class("GRPOTrainer"))
     assert caplog.text.count("TRL 1.99.0 is newer than the versions that opd-align was tested with") == 1
     monkeypatch.delattr(trainer_class("GRPOTrainer"), "_compute_loss")
     with pytest.raises(OpdAlignError, match=r"TRL 1\.99\.0 is not supported: GRPOTrainer has no attribute"):
         check_trainer(trainer_class("GRPOTrainer"), ["_compute_loss"])
-    monkeypatch.setattr(trl_compat.metadata, "version", lambda library: "1.10.0")
+    pretend_trl(monkeypatch, "1.10.0")
     with pytest.raises(OpdAlignError, match="too old"):  # names that it lacks are missing for certain
         check_trainer(trainer_class("GRPOTrainer"))
 
