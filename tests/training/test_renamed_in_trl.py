@@ -151,6 +151,7 @@ for name in sys.argv[1:]:
 """
 
 
+@training
 def test_importing_a_gated_trainer_refuses_each_renamed_name():
     names = imported_names()
     assert {"GKDTrainer", "ChunkedDivergenceFunction", "ForwardRedirection", "TrainerCallback"} <= {*names}
@@ -183,6 +184,7 @@ for name in ("GatedDistillationTrainer", "GatedGRPOTrainer"):
 """
 
 
+@training
 @pytest.mark.parametrize(
     ("version", "missing", "complaint"),
     [
