@@ -11,7 +11,7 @@ BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 UNMARKED := not real and not vllm and not browser and not distributed and not training and not ray
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-all setup-suites check format test fuzz test-browser test-distributed test-ray test-s3 test-real test-training test-vllm \
+.PHONY: help setup setup-all setup-suites check format test fuzz test-browser test-distributed test-ray test-s3 test-real test-training test-trl test-vllm \
 	bench bench-vllm recipes-results demo docs clean
 
 help: ## list the targets
@@ -70,6 +70,10 @@ test-distributed: $(DEEPSPEED_STAMP) ## trainings in two processes: DDP, ZeRO-2,
 
 test-training: setup ## trainings with callback and gates, for a few steps
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile -m training $(ARGS)
+
+# TRL's tests are only in its repository: TRL_CHECKOUT names a checkout; else it is cloned, or the tests are skipped.
+test-trl: setup ## TRL's own tests, with an open gate and with the callback
+	OMP_NUM_THREADS=1 $(BIN)/python tests/with_trl/run.py $(ARGS)
 
 RAY_STAMP := .venv/.installed-ray
 $(RAY_STAMP): $(STAMP)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from opd_align.training import trl_compat
-from opd_align.training.gates import LOG_RATIO, MEASURES, GateBatch
+from opd_align.training.gates import LOG_RATIO, READABLE, STUDENT_LOG_PROB, TEACHER_LOG_PROB, GateBatch
 from opd_align.training.trl_compat import ChunkedDivergenceFunction, ChunkedLogProbFunction, maybe_gather_lm_head_ctx
 from opd_align.types import OpdAlignError
 
@@ -73,9 +73,12 @@ class KernelCall:
             scales = (*self.teacher_scale, *self.student_scale)
             return self.scatter(ChunkedDivergenceFunction.apply(*sides, 1.0, self.temperature, *scales)[1])
         if name == LOG_RATIO:
-            log_t = self._log_prob(self.teacher, self.teacher_scale)
-            return self.scatter(log_t - self._log_prob(self.student, self.student_scale))
-        raise OpdAlignError(f"there is no measure {name!r}; choose from {', '.join((*MEASURES, LOG_RATIO))}")
+            return self.measure(TEACHER_LOG_PROB) - self.measure(STUDENT_LOG_PROB)
+        if name == STUDENT_LOG_PROB:
+            return self.scatter(self._log_prob(self.student, self.student_scale))
+        if name == TEACHER_LOG_PROB:
+            return self.scatter(self._log_prob(self.teacher, self.teacher_scale))
+        raise OpdAlignError(f"there is no measure {name!r}; choose from {', '.join(READABLE)}")
 
     def _log_prob(self, side: tuple[Any, ...], scale: tuple[Any, ...]) -> Tensor:
         tokens_N = self.select(self.batch.token_ids_BT)

@@ -11,7 +11,7 @@ The metrics under `gate/` are those of one global batch; `core.metric_registry` 
 are shares of all completions, including truncated and masked ones. A truncated completion is incorrect, whatever the
 verifier returns for it, as in an analysis.
 
-This module knows accelerate's processes, but neither TRL nor how a measure is computed.
+This module knows accelerate's processes and transformers' callbacks, but no trainer and not how a measure is computed.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from opd_align.tasks import Task
+from opd_align.training import trl_compat
 from opd_align.training.gates import (
     DENOMINATORS,
     GateBatch,
@@ -36,6 +37,7 @@ from opd_align.training.gates import (
     no_measures,
 )
 from opd_align.training.rewards import CORRECT_FROM, TIMEOUT_S, RewardVerifier
+from opd_align.training.trl_compat import TrainerCallback
 from opd_align.types import OpdAlignError, Outcome
 
 logger = logging.getLogger(__name__)
@@ -86,11 +88,13 @@ class GateRuntime:
             self.gate.needs_global_batch or denominator == "renormalise"
         )
         self.verifier_is_reward = False
-        self._recorded, self._failures_logged = False, 0
+        self.applied, self._failures_logged = False, 0
 
-    def attach(self, accelerator: Any) -> GateRuntime:
-        """Sets the accelerator; separate from `__init__`, which checks the gate before models are loaded."""
-        self.accelerator = accelerator
+    def attach(self, trainer: Any) -> GateRuntime:
+        """Sets the trainer; separate from `__init__`, which checks the gate before models are loaded."""
+        self.accelerator = accelerator = trainer.accelerator
+        trainer.add_callback(GateCheck(self))
+        self.eps = coarsest_eps(accelerator.mixed_precision, trainer.model, trainer.teacher_model)
         self._sums = torch.zeros(len(SUMS), device=accelerator.device)
         if accelerator.is_main_process:
             logger.info("Distillation gate: %s, denominator: %s", self.gate.name, self.denominator)
@@ -131,7 +135,7 @@ class GateRuntime:
     def make_batch(
         self, token_ids_BT: Tensor, mask_BT: Tensor, outcome_B: Tensor | None, measure: Measure = no_measures
     ) -> GateBatch:
-        return GateBatch(token_ids_BT, mask_BT.bool(), outcome_B, measure, self._gather)
+        return GateBatch(token_ids_BT, mask_BT.bool(), outcome_B, measure, self._gather, self.eps)
 
     def weights_and_denominator(
         self, batches: Sequence[GateBatch], measured: Sequence[Mapping[str, Tensor]] = ()
@@ -164,14 +168,12 @@ class GateRuntime:
             "weighted": weighted,
             "loss": weighted / divided_by,
         }
-        self._recorded = True
+        self.applied = True
         self._sums = self._sums + torch.stack([sums.get(name, zero).float() for name in SUMS])
 
     def log_step(self, metrics: MutableMapping[str, list[float]], denominator: Tensor) -> None:
         """Appends the global batch's metrics to those of a trainer; all processes must call this together."""
-        if not self._recorded:
-            raise OpdAlignError("the loss was computed without the gate: this version of TRL is not supported")
-        self._recorded = False
+        self.check_applied()
         if self.verifier is not None:
             self._sums[SUMS.index("failures")] += self.verifier.failures - self._failures_logged
             self._failures_logged = self.verifier.failures
@@ -196,6 +198,11 @@ class GateRuntime:
         for name, value in {**values, **self.gate.extra_metrics()}.items():
             metrics[f"gate/{name}"].append(value)
 
+    def check_applied(self) -> None:
+        """Raises an error if no loss has been weighted by the gate since the last optimizer step."""
+        if not self.applied:
+            raise OpdAlignError(f"the loss was computed without the gate {self.gate.name!r}: {trl_compat.untested()}")
+
     def _sum(self, values: Tensor) -> Tensor:
         return self.accelerator.reduce(values.float(), reduction="sum")
 
@@ -204,6 +211,34 @@ class GateRuntime:
         values = self.accelerator.pad_across_processes(values, dim=0, pad_index=float("nan"))
         values = self.accelerator.gather(values)
         return values[~values.isnan()]
+
+
+class GateCheck(TrainerCallback):  # type: ignore[misc]
+    """Stops a training before an optimizer step whose loss the gate was not applied to.
+
+    A trainer that calls its methods by other names than the overridden ones would train without a gate. Callbacks are
+    a public interface, so this check does not depend on those names.
+
+    Args:
+        runtime: The gate of the trainer.
+    """
+
+    def __init__(self, runtime: GateRuntime) -> None:
+        self.runtime = runtime
+
+    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        self.runtime.check_applied()
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self.runtime.check_applied()
+        self.runtime.applied = False
+
+
+def coarsest_eps(mixed_precision: str, *models: Any) -> float:
+    """`torch.finfo(dtype).eps` of the coarsest precision in which one of the models is evaluated."""
+    dtypes = {parameter.dtype for model in models for parameter in model.parameters() if parameter.is_floating_point()}
+    autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(mixed_precision)
+    return max(torch.finfo(dtype).eps for dtype in (dtypes if autocast is None else {*dtypes, autocast}))
 
 
 def safe_denominator(denominator: Tensor) -> Tensor:

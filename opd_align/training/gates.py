@@ -33,9 +33,24 @@ MEASURES = ("kl", "js", "student_entropy", "teacher_entropy")
 LOG_RATIO = "log_ratio"
 """log t − log p of the sampled token: positive where the teacher gives it more probability than the student."""
 
+STUDENT_LOG_PROB, TEACHER_LOG_PROB = "student_log_prob", "teacher_log_prob"
+"""log p and log t of the sampled token."""
+
+READABLE = (*MEASURES, LOG_RATIO, STUDENT_LOG_PROB, TEACHER_LOG_PROB)
+"""All that `GateBatch.measure` can be asked for."""
+
 DENOMINATORS = ("keep", "renormalise")
 
 Unknown = Literal["keep", "drop"]
+
+FLOAT32_EPS = torch.finfo(torch.float32).eps
+
+LOGIT_EPS, FLOAT32_LOGIT_EPS, NORMALISER_EPS = 8, 64, 16
+"""Rounding of logits below 32, in eps of the forward passes; of the sums behind them and of log-softmax, in float32's.
+
+A number between 16 and 32 is rounded by up to 8 eps. Sums within a layer are kept in float32, even under bfloat16;
+their error was measured. log Z is as large as the largest logit, and is rounded for the student and for the teacher.
+"""
 
 Measure = Callable[[str], Tensor]
 """From the name of a measure to its value at every token."""
@@ -57,8 +72,10 @@ class GateBatch:
         token_ids_BT: Token ids of the completions.
         mask_BT: True on the tokens that the loss is computed on.
         outcome_B: `Outcome` values, one per completion; `None` if the completions were not verified.
-        measure: Returns one of `MEASURES`, or "log_ratio", for every token (arbitrary values outside the mask).
+        measure: Returns one of `READABLE` for every token (arbitrary values outside the mask).
         gather: Concatenates a tensor's values from all processes; all of them must call it, or none.
+        eps: `torch.finfo(dtype).eps` of the precision in which student and teacher were evaluated, the coarser one if
+            they differ: measures are rounded to a multiple of it, whatever dtype they have.
     """
 
     token_ids_BT: Tensor
@@ -66,6 +83,7 @@ class GateBatch:
     outcome_B: Tensor | None = None
     measure: Measure = no_measures
     gather: Callable[[Tensor], Tensor] = _identity
+    eps: float = FLOAT32_EPS
 
     def outcome_mask_BT(self, outcome: Outcome) -> Tensor:
         """True on the tokens of completions with this outcome."""
@@ -211,19 +229,27 @@ class SignAgrees(Gate):
     """Keeps the tokens on which teacher and outcome agree.
 
     On correct completions these are the tokens to which the teacher gives more probability than the student, on
-    incorrect ones those to which it gives less.
+    incorrect ones those to which it gives less. Where the two probabilities are equal up to rounding, the sign of
+    their difference has no meaning and the token is kept: it adds next to nothing to the loss, but dropping it would
+    make the steps of the denominator "renormalise" larger.
 
     Args:
         verifier: A reward function with TRL's signature, synchronous or asynchronous, or a `Task`.
         unknown: Whether to "keep" or "drop" all tokens of completions whose outcome is unknown.
+        dead_zone: Largest |log t − log p|, in nats, that counts as equal. By default what rounding can do in the
+            precision of the forward passes (`log_ratio_rounding`): for p = t = 0.5 this is 0.063 in bfloat16, 0.008 in
+            float16 and 1e-5 in float32, and a hundredth of that (at least 2e-6) for p = t = 0.995.
     """
 
     verifier: Verifier | Task = field()
     unknown: Unknown = field(kw_only=True)
+    dead_zone: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "verifier", reward_function(self.verifier))
         _check_unknown(self.unknown)
+        if self.dead_zone is not None and not 0 <= self.dead_zone < math.inf:
+            raise OpdAlignError(f"dead_zone must be 0 or more nats, not {self.dead_zone}")
 
     @property
     def name(self) -> str:
@@ -231,13 +257,32 @@ class SignAgrees(Gate):
 
     @property
     def measures(self) -> tuple[str, ...]:
-        return (LOG_RATIO,)
+        return (STUDENT_LOG_PROB, TEACHER_LOG_PROB)
 
     def __call__(self, batch: GateBatch) -> Tensor:
-        log_ratio_BT = batch.measure(LOG_RATIO)
-        raised_BT = batch.outcome_mask_BT(Outcome.CORRECT) & (log_ratio_BT > 0)
-        lowered_BT = batch.outcome_mask_BT(Outcome.INCORRECT) & (log_ratio_BT < 0)
+        log_p_BT, log_t_BT = batch.measure(STUDENT_LOG_PROB), batch.measure(TEACHER_LOG_PROB)
+        dead_zone_BT = log_ratio_rounding(log_p_BT, log_t_BT, batch.eps)
+        if self.dead_zone is not None:
+            dead_zone_BT = torch.full_like(dead_zone_BT, self.dead_zone)
+        # At least -dead_zone, not above zero: what is equal up to rounding agrees with either outcome.
+        raised_BT = batch.outcome_mask_BT(Outcome.CORRECT) & (log_t_BT - log_p_BT >= -dead_zone_BT)
+        lowered_BT = batch.outcome_mask_BT(Outcome.INCORRECT) & (log_t_BT - log_p_BT <= dead_zone_BT)
         return (raised_BT | lowered_BT).float() + batch.outcome_mask_BT(Outcome.UNKNOWN) * float(self.unknown == "keep")
+
+
+def log_ratio_rounding(log_p: Tensor, log_t: Tensor, eps: float) -> Tensor:
+    """What rounding can add to log t − log p of a token, in nats.
+
+    An error of a token's logit changes its log-probability by 1 − p of it, and errors of the other logits by at most as
+    much: a token that is almost certain is known almost exactly, in any precision.
+
+    Args:
+        log_p: The student's log-probability of the token.
+        log_t: The teacher's.
+        eps: `torch.finfo(dtype).eps` of the precision of the forward passes.
+    """
+    logit = LOGIT_EPS * eps + FLOAT32_LOGIT_EPS * FLOAT32_EPS
+    return NORMALISER_EPS * FLOAT32_EPS - logit * (torch.expm1(log_p) + torch.expm1(log_t))
 
 
 @dataclass(frozen=True)
@@ -247,7 +292,7 @@ class FunctionGate(Gate):
     Args:
         function: Returns the weights, one per token, finite and not negative.
         name: Shown in logs; by default the function's name.
-        measures: The measures that the function reads; by default all of them.
+        measures: The measures that the function reads; by default `MEASURES` and "log_ratio".
         needs_global_batch: Whether a weight depends on other completions of the same optimizer step. The function is
             then called once per step with all completions of its process, before the loss.
         verifier: A reward function or a `Task`, for functions that use outcomes; `None` for none.
@@ -349,6 +394,7 @@ def concatenate_batches(batches: Sequence[GateBatch], measured: Sequence[Mapping
         torch.cat(outcomes) if outcomes else None,
         lambda name: columns[name] if name in columns else no_measures(name),
         batches[0].gather,
+        batches[0].eps,
     )
 
 
@@ -364,9 +410,12 @@ def measure_logits(name: str, student_NV: Tensor, teacher_NV: Tensor, token_N: T
         return -(log_p.exp() * log_p).sum(-1)
     if name == "teacher_entropy":
         return -(log_t.exp() * log_t).sum(-1)
+    sampled = {STUDENT_LOG_PROB: log_p, TEACHER_LOG_PROB: log_t}
     if name == LOG_RATIO:
         return (log_t - log_p).gather(-1, token_N.unsqueeze(-1)).squeeze(-1)
-    raise OpdAlignError(f"there is no measure {name!r}; choose from {', '.join((*MEASURES, LOG_RATIO))}")
+    if name in sampled:
+        return sampled[name].gather(-1, token_N.unsqueeze(-1)).squeeze(-1)
+    raise OpdAlignError(f"there is no measure {name!r}; choose from {', '.join(READABLE)}")
 
 
 def check_measure(measure: str) -> None:

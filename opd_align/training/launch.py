@@ -77,10 +77,11 @@ def command(recipe: str, flags: Sequence[str] = ()) -> list[str]:
 
 
 def check_installed() -> None:
-    """Raises if a library that training requires is not installed."""
+    """Raises if a library that training requires is not installed, or a version of TRL that is not supported."""
     missing = [name for name in ("trl", "accelerate", "peft", "datasets") if find_spec(name) is None]
     if missing:
         raise OpdAlignError(f"training requires {', '.join(missing)}: pip install 'opd-align[train,tasks]'")
+    trl_compat.check_version()
 
 
 def main() -> int:

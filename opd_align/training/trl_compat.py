@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module, metadata
@@ -26,12 +27,14 @@ from opd_align.types import OpdAlignError
 logger = logging.getLogger(__name__)
 
 TRL_MIN, TRL_BELOW = "1.16", "1.17"
-"""The tested versions of TRL: at least the first, below the second. An older one is refused, a newer one is used with a
-warning if everything in the tables is as expected."""
+"""The tested versions of TRL: at least the first, below the second. Others are refused."""
+
+UNTESTED = "OPD_ALIGN_UNTESTED_TRL"
+"""The environment variable that, set to 1, accepts a newer TRL if everything in the tables is as expected."""
 
 TESTED = {"trl": f">={TRL_MIN},<{TRL_BELOW}", "transformers": ">=5.16,<6", "accelerate": ">=1.10,<2"}
 
-TITLES = {"trl": "TRL"}
+TITLES = {"trl": "TRL", "vllm": "vLLM"}
 
 
 # -- the tables ---------------------------------------------------------------------------------------------------
@@ -79,6 +82,12 @@ NAMES: dict[str, Name] = {
     "DistillationTrainer": Name("trl", "DistillationTrainer"),
     "GRPOTrainer": Name("trl", "GRPOTrainer"),
     "GKDTrainer": Name("trl.experimental.gkd", "GKDTrainer"),
+    "SDPOTrainer": Name("trl.experimental.sdpo", "SDPOTrainer"),
+    # The events in which a gate checks that it was applied.
+    "TrainerCallback": Name(
+        "transformers", "TrainerCallback", None,
+        {event: call("args", "state", "control") for event in ("on_pre_optimizer_step", "on_step_end")},
+    ),
     "DataCollatorForChatML": Name(
         "trl.experimental.utils", "DataCollatorForChatML", None, {"__call__": call("examples")}
     ),
@@ -124,10 +133,26 @@ NAMES: dict[str, Name] = {
     "VLLMGeneration": Name("trl.generation.vllm_generation", "VLLMGeneration", None, {"sync_weights": call()}),
     # `accelerate launch`, started by `opd-align train`.
     "launch_main": Name("accelerate.commands.launch", "main", call()),
-    # Used by `backends.hf_attention`, below this layer.
-    "PretrainedConfig": Name("transformers", "PretrainedConfig", None, {"_attn_implementation": None}),
+    # Used by `backends.hf` and `backends.hf_attention`, below this layer.
+    "PretrainedConfig": Name(
+        "transformers", "PretrainedConfig", None, {"_attn_implementation": None, "get_text_config": call("decoder")}
+    ),
+    "AttentionInterface": Name("transformers", "AttentionInterface", None, {"register": call("key", "value")}),
+    "Cache": Name("transformers", "Cache", call(keywords=("layer_class_to_replicate",))),
+    "DynamicLayer": Name(
+        "transformers.cache_utils", "DynamicLayer", None,
+        {"update": call("key_states", "value_states"), "batch_select_indices": call("indices")},
+    ),
+    "clear_device_cache": Name("accelerate.utils.memory", "clear_device_cache", call()),
+    "should_reduce_batch_size": Name("accelerate.utils.memory", "should_reduce_batch_size", call("exception")),
 }  # fmt: skip
-"""What other modules import from here."""
+"""What other modules import from here, and what the layers below import themselves."""
+
+AT_RUN_TIME = (
+    "Accelerator", "gather_object", "PretrainedConfig", "AttentionInterface", "Cache", "DynamicLayer",
+    "clear_device_cache", "should_reduce_batch_size",
+)  # fmt: skip
+"""Names that no module imports from here, or only on use: checked with the attributes of a trainer."""
 
 METHODS: dict[str, dict[str, Call]] = {
     "Trainer": {
@@ -155,6 +180,7 @@ METHODS: dict[str, dict[str, Call]] = {
         "_generate_and_score_completions": call("inputs"),
         "_compute_loss": call("model", "inputs"),
     },
+    "SDPOTrainer": {"_dispatch_self_distillation_callback": call("event_name")},
 }  # fmt: skip
 """Methods of trainers, by class, that opd-align overrides or calls."""
 
@@ -170,7 +196,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "Trainer": COMMON,
     "GKDTrainer": (
         "beta", "lmbda", "seq_kd", "temperature", "teacher_model", "generation_config", "generation_kwargs", "_metrics",
-        "data_collator",
+        "data_collator", "loss_is_scaled_for_ga",
     ),
     "GOLDTrainer": ("beta", "teacher_model", "use_uld_loss", "use_vllm"),
     "IWOPDTrainer": ("beta", "teacher_model", "teacher_client", "use_vllm"),
@@ -183,11 +209,36 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Attributes of a constructed trainer, by class."""
 
+MODEL_CONFIG = "llm.llm_engine.vllm_config.model_config"
+
 VLLM_ATTRIBUTES: dict[str, tuple[str, ...]] = {
-    "colocate": ("mode", "enable_sleep_mode", "sync_weights", "llm", "tensor_parallel_size", "_llm_weights_sleeping"),
+    "colocate": (
+        "mode", "enable_sleep_mode", "sync_weights", "tensor_parallel_size", "_llm_weights_sleeping", "llm.generate",
+        "llm.sleep", "llm.wake_up",
+        *(f"{MODEL_CONFIG}.{name}" for name in ("max_model_len", "model", "dtype", "get_vocab_size")),
+    ),
     "server": ("mode", "enable_sleep_mode", "sync_weights"),
+}  # fmt: skip
+"""Attributes of a trainer's `vllm_generation`, by its mode, with those that `backends.vllm` reads of its engine."""
+
+CLIENT_ATTRIBUTES = ("base_url", "model")
+"""Attributes of a client of a vLLM server: the trainer's own, on the first process only, and that of a teacher."""
+
+SYNCED = ("DistillationTrainer", "GRPOTrainer", "RLOOTrainer", "SDPOTrainer", "SDFTTrainer")
+"""Trainers that remember in `_last_loaded_step` which weights their vLLM has; the others always sync."""
+
+
+GENERATED = {
+    "DistillationTrainer": ("completion_ids", "completion_mask"),
+    "GRPOTrainer": ("completion_ids", "completion_mask", "advantages"),
 }
-"""Attributes of a trainer's `vllm_generation`, by its mode; a server's client exists on the first process only."""
+"""What `_generate_and_score_completions` returns, by class."""
+
+SDPO_EVENTS = {
+    "on_teacher_context_built": ("model", "completion_mask", "self_distillation_mask"),
+    "on_self_distillation_batch_prepared": ("model", "self_distillation_mask"),
+}
+"""The arguments of SDPO's own callback events."""
 
 
 # -- the checks ---------------------------------------------------------------------------------------------------
@@ -202,7 +253,7 @@ def resolve(name: str) -> Any:
     where = f"{wanted.module}.{wanted.attribute}"
     try:
         found = getattr(import_module(wanted.module), wanted.attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, RuntimeError) as error:  # TRL's lazy modules raise RuntimeError
         raise _unsupported(library, f"cannot import {where} ({error})") from error
     if wanted.call is not None:
         _check_call(library, where, found, wanted.call)
@@ -240,21 +291,76 @@ def check_attributes(trainer: Any) -> None:
         for name in ATTRIBUTES.get(base.__name__, ()) if _library(base) in ("trl", "transformers") else ():
             if not hasattr(trainer, name):
                 raise _unsupported(_library(base), f"{base.__name__} has no attribute {name!r}")
+    for name in AT_RUN_TIME:
+        resolve(name)
+    _check_vllm(trainer)
+    if getattr(trainer, "teacher_client", None) is not None:
+        _check_path(trainer, *(f"teacher_client.{name}" for name in CLIENT_ATTRIBUTES))
+
+
+def _check_vllm(trainer: Any) -> None:
     vllm = vllm_generation(trainer)
-    for name in () if vllm is None else VLLM_ATTRIBUTES.get(getattr(vllm, "mode", ""), ("mode",)):
-        if not hasattr(vllm, name):
-            raise _unsupported("trl", f"{type(vllm).__name__} has no attribute {name!r}")
+    if vllm is None:
+        return
+    resolve("VLLMGeneration")
+    _check_path(vllm, *VLLM_ATTRIBUTES.get(getattr(vllm, "mode", ""), ("mode",)))
+    if vllm.mode == "server" and trainer.accelerator.is_main_process:
+        _check_path(vllm, *(f"vllm_client.{name}" for name in CLIENT_ATTRIBUTES))
+    if any(base.__name__ in SYNCED and _library(base) == "trl" for base in type(trainer).__mro__):
+        _check_path(trainer, "_last_loaded_step")
+
+
+def _check_path(owner: Any, *paths: str) -> None:
+    """Checks attributes, and attributes of attributes, of an object of TRL."""
+    for path in paths:
+        found = owner
+        for name in path.split("."):
+            if not hasattr(found, name):
+                raise _unsupported(_library(type(found)), f"{type(found).__name__} has no attribute {name!r}")
+            found = getattr(found, name)
+
+
+def check_generated(trainer: Any, generated: Any) -> None:
+    """Checks what a trainer's `_generate_and_score_completions` returned."""
+    for base in type(trainer).__mro__:
+        for name in GENERATED.get(base.__name__, ()) if _library(base) == "trl" else ():
+            if name not in generated:
+                where = f"{base.__name__}._generate_and_score_completions"
+                raise _unsupported("trl", f"{where} returns no {name!r}")
+
+
+def check_events(trainer_class: type) -> None:
+    """Checks that SDPO's trainer names the callback events that a gate waits for."""
+    methods = [inspect.unwrap(each) for base in trainer_class.__mro__ for each in vars(base).values() if callable(each)]
+    named = {constant for each in methods if hasattr(each, "__code__") for constant in each.__code__.co_consts}
+    for event in SDPO_EVENTS:
+        if event not in named:
+            raise _unsupported("trl", f"{trainer_class.__name__} has no event {event!r}")
+
+
+def event_arguments(event: str, arguments: Mapping[str, Any]) -> list[Any]:
+    """The arguments of one of `SDPO_EVENTS`, in the order of the table."""
+    missing = [name for name in SDPO_EVENTS[event] if arguments.get(name) is None]
+    if missing:
+        raise _unsupported("trl", f"SDPOTrainer's event {event} has no {missing[0]!r}")
+    return [arguments[name] for name in SDPO_EVENTS[event]]
 
 
 def check_version() -> None:
-    """Refuses versions of TRL before the tested ones; warns once about later ones."""
+    """Refuses versions of TRL that were not tested; `UNTESTED` lets later ones through, with one warning."""
     try:
         version = metadata.version("trl")
     except metadata.PackageNotFoundError:
         raise OpdAlignError("training needs TRL: pip install 'opd-align[train]'") from None
     if _release(version) < _release(TRL_MIN):
         raise _unsupported("trl", "this version is too old")
-    if _release(version) >= _release(TRL_BELOW) and version not in _warned:
+    if _release(version) < _release(TRL_BELOW):
+        return
+    if os.environ.get(UNTESTED, "0") in ("", "0"):
+        raise _unsupported(
+            "trl", f"this version is too new; {UNTESTED}=1 lets you try it, the names that opd-align uses are checked"
+        )
+    if version not in _warned:
         _warned.add(version)
         logger.warning("TRL %s is newer than the versions that opd-align was tested with (%s).", version, TESTED["trl"])
 
@@ -267,8 +373,8 @@ def _check_member(library: str, owner: Any, name: str, expected: Call | None) ->
     if not hasattr(owner, name):
         raise _unsupported(library, f"{owner.__name__} has no attribute {name!r}")
     if expected is not None:
-        bound = not isinstance(inspect.getattr_static(owner, name), staticmethod)
-        _check_call(library, where, getattr(owner, name), expected, skip=int(bound))
+        with_self = not isinstance(inspect.getattr_static(owner, name), staticmethod | classmethod)
+        _check_call(library, where, getattr(owner, name), expected, skip=int(with_self))
 
 
 def _check_call(library: str, where: str, function: Any, expected: Call, *, skip: int = 0) -> None:
@@ -296,7 +402,13 @@ def _unsupported(library: str, what: str) -> OpdAlignError:
     except metadata.PackageNotFoundError:
         version = "(not installed)"
     title = TITLES.get(library, library)
-    return OpdAlignError(f"{title} {version} is not supported: {what}. Tested versions of {title}: {TESTED[library]}")
+    tested = f". Tested versions of {title}: {TESTED[library]}" if library in TESTED else ""
+    return OpdAlignError(f"{title} {version} is not supported: {what}{tested}")
+
+
+def untested() -> str:
+    """Ends an error message about a TRL that does something unexpected."""
+    return f"TRL {metadata.version('trl')} is not supported. Tested versions of TRL: {TESTED['trl']}"
 
 
 def _library(kind: type) -> str:

@@ -12,6 +12,7 @@ from trl.experimental.gkd import GKDConfig, GKDTrainer
 from trl.experimental.utils import DataCollatorForChatML
 
 from opd_align.training.chunked_divergence import KernelCall
+from opd_align.training.gate_runtime import coarsest_eps
 from opd_align.training.gates import DivergenceAbove, FunctionGate, GateBatch, IncorrectOnly, Open
 from opd_align.training.trainers.distillation import GatedDistillationTrainer
 from opd_align.training.trainers.gkd import MICRO_BATCH, GatedGKDTrainer, GatedMicroBatch
@@ -124,6 +125,35 @@ def test_counts_keep_their_precision_under_deepspeed():
     prepared = deep._prepare_input({"count": count, MICRO_BATCH: micro_batch})
     assert prepared["count"].isinf()
     assert prepared[MICRO_BATCH] is micro_batch
+
+
+@pytest.mark.parametrize(
+    ("mixed", "dtype", "expected"),
+    [("no", None, torch.float32), ("no", torch.bfloat16, torch.bfloat16), ("bf16", None, torch.bfloat16)],
+)
+def test_the_coarsest_precision_counts(mixed, dtype, expected):
+    student, teacher = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, dtype=dtype)
+    assert coarsest_eps(mixed, student, teacher) == torch.finfo(expected).eps
+
+
+def test_gkds_divergence_is_trls_static_method(tmp_path):
+    logits = torch.randn(2, 3, 5)
+    assert GatedGKDTrainer.generalized_jsd_loss is GKDTrainer.generalized_jsd_loss
+    assert GatedGKDTrainer.generalized_jsd_loss(logits, logits).item() == pytest.approx(0, abs=1e-6)
+    run = gkd(GatedGKDTrainer, tmp_path, gate=Open(), denominator="keep", options={"max_steps": 1})
+    assert run.trainer.generalized_jsd_loss is GKDTrainer.generalized_jsd_loss  # after a training, too
+
+
+def test_a_subclass_may_have_a_divergence_of_its_own(tmp_path):
+    class Doubled(GatedGKDTrainer):
+        @staticmethod
+        def generalized_jsd_loss(*args, **kwargs):
+            return 2 * GKDTrainer.generalized_jsd_loss(*args, **kwargs)
+
+    own = {"gate": Open(), "denominator": "keep", "options": {"max_steps": 1}}
+    (row,) = gkd(GatedGKDTrainer, tmp_path, **own).logs
+    (doubled,) = gkd(Doubled, tmp_path, **own).logs
+    assert doubled["loss"] == pytest.approx(2 * row["loss"], rel=1e-6)
 
 
 # Outcomes

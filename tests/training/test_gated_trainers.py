@@ -18,8 +18,7 @@ from trl.trainer import distillation_trainer
 
 from opd_align.training.chunked_divergence import KernelCall, replaced_kernel
 from opd_align.training.gates import (
-    LOG_RATIO,
-    MEASURES,
+    READABLE,
     DivergenceAbove,
     FunctionGate,
     GateBatch,
@@ -425,7 +424,7 @@ def test_measures_from_the_kernel_equal_those_from_full_logits():
             call = KernelCall((*sides, 0.0, 0.7, 1.3, None, 1.0, 5.0), batch)
             student = states[0] @ heads[0].T * 1.3 / 0.7
             teacher = 5.0 * torch.tanh(states[1] @ heads[1].T / 5.0) / 0.7
-            for name in (*MEASURES, LOG_RATIO):
+            for name in READABLE:
                 expected = measure_logits(name, student, teacher, tokens.reshape(-1)).view(2, 3)
                 torch.testing.assert_close(call.measure(name)[mask], expected[mask], atol=1e-5, rtol=1e-4)
             assert torch.equal(call.scatter(call.select(tokens))[mask], tokens[mask])

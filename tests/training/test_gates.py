@@ -11,6 +11,9 @@ from opd_align.training.gate_runtime import is_truncated, left_align, scatter
 from opd_align.training.gates import (
     LOG_RATIO,
     MEASURES,
+    READABLE,
+    STUDENT_LOG_PROB,
+    TEACHER_LOG_PROB,
     DivergenceAbove,
     FunctionGate,
     GateBatch,
@@ -84,9 +87,11 @@ def test_a_quantile_is_over_all_processes():
 
 
 def test_the_sign_gate_keeps_tokens_on_which_teacher_and_outcome_agree():
-    batch = a_batch(log_ratio=LOG_RATIOS)
+    even = [[-2.0] * 4] * 3
+    log_t = (torch.tensor(even) + torch.tensor(LOG_RATIOS)).tolist()
+    batch = a_batch(student_log_prob=even, teacher_log_prob=log_t)
     assert compute_weights(SignAgrees(verifier, unknown="drop"), batch).tolist() == [
-        [1, 0, 0, 1],
+        [1, 0, 1, 1],
         [0, 1, 1, 0],
         [0, 0, 0, 0],
     ]
@@ -157,6 +162,7 @@ def test_micro_batches_are_concatenated():
         (lambda: IncorrectOnly(verifier, correct_weight=-1, unknown="keep"), "0 or more"),
         (lambda: IncorrectOnly("exact match", unknown="keep"), "reward signature"),
         (lambda: SignAgrees(verifier, unknown="?"), "'keep' or 'drop'"),
+        (lambda: SignAgrees(verifier, unknown="keep", dead_zone=-1.0), "dead_zone must be 0 or more nats, not -1.0"),
         (
             lambda: IncorrectOnly(verifier, unknown="keep") * SignAgrees(task("boolq").verifier, unknown="keep"),
             "share one verifier",
@@ -207,7 +213,9 @@ def test_measures_follow_their_definitions():
         "student_entropy": -(p * p.log()).sum(-1),
         "teacher_entropy": -(t * t.log()).sum(-1),
         LOG_RATIO: (t / p).log()[range(5), tokens],
+        STUDENT_LOG_PROB: p.log()[range(5), tokens],
+        TEACHER_LOG_PROB: t.log()[range(5), tokens],
     }
-    assert set(expected) == {*MEASURES, LOG_RATIO}
+    assert set(expected) == {*READABLE}
     for name, value in expected.items():
         torch.testing.assert_close(measure_logits(name, student, teacher, tokens).double(), value, atol=1e-6, rtol=1e-5)

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from opd_align.training import trl_compat
-from opd_align.training.trl_compat import ATTRIBUTES, METHODS, NAMES, check_attributes, check_trainer, resolve
+from opd_align.training import launch, trl_compat
+from opd_align.training.trl_compat import (
+    AT_RUN_TIME,
+    ATTRIBUTES,
+    CLIENT_ATTRIBUTES,
+    METHODS,
+    NAMES,
+    SDPO_EVENTS,
+    VLLM_ATTRIBUTES,
+    check_attributes,
+    check_events,
+    check_trainer,
+    resolve,
+)
 from opd_align.types import OpdAlignError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -70,7 +86,7 @@ def test_a_changed_parameter_of_a_function_is_refused(name, monkeypatch):
     module = __import__(NAMES[name].module, fromlist=["_"])
     resolve(name)
     monkeypatch.setattr(module, NAMES[name].attribute, lambda other: None)
-    with pytest.raises(OpdAlignError, match=r"is not supported: .*(takes|new required parameter)"):
+    with pytest.raises(OpdAlignError, match=r"is not supported: .*(takes|new required parameter|has no parameter)"):
         resolve(name)
 
 
@@ -104,23 +120,165 @@ def test_a_subclass_is_judged_by_what_it_inherits(monkeypatch):
         check_trainer(gated, ["_compute_loss"])
 
 
-@pytest.mark.parametrize("attribute", ["_metrics", "accelerator"])
-def test_a_missing_attribute_is_refused(attribute):
-    base = trainer_class("DistillationTrainer")
-    names = {*ATTRIBUTES["Trainer"], *ATTRIBUTES["DistillationTrainer"]}
-    kind = type("Bare", (base,), dict.fromkeys(names))
-    trainer = object.__new__(kind)
-    check_attributes(trainer)
+MEMBERS = [(name, member) for name, wanted in NAMES.items() for member in wanted.members]
+
+
+@pytest.mark.parametrize(("name", "member"), MEMBERS)
+def test_a_renamed_member_is_refused(name, member, monkeypatch):
+    kind = resolve(name)
+    for base in kind.__mro__:
+        if member in vars(base):
+            monkeypatch.delattr(base, member)
+    # `__call__` and `register` are then found in the metaclass, with other parameters.
+    with pytest.raises(OpdAlignError, match=rf"is not supported: \w+( has no attribute '{member}'|\.{member} takes)"):
+        resolve(name)
+
+
+@pytest.mark.parametrize(("name", "member"), [pair for pair in MEMBERS if NAMES[pair[0]].members[pair[1]] is not None])
+def test_a_changed_parameter_of_a_member_is_refused(name, member, monkeypatch):
+    def changed(self: Any, other: Any) -> None: ...
+
+    monkeypatch.setattr(resolve(name), member, changed)
+    with pytest.raises(OpdAlignError, match=rf"\.{member} (takes|has a new required parameter|has no parameter)"):
+        resolve(name)
+
+
+ALL_ATTRIBUTES = [
+    (owner, name) for owner in ATTRIBUTES if owner == "Trainer" or owner in NAMES for name in ATTRIBUTES[owner]
+]
+
+
+@pytest.mark.parametrize(("owner", "attribute"), ALL_ATTRIBUTES)
+def test_a_missing_attribute_is_refused(owner, attribute, monkeypatch):
+    base = trainer_class("DistillationTrainer" if owner == "Trainer" else owner)
+    names = {*ATTRIBUTES["Trainer"], *ATTRIBUTES[base.__name__]}
+    check_attributes(object.__new__(type("Bare", (base,), dict.fromkeys(names))))
+    for inherited in base.__mro__:
+        if attribute in vars(inherited):
+            monkeypatch.delattr(inherited, attribute)
     lacking = type("Bare", (base,), dict.fromkeys(names - {attribute}))
     with pytest.raises(OpdAlignError, match=f"has no attribute '{attribute}'"):
         check_attributes(object.__new__(lacking))
 
 
+@pytest.mark.parametrize("event", SDPO_EVENTS)
+def test_a_renamed_event_is_refused(event, monkeypatch):
+    check_events(trainer_class("SDPOTrainer"))
+    monkeypatch.setattr(trl_compat, "SDPO_EVENTS", {f"{event}_before_it_was_renamed": ()})
+    with pytest.raises(OpdAlignError, match=f"SDPOTrainer has no event '{event}_before"):
+        check_events(trainer_class("SDPOTrainer"))
+
+
+def pretend_trl(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    real = metadata.version
+    monkeypatch.setattr(trl_compat.metadata, "version", lambda name: version if name == "trl" else real(name))
+
+
 def test_versions_outside_the_tested_range(monkeypatch, caplog):
-    monkeypatch.setattr(trl_compat.metadata, "version", lambda library: "1.10.0")
-    with pytest.raises(OpdAlignError, match=r"TRL 1\.10\.0 is not supported: this version is too old"):
+    monkeypatch.delenv(trl_compat.UNTESTED, raising=False)
+    for version, complaint in (("1.10.0", "too old"), ("1.17.0.dev0", "too new"), ("2.0.0", "too new")):
+        pretend_trl(monkeypatch, version)
+        with pytest.raises(OpdAlignError, match=rf"TRL {version} is not supported: .*{complaint}.*>=1\.16,<1\.17"):
+            resolve("GRPOTrainer")
+        with pytest.raises(OpdAlignError, match=complaint):
+            launch.check_installed()  # `opd-align train`, before it starts any process
+    with pytest.raises(OpdAlignError, match=f"{trl_compat.UNTESTED}=1 lets you try it"):
         resolve("GRPOTrainer")
-    monkeypatch.setattr(trl_compat.metadata, "version", lambda library: "1.99.0")
+
+
+def test_a_newer_version_can_be_tried_and_is_still_checked(monkeypatch, caplog):
+    monkeypatch.setenv(trl_compat.UNTESTED, "1")
+    pretend_trl(monkeypatch, "1.99.0")
     for _ in range(2):
         check_trainer(trainer_class("GRPOTrainer"))
     assert caplog.text.count("TRL 1.99.0 is newer than the versions that opd-align was tested with") == 1
+    monkeypatch.delattr(trainer_class("GRPOTrainer"), "_compute_loss")
+    with pytest.raises(OpdAlignError, match=r"TRL 1\.99\.0 is not supported: GRPOTrainer has no attribute"):
+        check_trainer(trainer_class("GRPOTrainer"), ["_compute_loss"])
+    pretend_trl(monkeypatch, "1.10.0")
+    with pytest.raises(OpdAlignError, match="too old"):  # names that it lacks are missing for certain
+        check_trainer(trainer_class("GRPOTrainer"))
+
+
+# What exists only with vLLM
+
+
+def namespace(*paths: str) -> SimpleNamespace:
+    """An object with these attributes, and attributes of attributes."""
+    made = SimpleNamespace()
+    for path in paths:
+        owner = made
+        for name in path.split("."):
+            if not hasattr(owner, name):
+                setattr(owner, name, SimpleNamespace())
+            owner = getattr(owner, name)
+    return made
+
+
+VLLM = {
+    "colocate": VLLM_ATTRIBUTES["colocate"],
+    "server": (*VLLM_ATTRIBUTES["server"], *(f"vllm_client.{name}" for name in CLIENT_ATTRIBUTES)),
+}
+
+
+def trainer_with_vllm(mode: str, *, without: str = "", is_main: bool = True) -> Any:
+    base = trainer_class("GRPOTrainer")
+    names = {*ATTRIBUTES["Trainer"], *ATTRIBUTES["GRPOTrainer"], "_last_loaded_step"} - {without}
+    trainer = object.__new__(type("Bare", (base,), dict.fromkeys(names)))
+    trainer.use_vllm = True
+    trainer.accelerator = SimpleNamespace(is_main_process=is_main)
+    trainer.vllm_generation = namespace(*(path for path in VLLM[mode] if path != without))
+    trainer.vllm_generation.mode = mode
+    return trainer
+
+
+@pytest.mark.parametrize(("mode", "path"), [(mode, path) for mode in VLLM for path in VLLM[mode] if path != "mode"])
+def test_what_is_read_of_vllm_is_checked(mode, path):
+    check_attributes(trainer_with_vllm(mode))
+    with pytest.raises(OpdAlignError, match=f"has no attribute '{path.rpartition('.')[2]}'"):
+        check_attributes(trainer_with_vllm(mode, without=path))
+
+
+def test_only_the_first_process_has_a_client():
+    trainer = trainer_with_vllm("server", is_main=False)
+    del trainer.vllm_generation.vllm_client
+    check_attributes(trainer)
+
+
+def test_the_step_of_the_last_sync_is_checked():
+    with pytest.raises(OpdAlignError, match="has no attribute '_last_loaded_step'"):
+        check_attributes(trainer_with_vllm("colocate", without="_last_loaded_step"))
+
+
+@pytest.mark.parametrize("name", CLIENT_ATTRIBUTES)
+def test_a_teachers_client_is_checked(name):
+    trainer = trainer_with_vllm("colocate")
+    trainer.teacher_client = namespace(*CLIENT_ATTRIBUTES)
+    check_attributes(trainer)
+    delattr(trainer.teacher_client, name)
+    with pytest.raises(OpdAlignError, match=f"has no attribute '{name}'"):
+        check_attributes(trainer)
+
+
+@pytest.mark.parametrize("name", AT_RUN_TIME)
+def test_names_that_are_not_imported_are_checked_with_the_trainer(name, monkeypatch):
+    wanted = NAMES[name]
+    monkeypatch.setitem(NAMES, name, replace(wanted, attribute=f"{wanted.attribute}_before_it_was_renamed"))
+    with pytest.raises(OpdAlignError, match=f"is not supported: cannot import .*{wanted.attribute}_before"):
+        check_attributes(trainer_with_vllm("colocate"))
+
+
+def test_every_name_of_the_layers_below_is_in_the_table():
+    """Private modules and attributes of transformers, accelerate and vLLM that the backends use."""
+    folder = Path(trl_compat.__file__).parents[1] / "backends"
+    imported = set()
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in (
+                "transformers",
+                "accelerate",
+            ):
+                imported |= {(node.module, alias.name) for alias in node.names}
+    assert ("transformers.cache_utils", "DynamicLayer") in imported
+    public = {("transformers", "DynamicCache")}
+    assert imported - public <= {(each.module, each.attribute) for each in NAMES.values()}

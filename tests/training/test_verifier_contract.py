@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -59,7 +60,11 @@ def by_the_callback(verifier, **options):
 def started(gate, **options):
     if "timeout_s" in options:
         options["verifier_timeout_s"] = options.pop("timeout_s")
-    return GateRuntime(gate, "keep", **options).attach(Accelerator(cpu=True))
+    model = torch.nn.Linear(1, 1)
+    trainer = SimpleNamespace(
+        accelerator=Accelerator(cpu=True), model=model, teacher_model=model, add_callback=lambda callback: None
+    )
+    return GateRuntime(gate, "keep", **options).attach(trainer)
 
 
 def by_a_gate(make_gate):

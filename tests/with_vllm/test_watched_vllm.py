@@ -96,7 +96,7 @@ def test_rollouts_come_from_the_trainers_server(tmp_path):
         server.wait()
         trainer = make("distillation", tmp_path / "run", student=fresh("student"))
         # Weights are sent to a server over NCCL, which needs GPUs; at step 0 the server has them already.
-        trainer.use_vllm = True
+        trainer.use_vllm, trainer._last_loaded_step = True, -1
         trainer.vllm_generation = types.SimpleNamespace(
             mode="server", enable_sleep_mode=False, sync_weights=lambda: None, vllm_client=VLLMClient(server.url)
         )

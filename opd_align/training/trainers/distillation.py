@@ -38,9 +38,10 @@ class GatedDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
         trl_compat.check_trainer(
             DistillationTrainer, ("_generate_and_score_completions", "_compute_loss", "compute_loss")
         )
+        trl_compat.resolve("distillation_kernel")
         super().__init__(*args, **kwargs)
         trl_compat.check_attributes(self)
-        self._gate_runtime = runtime.attach(self.accelerator)
+        self._gate_runtime = runtime.attach(self)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         generated = super()._generate_and_score_completions(inputs)

@@ -31,6 +31,7 @@ from opd_align.training.trl_compat import (
     split_tensor_dict,
     unsplit_pixel_values_by_grid,
 )
+from opd_align.types import OpdAlignError
 
 OUTCOME, WEIGHTS, DENOMINATOR = "gate_outcome", "gate_weights", "gate_denominator"
 
@@ -40,6 +41,7 @@ def prepare_generation(
 ) -> None:
     """Verifies a generation batch and adds outcomes, weights and denominator to it."""
     runtime: GateRuntime = trainer._gate_runtime
+    trl_compat.check_generated(trainer, generated)
     outcome_B = None
     if runtime.verifier is not None:
         prompts = [example["prompt"] for example in inputs]
@@ -83,6 +85,8 @@ def _measure(trainer: Any, generated: dict[str, Any], micro_batches: int) -> dic
                     inputs,
                     None,
                 )
+    if not parts:
+        raise OpdAlignError(f"DistillationTrainer's loss does not use the chunked kernel: {trl_compat.untested()}")
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +23,7 @@ from opd_align.training.gate_runtime import (
     scatter,
     token_lists,
 )
-from opd_align.training.gates import DENOMINATORS, GateBatch, compute_weights, measure_logits
+from opd_align.training.gates import DENOMINATORS, GateBatch, Measure, compute_weights, measure_logits
 from opd_align.training.rewards import CORRECT_FROM, TIMEOUT_S
 from opd_align.training.trl_compat import DataCollatorForChatML, GKDTrainer, unwrap_model_for_generation
 from opd_align.types import OpdAlignError
@@ -100,18 +103,16 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
         )
         overridden = ("get_batch_samples", "training_step", "compute_loss", "generalized_jsd_loss")
         trl_compat.check_trainer(GKDTrainer, (*overridden, "generate_on_policy_outputs"))
+        if denominator != "trl":
+            self.loss_is_scaled_for_ga = True  # read by TRL's __init__ with transformers before 5.19, later by training
         super().__init__(*args, **kwargs)
         trl_compat.check_attributes(self)
-        self._gate_runtime = runtime.attach(self.accelerator)
-        if denominator != "trl":
-            self.loss_is_scaled_for_ga = True
+        self._gate_runtime = runtime.attach(self)
         collator = self.data_collator
         if type(collator) is DataCollatorForChatML:
             options = {option.name: getattr(collator, option.name) for option in fields(collator)}
             self.data_collator = DataCollatorWithColumns(**options)
         self._pending_batches: list[dict[str, Any]] = []
-        self._micro_batch: GatedMicroBatch | None = None
-        self._measured: dict[str, Tensor] | None = None
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
         batches, num_items_in_batch = super().get_batch_samples(epoch_iterator, num_batches, device)
@@ -186,40 +187,76 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
         return self._gate_runtime.make_batch(tokens_BT, mask_BT, outcome_B)
 
     def _measure(self, inputs: dict[str, Any], batch: GateBatch) -> dict[str, Tensor]:
-        self._micro_batch, self._measured = GatedMicroBatch(batch, None, batch.mask_BT.sum()), {}
-        with evaluation_mode(self.model_wrapped), self.compute_loss_context_manager():
+        measured: dict[str, Tensor] = {}
+
+        def read_measures(student_logits: Tensor, teacher_logits: Tensor, *, labels: Tensor, **_: Any) -> Tensor:
+            measure = self._measure_of(batch, student_logits, teacher_logits, labels)
+            measured.update({name: measure(name) for name in self._gate_runtime.gate.measures})
+            return student_logits.new_zeros(())
+
+        with (
+            evaluation_mode(self.model_wrapped),
+            self.compute_loss_context_manager(),
+            self._replaced_divergence(read_measures),
+        ):
             super().compute_loss(self.model_wrapped, inputs)
-        measured, self._measured = self._measured, None
+        if not measured:
+            raise OpdAlignError(f"GKDTrainer.compute_loss does not call generalized_jsd_loss: {trl_compat.untested()}")
         return measured
+
+    @contextmanager
+    def _replaced_divergence(self, divergence: Callable[..., Tensor]) -> Iterator[None]:
+        """Within this context `compute_loss` calls this function instead of the static `generalized_jsd_loss`.
+
+        An attribute of the trainer hides the static method, which stays as it is for everyone else.
+        """
+        self.__dict__["generalized_jsd_loss"] = divergence
+        try:
+            yield
+        finally:
+            del self.__dict__["generalized_jsd_loss"]
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        self._micro_batch = micro_batch = inputs.get(MICRO_BATCH)  # batches of an evaluation have none
-        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        if micro_batch is not None and self.accelerator.sync_gradients:
+        micro_batch = inputs.get(MICRO_BATCH)
+        if micro_batch is None:  # a batch of an evaluation
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        with self._replaced_divergence(partial(self._gated_divergence, micro_batch)):
+            loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if self.accelerator.sync_gradients:
             counted_by_trl = self._gate_runtime.denominator == "trl" and num_items_in_batch is not None
             count = num_items_in_batch * self.accelerator.num_processes if counted_by_trl else micro_batch.denominator
             self._gate_runtime.log_step(trl_compat.train_metrics(self), count)
         return loss
 
-    def generalized_jsd_loss(self, student_logits: Tensor, teacher_logits: Tensor, **kwargs: Any) -> Tensor:
-        """Replaces GKD's static method of this name, which `compute_loss` calls with full logits."""
-        micro_batch, runtime = self._micro_batch, self._gate_runtime
-        if micro_batch is None:
-            return GKDTrainer.generalized_jsd_loss(student_logits, teacher_logits, **kwargs)
-        labels_BT, num_items = kwargs.pop("labels"), kwargs.pop("num_items_in_batch")
-        completion_BT, mask_BT = labels_BT != -100, micro_batch.batch.mask_BT
+    def _measure_of(
+        self, batch: GateBatch, student_logits: Tensor, teacher_logits: Tensor, labels_BT: Tensor
+    ) -> Measure:
+        completion_BT = labels_BT != -100
 
+        @torch.no_grad()
         def measure(name: str) -> Tensor:
-            with torch.no_grad():
-                student_NV = student_logits[completion_BT] / self.temperature
-                teacher_NV = teacher_logits[completion_BT] / self.temperature
-                return scatter(measure_logits(name, student_NV, teacher_NV, labels_BT[completion_BT]), mask_BT)
+            student_NV = student_logits[completion_BT] / self.temperature
+            teacher_NV = teacher_logits[completion_BT] / self.temperature
+            return scatter(measure_logits(name, student_NV, teacher_NV, labels_BT[completion_BT]), batch.mask_BT)
 
-        if self._measured is not None:
-            self._measured.update({name: measure(name) for name in runtime.gate.measures})
-            return student_logits.new_zeros(())
+        return measure
+
+    def _gated_divergence(
+        self,
+        micro_batch: GatedMicroBatch,
+        student_logits: Tensor,
+        teacher_logits: Tensor,
+        *,
+        labels: Tensor,
+        num_items_in_batch: Any = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """What `compute_loss` gets instead of `generalized_jsd_loss`, which it calls with full logits."""
+        labels_BT, num_items, runtime = labels, num_items_in_batch, self._gate_runtime
+        completion_BT, mask_BT = labels_BT != -100, micro_batch.batch.mask_BT
+        measure = self._measure_of(micro_batch.batch, student_logits, teacher_logits, labels_BT)
         batch = replace(micro_batch.batch, measure=measure)
         weights_BT = micro_batch.weights_BT
         if weights_BT is None:
@@ -228,7 +265,8 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
 
         def divergence(positions_BT: Tensor) -> Tensor:
             logits = (student_logits[positions_BT], teacher_logits[positions_BT])
-            return GKDTrainer.generalized_jsd_loss(*logits, **kwargs, reduction="none")
+            # Of this class, not of GKDTrainer: a subclass may have a divergence of its own.
+            return type(self).generalized_jsd_loss(*logits, **{**kwargs, "reduction": "none"})
 
         # Dropped tokens stay out of the graph: where their divergence is infinite, a weight of zero would give NaN.
         kept_BT = scatter(weights_N > 0, completion_BT)

@@ -77,9 +77,9 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             bound.arguments["reward_funcs"] = runtime.wrap_reward_funcs(bound.arguments["reward_funcs"])
         trl_compat.check_trainer(GRPOTrainer, ("_generate_and_score_completions", "_compute_loss"))
         trl_compat.check_trainer(DistillationTrainer, ("_compute_loss", "_get_last_hidden_state"))
+        trl_compat.resolve("distillation_kernel")
         super().__init__(*bound.args, **bound.kwargs)
         trl_compat.check_attributes(self)
-        self._gate_runtime = runtime.attach(self.accelerator)
         self.distillation_weight, self.distillation_beta = distillation_weight, distillation_beta
         if isinstance(teacher_model, str):
             teacher_model = AutoModelForCausalLM.from_pretrained(teacher_model, dtype="auto")
@@ -95,6 +95,7 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         # Attributes that DistillationTrainer's methods, called below on this trainer, read.
         self._forward_redirection, self.model_kwarg_keys = ForwardRedirection(), ()
         self._student_states: Tensor | None = None
+        self._gate_runtime = runtime.attach(self)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         generated = super()._generate_and_score_completions(inputs)

@@ -48,12 +48,19 @@ class SDPOGate(TrainerCallback):
         self._reward = self.verifier.as_reward()
         self._outcomes: list[Outcome] = []
         self._trainer: Any = None
+        self._gated_mask_B: Tensor | None = None
+        self._applied = False
         self._failures_logged = 0
 
     def attach(self, trainer: Any) -> SDPOGate:
         """Applies the gate to this trainer."""
         if self.reward not in getattr(trainer, "reward_funcs", ()):
             raise OpdAlignError("the gate gets outcomes as rewards: pass gate.reward to SDPOTrainer's reward_funcs")
+        if not isinstance(trainer, trl_compat.SDPOTrainer):
+            raise OpdAlignError(f"SDPOGate is a gate for SDPOTrainer, not for {type(trainer).__name__}")
+        trl_compat.check_trainer(type(trainer), ("_dispatch_self_distillation_callback",))
+        trl_compat.check_events(type(trainer))
+        trl_compat.check_attributes(trainer)
         self._trainer = trainer
         trainer.add_callback(self)
         return self
@@ -72,17 +79,37 @@ class SDPOGate(TrainerCallback):
         end_tokens = trl_compat.completion_ends(self._trainer)
         return [not len(ids) or ids[-1] not in end_tokens for ids in completion_ids]
 
-    def on_teacher_context_built(
-        self, *args: Any, model: Any, completion_mask: Tensor, self_distillation_mask: Tensor, **kwargs: Any
-    ) -> None:
+    def on_teacher_context_built(self, **arguments: Any) -> None:
         """SDPO's event: rewards are known, and the mask is about to be used."""
+        expected = trl_compat.event_arguments("on_teacher_context_built", arguments)
+        model, completion_mask, self_distillation_mask = expected
         if not model.training:
             return
         outcome_B = torch.tensor([int(outcome) for outcome in self._outcomes], device=completion_mask.device)
         batch = GateBatch(completion_mask, torch.ones_like(completion_mask[:, :1]).bool(), outcome_B)
         distilled_B = self_distillation_mask > 0
         self_distillation_mask *= compute_weights(self.gate, batch)[:, 0]
+        self._gated_mask_B = self_distillation_mask.clone()
         self._log(outcome_B, distilled_B, self_distillation_mask > 0)
+
+    def on_self_distillation_batch_prepared(self, **arguments: Any) -> None:
+        """SDPO's event: the batch is complete. The mask was changed in place, so it must be in the batch."""
+        expected = trl_compat.event_arguments("on_self_distillation_batch_prepared", arguments)
+        model, self_distillation_mask = expected
+        if model.training:
+            gated_B, self._gated_mask_B = self._gated_mask_B, None
+            self._applied = gated_B is not None and not bool((self_distillation_mask > gated_B).any())
+            self._check_applied()
+
+    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        self._check_applied()
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self._check_applied()
+
+    def _check_applied(self) -> None:
+        if not self._applied:
+            raise OpdAlignError(f"SDPO's batch was built without the gate: {trl_compat.untested()}")
 
     def _log(self, outcome_B: Tensor, distilled_B: Tensor, kept_B: Tensor) -> None:
         failures, self._failures_logged = self.verifier.failures - self._failures_logged, self.verifier.failures
