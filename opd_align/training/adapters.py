@@ -6,7 +6,8 @@ trainer is refused at once, with the reason. Nothing is computed, and the traine
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +66,16 @@ class TrainerAdapter:
     def student(self) -> Any:
         """The student as the trainer keeps it, wrapped for DDP, DeepSpeed or `torch.compile`."""
         return self.trainer.model_wrapped
+
+    @contextmanager
+    def loss_precision(self) -> Iterator[None]:
+        """The precision of the trainer's loss within the block: mixed precision where the loss is computed in it.
+
+        Accelerate applies autocast in the forward of the model. `DistillationTrainer` replaces that forward by its
+        loss, which therefore has the precision of the weights, whatever `bf16` and `fp16` say.
+        """
+        with nullcontext() if self.kind == "DistillationTrainer" else self.trainer.accelerator.autocast():
+            yield
 
     @property
     def vllm(self) -> Any:

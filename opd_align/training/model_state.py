@@ -82,6 +82,17 @@ def preserve_rng_state() -> Iterator[None]:
             torch.mps.set_rng_state(mps_state)
 
 
+def autocast_dtype(model: Any) -> str | None:
+    """The name of the dtype that autocast uses for the model at this point; `None` without autocast."""
+    kind = model.device.type
+    return str(torch.get_autocast_dtype(kind)).removeprefix("torch.") if torch.is_autocast_enabled(kind) else None
+
+
+def precision_name(model: Any) -> str:
+    """The precision of a forward pass at this point, such as "float32 weights, bfloat16 autocast"."""
+    return f"{str(model.dtype).removeprefix('torch.')} weights, {autocast_dtype(model) or 'no'} autocast"
+
+
 @contextmanager
 def gathered_parameters(accelerator: Any, *models: Any) -> Iterator[list[Any]]:
     """The unwrapped models with all weights on this process; all processes must enter and leave together.

@@ -159,7 +159,7 @@ METHODS: dict[str, dict[str, Call]] = {
 """Methods of trainers, by class, that opd-align overrides or calls."""
 
 ALWAYS = ("log", "compute_loss_context_manager")
-"""Methods of every trainer that the callback calls."""
+"""Methods of every trainer that the callback or a gate calls."""
 
 COMMON = (
     "accelerator", "args", "callback_handler", "control", "is_deepspeed_enabled", "is_fsdp_enabled", "model",
