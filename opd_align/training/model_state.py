@@ -159,7 +159,7 @@ def _gathered_fsdp2(model: Any, accelerator: Any) -> Iterator[None]:
     with ExitStack() as stack:
         for module, name, weight in sharded:
             if id(weight) not in full:
-                gathered = weight.detach().full_tensor()
+                gathered = weight.full_tensor().detach()
                 # With offloading, the weights are gathered on the CPU.
                 gathered = gathered.to(accelerator.device, dtype if gathered.is_floating_point() else None)
                 full[id(weight)] = torch.nn.Parameter(gathered, requires_grad=False)

@@ -116,8 +116,9 @@ NAMES: dict[str, Name] = {
     "Accelerator": Name(
         "accelerate", "Accelerator", None,
         {"unwrap_model": call("model", keywords=("keep_torch_compile",)), "autocast": call(),
-         "prepare_model": call("model", keywords=("evaluation_mode",)), "reduce": call("tensor", "reduction"),
-         "gather": call("tensor"), "pad_across_processes": call("tensor", keywords=("dim", "pad_index"))},
+         "prepare_model": call("model", keywords=("device_placement", "evaluation_mode")),
+         "reduce": call("tensor", "reduction"), "gather": call("tensor"),
+         "pad_across_processes": call("tensor", keywords=("dim", "pad_index"))},
     ),
     "gather_object": Name("accelerate.utils", "gather_object", call("object")),
     # The trainer's own vLLM.

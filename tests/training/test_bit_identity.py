@@ -156,6 +156,7 @@ def _wandb_rows(folder: Path) -> list[dict[str, Any]]:
     import wandb
 
     wandb.finish()
+    wandb.teardown()  # the next run reads its folder from the environment again
     skipped = (*TIMES, "_step", "_timestamp", "_runtime")
     return [
         {key: value for key, value in row.items() if not any(part in key for part in skipped)}
