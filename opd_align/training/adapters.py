@@ -71,13 +71,10 @@ class TrainerAdapter:
     def loss_precision(self) -> Iterator[None]:
         """The precision of the trainer's loss within the block: mixed precision where the loss is computed in it.
 
-        Accelerate applies autocast in the forward of the model, under FSDP2 the weights themselves have the lower
-        precision instead; GRPO and RLOO apply it in any case. `DistillationTrainer` replaces that forward by its loss,
-        which therefore has the precision of the weights, whatever `bf16` and `fp16` say.
+        Accelerate applies autocast in the forward of the model. `DistillationTrainer` replaces that forward by its
+        loss, which therefore has the precision of the weights, whatever `bf16` and `fp16` say.
         """
-        in_forward = self.kind != "DistillationTrainer" and not self.trainer.is_fsdp_enabled
-        autocast = in_forward or self.kind in ("GRPOTrainer", "RLOOTrainer")
-        with self.trainer.accelerator.autocast() if autocast else nullcontext():
+        with nullcontext() if self.kind == "DistillationTrainer" else self.trainer.accelerator.autocast():
             yield
 
     @property

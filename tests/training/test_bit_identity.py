@@ -63,12 +63,16 @@ def adapted() -> Any:
 def train(
     kind: str, folder: Path, *, watched: bool, adapter: bool = False, resume: bool = False, **given: Any
 ) -> Training:
-    """Dropout, gradient checkpointing, gradient accumulation, evaluation on a dataset, and checkpoints."""
+    """Dropout, gradient checkpointing, gradient accumulation, evaluation on a dataset, and checkpoints.
+
+    With an adapter also bf16 mixed precision.
+    """
     torch.set_num_threads(1)
     length = {"max_new_tokens" if kind == "gkd" else "max_completion_length": 20}
     trainer = make(
         kind, folder, student=adapted() if adapter else None, max_steps=STEPS, per_device_train_batch_size=2,
         per_device_eval_batch_size=2, gradient_accumulation_steps=2, save_strategy="steps", save_steps=SAVED,
+        bf16=adapter,
         **(length | given),
     )  # fmt: skip
     trainer.eval_dataset = trainer.train_dataset.select(range(2))

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
-# Some machines announce AMX but cannot execute it: bfloat16 would end the process. Read by oneDNN at its first use.
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-
 import logging
 from typing import Any
 
