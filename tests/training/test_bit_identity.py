@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.trainings import TIMES, add_alignment, fresh, held_out, make, same_weights, trainer_rows
+from support.trainings import TIMES, TOKENS, add_alignment, fresh, held_out, make, same_weights, trainer_rows
 from support.wandb_offline import history
 from transformers import TrainerCallback
 from transformers.trainer_utils import IntervalStrategy
 
-from opd_align.settings import Budget
+from opd_align.settings import Budget, Sampling
 
 pytestmark = [
     pytest.mark.training,
@@ -56,8 +56,14 @@ class Training:
 def adapted() -> Any:
     from peft import LoraConfig, get_peft_model
 
+    torch.manual_seed(7)  # of the adapter's initial weights
     lora = LoraConfig(r=4, lora_dropout=0.1, target_modules="all-linear", task_type="CAUSAL_LM")
     return get_peft_model(fresh("student", attention_dropout=0.1), lora)
+
+
+def parity(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+    """A reward that differs between completions, however short they are."""
+    return [float(sum(tokens) % 2) for tokens in completion_ids]
 
 
 def train(
@@ -68,7 +74,7 @@ def train(
     With an adapter also bf16 mixed precision.
     """
     torch.set_num_threads(1)
-    length = {"max_new_tokens" if kind == "gkd" else "max_completion_length": 20}
+    length = {"max_new_tokens" if kind == "gkd" else "max_completion_length": 12}
     trainer = make(
         kind, folder, student=adapted() if adapter else None, max_steps=STEPS, per_device_train_batch_size=2,
         per_device_eval_batch_size=2, gradient_accumulation_steps=2, save_strategy="steps", save_steps=SAVED,
@@ -77,12 +83,15 @@ def train(
     )  # fmt: skip
     trainer.eval_dataset = trainer.train_dataset.select(range(2))
     trainer.args.eval_strategy, trainer.args.eval_steps = IntervalStrategy.STEPS, 8
+    if kind == "grpo":
+        trainer.reward_funcs[0] = parity
     evaluations = failures = 0
     if watched:
         teachers = {"another": fresh("teacher")} if kind == "grpo" else []
         callback = add_alignment(
-            trainer, questions=held_out(2), every_n_steps=EVERY, budget=FEW, teachers=teachers, on_error="raise"
-        )
+            trainer, questions=held_out(1), every_n_steps=EVERY, budget=FEW, teachers=teachers, on_error="raise",
+            sampling=Sampling(temperature=0.9, max_tokens=TOKENS, seed=5),
+        )  # fmt: skip
     recorder = Recorder()
     trainer.add_callback(recorder)
     trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{SAVED}") if resume else None)
@@ -121,6 +130,7 @@ def test_a_training_and_its_continuation_from_a_checkpoint_are_bit_identical(kin
     assert (watched.evaluations, watched.failures) == (1 + STEPS // EVERY, 0)
     assert len(alone.digests) == STEPS
     assert_identical(watched, alone)
+    assert not same_weights(alone.trainer.model, adapted() if adapter else fresh("student")), "they are trained"
     for number in (SAVED, STEPS):
         assert_same_checkpoints(*(tmp_path / name / f"checkpoint-{number}" for name in ("watched", "alone")))
     if adapter and kind != "gkd":  # one resumed training of each kind is enough, and one with an adapter
@@ -161,11 +171,12 @@ def _wandb_rows(folder: Path) -> list[dict[str, Any]]:
 
     wandb.finish()
     wandb.teardown()  # the next run reads its folder from the environment again
-    skipped = (*TIMES, "_step", "_timestamp", "_runtime")
-    return [
+    skipped = (*TIMES, "profiling/", "_step", "_timestamp", "_runtime")
+    rows = [
         {key: value for key, value in row.items() if not any(part in key for part in skipped)}
         for row in history(folder)
     ]
+    return [row for row in rows if row]
 
 
 def _tensorboard_rows(folder: Path) -> list[dict[str, Any]]:
