@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,17 +139,16 @@ def update_cosine(
     completion: Tokens,
     *,
     temperature: float = 1.0,
-    autocast: AbstractContextManager[Any] | None = None,
 ) -> float:
     """Cosine of the distillation update in the models' own precision and in float32, along one completion.
 
     The update is that of reverse KL on the full vocabulary, all positions concatenated. The float32 models are copies.
+    If this is called within autocast, autocast is part of the models' own precision.
     """
     completion = completion[:PROBE_TOKENS]
     originals = {id(each.model): each.model for each in (student, teacher)}
     with torch.no_grad():
-        with autocast or nullcontext():
-            own = list(_updates(student, teacher, completion, temperature))
+        own = list(_updates(student, teacher, completion, temperature))
         try:
             exact = {key: copy.deepcopy(model).float() for key, model in originals.items()}
         except Exception as error:  # too little memory, quantised or sharded weights: each raised by another library
@@ -158,10 +156,11 @@ def update_cosine(
             raise ProbeUnavailable(f"the models cannot be copied in float32: {reason[0]}") from error
         copies = [PromptedModel(each.name, exact[id(each.model)], each.prompt) for each in (student, teacher)]
         dot = square = exact_square = 0.0
-        for update, reference in zip(own, _updates(copies[0], copies[1], completion, temperature), strict=True):
-            dot += float((update * reference).sum())
-            square += float((update**2).sum())
-            exact_square += float((reference**2).sum())
+        with torch.autocast(student.model.device.type, enabled=False):
+            for update, reference in zip(own, _updates(copies[0], copies[1], completion, temperature), strict=True):
+                dot += float((update * reference).sum())
+                square += float((update**2).sum())
+                exact_square += float((reference**2).sum())
     if square == 0 or exact_square == 0:
         raise ProbeUnavailable("student and teacher are equal on this completion, so there is no update")
     return float(dot / np.sqrt(square * exact_square))

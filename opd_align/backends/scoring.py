@@ -8,6 +8,7 @@ needs: log-probabilities of the kept tokens, entropies, divergences.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -232,10 +233,13 @@ def _body(model: Any) -> Any:
 
 def output_layer(prompted: PromptedModel) -> Any:
     """The model's output layer, after checking that body and output layer alone reproduce the logits."""
-    model, head = prompted.model, prompted.model.get_output_embeddings()
+    model, head, body = prompted.model, prompted.model.get_output_embeddings(), _body(prompted.model)
     ids = torch.as_tensor([list(prompted.prompt[:4])], device=model.device)
-    logits = model(input_ids=ids, use_cache=False).logits.float()
-    split = head(_body(model)(input_ids=ids, use_cache=False).last_hidden_state).float()
+    with _recorded_autocast(body, model.device.type) as autocast:
+        logits = model(input_ids=ids, use_cache=False).logits.float()
+    # Accelerate wraps the model's forward, but not the body's, in autocast: compare both in the same precision.
+    with autocast.state:
+        split = head(body(input_ids=ids, use_cache=False).last_hidden_state).float()
     if bool(torch.isnan(logits).any()):
         raise OpdAlignError(f"the probabilities of {prompted.name!r} are NaN; has its training diverged?")
     scale = float(logits.abs().max())
@@ -245,6 +249,29 @@ def output_layer(prompted: PromptedModel) -> Any:
             "(scaling, capping or a virtual prompt?), which scoring in chunks does not support"
         )
     return head
+
+
+@dataclass
+class _Autocast:
+    """The autocast state in which a module was last called."""
+
+    state: AbstractContextManager[Any]
+
+
+@contextmanager
+def _recorded_autocast(module: Any, device_type: str) -> Iterator[_Autocast]:
+    """Records the autocast state in which the module is called within the block."""
+    recorded = _Autocast(nullcontext())
+
+    def record(*_: Any) -> None:
+        enabled, dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+        recorded.state = torch.autocast(device_type, dtype=dtype, enabled=enabled)
+
+    handle = module.register_forward_pre_hook(record)
+    try:
+        yield recorded
+    finally:
+        handle.remove()
 
 
 def hidden_states(prompted: PromptedModel, completions: Sequence[Tokens]) -> Tensor:

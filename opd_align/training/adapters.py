@@ -6,7 +6,8 @@ trainer is refused at once, with the reason. Nothing is computed, and the traine
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +67,16 @@ class TrainerAdapter:
         """The student as the trainer keeps it, wrapped for DDP, DeepSpeed or `torch.compile`."""
         return self.trainer.model_wrapped
 
+    @contextmanager
+    def loss_precision(self) -> Iterator[None]:
+        """The precision of the trainer's loss within the block: mixed precision where the loss is computed in it.
+
+        Accelerate applies autocast in the forward of the model. `DistillationTrainer` replaces that forward by its
+        loss, which therefore has the precision of the weights, whatever `bf16` and `fp16` say.
+        """
+        with nullcontext() if self.kind == "DistillationTrainer" else self.trainer.accelerator.autocast():
+            yield
+
     @property
     def vllm(self) -> Any:
         """TRL's wrapper around the vLLM that the trainer generates with; `None` without vLLM."""
@@ -103,8 +114,8 @@ def _check_supported(trainer: Any, kind: str) -> None:
     reason = None
     if not hasattr(trainer.processing_class, "get_vocab"):
         reason = "its processing_class is not a tokenizer; vision-language models are not supported"
-    elif trainer.is_fsdp_enabled:
-        reason = "FSDP is not supported, sharded weights are gathered under DeepSpeed only; use ZeRO-2 or ZeRO-3"
+    elif trainer.is_fsdp_enabled and trainer.accelerator.state.fsdp_plugin.fsdp_version == 1:
+        reason = "FSDP1 is not supported; use FSDP2 (fsdp_version: 2 in accelerate's configuration), ZeRO-2 or ZeRO-3"
     elif getattr(trainer, "tools", None) or getattr(trainer, "environments", None):
         reason = "completions with tool calls contain tokens that the student did not sample"
     elif kind == "GOLDTrainer" and trainer.use_uld_loss:

@@ -7,7 +7,6 @@ training after the checks is bit-identical to one without them. Nothing is writt
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from importlib.metadata import version
 from itertools import islice
@@ -46,7 +45,7 @@ from opd_align.teachers.setup_checks import (
 from opd_align.training.adapters import TrainerAdapter, adapt_trainer
 from opd_align.training.evaluator import OWN, Evaluator, TeacherSet
 from opd_align.training.held_out import HeldOut
-from opd_align.training.model_state import is_zero3, preserve_rng_state
+from opd_align.training.model_state import autocast_dtype, is_zero3, preserve_rng_state
 from opd_align.training.rewards import CORRECT_FROM
 from opd_align.types import OpdAlignError, Question
 
@@ -319,19 +318,17 @@ class _TrainerChecks:
         return check_prompt_length(too_long, len(self.questions))
 
     def _precision(self, local: Any, teacher: HFTeacher, sampled: Sampled) -> Finding:
-        accelerator = self.trainer.accelerator
-        mixed = None if accelerator.mixed_precision == "no" else accelerator.mixed_precision
+        mixed = autocast_dtype(local.model)
         dtypes = sorted({str(model.dtype).removeprefix("torch.") for model in (local.model, teacher.model)})
         if mixed is None and dtypes == ["float32"]:
             return check_precision(teacher.name, "float32", None)
-        if is_zero3(accelerator):
+        if is_zero3(self.trainer.accelerator):
             raise ProbeUnavailable("weights that are sharded over processes are not copied")
         cosine = probes.update_cosine(
             probes.prompted(local.model, local.prompt, sampled.question, "student"),
             probes.prompted(teacher.model, teacher.prompt, sampled.question, teacher.name),
             sampled.rollouts.completion(0),
             temperature=self._loss_temperature,
-            autocast=accelerator.autocast() if mixed else nullcontext(),
         )
         names = " and ".join(dtypes) + (f" with {mixed} autocast" if mixed else "")
         return check_precision(teacher.name, names, cosine)

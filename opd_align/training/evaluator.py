@@ -30,7 +30,7 @@ from opd_align.training.adapters import TrainerAdapter
 from opd_align.training.demonstration_cache import DemonstrationCache
 from opd_align.training.distributed import EvaluationFailed, RankExecutor, on_all_ranks
 from opd_align.training.held_out import HeldOut
-from opd_align.training.model_state import gathered_parameters, preserve_model_state
+from opd_align.training.model_state import gathered_parameters, precision_name, preserve_model_state
 from opd_align.training.overhead import MIN_QUESTIONS
 from opd_align.types import OpdAlignError, Question
 
@@ -112,6 +112,7 @@ class Evaluator:
         self.chat = Chat(adapter.tokenizer, options=adapter.template)
         self.demonstrations = DemonstrationCache(teacher_set.contexts, held_out.questions, folder)
         self._logged_exclusions: set[str] = set()
+        self.precision: str | None = None
 
     def check(self, settings: Settings) -> None:
         """Refuses what would fail at every evaluation; logs the questions that will be excluded."""
@@ -154,7 +155,7 @@ class Evaluator:
 
             def open_directory() -> RunDirectory:
                 manifest = describe(student, teachers, questions, grader, settings)
-                return self._directory(f"step-{step:06d}", manifest)
+                return self._directory(f"step-{step:06d}", {**manifest, "precision": self.precision})
 
             local = LocalExecutor(student, teachers, grader, settings)
             executor = RankExecutor(local, self.rank, self.world)
@@ -180,10 +181,18 @@ class Evaluator:
             trl_compat.vllm_ready(trainer),
             gathered_parameters(trainer.accelerator, adapter.student, *own_teacher) as (model, *own),
             preserve_model_state(model, *own, *extra.values(), tokenizer=adapter.tokenizer),
-            trainer.compute_loss_context_manager(),
+            adapter.loss_precision(),
         ):
+            self._note_precision(model)
             student = self._student(model, self.held_out.prompting(self.chat))
             yield student, self._demonstration_writers(model, student), self._teachers(model, own)
+
+    def _note_precision(self, model: Any) -> None:
+        """Keeps the precision in which student and teachers are scored, for the manifest, and logs it once."""
+        precision = precision_name(model)
+        if precision != self.precision and self.rank == 0:
+            logger.info("Scoring in the precision of the trainer's loss: %s", precision)
+        self.precision = precision
 
     def _student(self, model: Any, prompt: Any) -> Any:
         adapter, vllm = self.adapter, self.adapter.vllm

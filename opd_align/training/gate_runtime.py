@@ -98,6 +98,9 @@ class GateRuntime:
         self._sums = torch.zeros(len(SUMS), device=accelerator.device)
         if accelerator.is_main_process:
             logger.info("Distillation gate: %s, denominator: %s", self.gate.name, self.denominator)
+            plugin = getattr(accelerator.state, "fsdp_plugin", None)
+            if plugin is not None and plugin.fsdp_version == 1:
+                logger.warning("Gates were not tested with FSDP1; use FSDP2, ZeRO-2 or ZeRO-3")
         return self
 
     def wrap_reward_funcs(self, reward_funcs: Any) -> Any:

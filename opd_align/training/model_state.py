@@ -8,12 +8,15 @@ without the evaluation. Weights that are sharded over processes are gathered for
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from opd_align.training import trl_compat
 
@@ -82,17 +85,30 @@ def preserve_rng_state() -> Iterator[None]:
             torch.mps.set_rng_state(mps_state)
 
 
+def autocast_dtype(model: Any) -> str | None:
+    """The name of the dtype that autocast uses for the model at this point; `None` without autocast."""
+    kind = model.device.type
+    return str(torch.get_autocast_dtype(kind)).removeprefix("torch.") if torch.is_autocast_enabled(kind) else None
+
+
+def precision_name(model: Any) -> str:
+    """The precision of a forward pass at this point, such as "float32 weights, bfloat16 autocast"."""
+    return f"{str(model.dtype).removeprefix('torch.')} weights, {autocast_dtype(model) or 'no'} autocast"
+
+
 @contextmanager
 def gathered_parameters(accelerator: Any, *models: Any) -> Iterator[list[Any]]:
     """The unwrapped models with all weights on this process; all processes must enter and leave together.
 
-    Under ZeRO-3 a forward pass is a collective operation, and ranks with unequal work would deadlock. So the weights
-    are gathered first, and each process may run any number of forward passes.
+    Under ZeRO-3 and FSDP2 a forward pass is a collective operation, and ranks with unequal work would deadlock. So the
+    weights are gathered first, and each process may run any number of forward passes.
     """
     with ExitStack() as stack:
-        if is_zero3(accelerator):
-            for model in models:
-                stack.enter_context(_gathered(model))
+        for model in models:
+            if is_zero3(accelerator):
+                stack.enter_context(_gathered_zero3(model))
+            elif is_fsdp2(model):
+                stack.enter_context(_gathered_fsdp2(model, accelerator))
         # Not the compiled model: shapes that training never sees would use up its recompile limit.
         yield [accelerator.unwrap_model(model, keep_torch_compile=False) for model in models]
 
@@ -103,8 +119,13 @@ def is_zero3(accelerator: Any) -> bool:
     return plugin is not None and plugin.zero_stage == 3
 
 
+def is_fsdp2(model: Any) -> bool:
+    """Whether `fully_shard` was applied to the model or to a part of it."""
+    return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
 @contextmanager
-def _gathered(model: Any) -> Iterator[None]:
+def _gathered_zero3(model: Any) -> Iterator[None]:
     import deepspeed
 
     with deepspeed.zero.GatheredParameters(list(model.parameters())):
@@ -113,3 +134,46 @@ def _gathered(model: Any) -> Iterator[None]:
             yield
         finally:
             trl_compat.add_hooks(model)
+
+
+@contextmanager
+def _gathered_fsdp2(model: Any, accelerator: Any) -> Iterator[None]:
+    """Full weights in the place of the sharded ones, in the dtype that FSDP computes in, and none of FSDP's hooks.
+
+    The sharded weights, which the optimizer holds, are not touched, and come back as the same objects. FSDP's own
+    `unshard` would not do: body and output layer are called alone, in an order that its hooks do not expect.
+    """
+    policy = getattr(getattr(accelerator.state, "fsdp_plugin", None), "mixed_precision_policy", None)
+    dtype = getattr(policy, "param_dtype", None)
+    modules = list(model.modules())
+    for module in modules:
+        if isinstance(module, FSDPModule):
+            module.reshard()  # after a forward pass without a backward pass some weights are still gathered
+    sharded = [
+        (module, name, weight)
+        for module in modules
+        for name, weight in module._parameters.items()
+        if isinstance(weight, DTensor)
+    ]
+    full: dict[int, torch.nn.Parameter] = {}  # tied weights stay tied
+    with ExitStack() as stack:
+        for module, name, weight in sharded:
+            if id(weight) not in full:
+                gathered = weight.full_tensor().detach()
+                # With offloading, the weights are gathered on the CPU.
+                gathered = gathered.to(accelerator.device, dtype if gathered.is_floating_point() else None)
+                full[id(weight)] = torch.nn.Parameter(gathered, requires_grad=False)
+            stack.callback(module._parameters.__setitem__, name, weight)
+            module._parameters[name] = full[id(weight)]
+        for module in modules:
+            for attribute in ("_forward_pre_hooks", "_forward_hooks"):
+                hooks = getattr(module, attribute)
+                others = {number: hook for number, hook in hooks.items() if not _is_fsdp_hook(hook)}
+                if len(others) < len(hooks):
+                    stack.callback(setattr, module, attribute, hooks)
+                    setattr(module, attribute, OrderedDict(others))
+        yield
+
+
+def _is_fsdp_hook(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp")

@@ -125,8 +125,9 @@ NAMES: dict[str, Name] = {
     "Accelerator": Name(
         "accelerate", "Accelerator", None,
         {"unwrap_model": call("model", keywords=("keep_torch_compile",)), "autocast": call(),
-         "prepare_model": call("model", keywords=("evaluation_mode",)), "reduce": call("tensor", "reduction"),
-         "gather": call("tensor"), "pad_across_processes": call("tensor", keywords=("dim", "pad_index"))},
+         "prepare_model": call("model", keywords=("device_placement", "evaluation_mode")),
+         "reduce": call("tensor", "reduction"), "gather": call("tensor"),
+         "pad_across_processes": call("tensor", keywords=("dim", "pad_index"))},
     ),
     "gather_object": Name("accelerate.utils", "gather_object", call("object")),
     # The trainer's own vLLM.
@@ -185,7 +186,7 @@ METHODS: dict[str, dict[str, Call]] = {
 """Methods of trainers, by class, that opd-align overrides or calls."""
 
 ALWAYS = ("log", "compute_loss_context_manager")
-"""Methods of every trainer that the callback calls."""
+"""Methods of every trainer that the callback or a gate calls."""
 
 COMMON = (
     "accelerator", "args", "callback_handler", "control", "is_deepspeed_enabled", "is_fsdp_enabled", "model",

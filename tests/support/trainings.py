@@ -17,6 +17,8 @@ from opd_align.tasks import task
 from opd_align.types import Question
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+# Some machines announce AMX but cannot execute it: bfloat16 would end the process. Read by oneDNN at its first use.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 ARITHMETIC = task("arithmetic")
 TOKENS = 72

@@ -139,10 +139,10 @@ def test_reward_functions_are_checked(tmp_path, reward, level):
 
 
 def test_mixed_precision_is_measured(tmp_path):
-    trainer = make("distillation", tmp_path, student=fresh("student"), bf16=True)
+    trainer = make("gkd", tmp_path, student=fresh("student"), bf16=True)
     finding = named("precision", check_trainer_setup(trainer, **FEW))
     assert finding.level == "OK"
-    assert "float32 with bf16 autocast has a cosine of" in finding.found
+    assert "float32 with bfloat16 autocast has a cosine of" in finding.found
 
 
 def test_an_unsupported_trainer_is_one_finding(tmp_path):

@@ -91,7 +91,10 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.is_deepspeed_enabled:
             self.teacher_model = prepare_deepspeed(teacher_model, self.accelerator)
         else:
-            self.teacher_model = self.accelerator.prepare_model(teacher_model, evaluation_mode=True)
+            # Under FSDP, accelerate would leave it on the CPU.
+            self.teacher_model = self.accelerator.prepare_model(
+                teacher_model, device_placement=True, evaluation_mode=True
+            )
         # Attributes that DistillationTrainer's methods, called below on this trainer, read.
         self._forward_redirection, self.model_kwarg_keys = ForwardRedirection(), ()
         self._student_states: Tensor | None = None
