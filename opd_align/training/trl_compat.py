@@ -119,7 +119,6 @@ NAMES: dict[str, Name] = {
          "prepare_model": call("model", keywords=("evaluation_mode",)), "reduce": call("tensor", "reduction"),
          "gather": call("tensor"), "pad_across_processes": call("tensor", keywords=("dim", "pad_index"))},
     ),
-    "gather_object": Name("accelerate.utils", "gather_object", call("object")),
     # The trainer's own vLLM.
     "VLLMGeneration": Name("trl.generation.vllm_generation", "VLLMGeneration", None, {"sync_weights": call()}),
     # `accelerate launch`, started by `opd-align train`.
@@ -327,24 +326,32 @@ def vllm_generation(trainer: Any) -> Any:
 
 
 @contextmanager
-def vllm_ready(trainer: Any) -> Iterator[None]:
-    """Within the block the trainer's vLLM, if it has one, is awake and has the weights of this step."""
+def vllm_ready(trainer: Any, agree: Callable[[Callable[[], Any], str], Any]) -> Iterator[None]:
+    """Within the block the trainer's vLLM, if it has one, is awake and has the weights of this step.
+
+    Args:
+        trainer: The trainer.
+        agree: Executes a function, a named stage, on all ranks; raises on all of them if it raises on one.
+    """
     vllm = vllm_generation(trainer)
     if vllm is None:
         yield
         return
-    vllm.sync_weights()
-    # The trainer need not sync again: its next generation uses these very weights.
-    trainer._last_loaded_step = trainer.state.global_step
     sleeps = vllm.mode == "colocate" and vllm.enable_sleep_mode
-    if sleeps:
-        vllm.llm.wake_up(tags=["kv_cache"])
+    # Whether the trainer syncs before its next generation must be the same on all ranks: syncing is collective. Until
+    # all ranks have synced, the weights in vLLM may be a mixture, and the trainer must sync.
+    trainer._last_loaded_step = -1
     try:
+        agree(vllm.sync_weights, "syncing weights to vLLM")
+        if sleeps:
+            agree(lambda: vllm.llm.wake_up(tags=["kv_cache"]), "waking vLLM")
+        # The trainer need not sync again: its next generation uses these very weights.
+        trainer._last_loaded_step = trainer.state.global_step
         yield
     finally:
         if sleeps:
-            vllm.llm.sleep(level=2)
             vllm._llm_weights_sleeping = True
+            vllm.llm.sleep(level=2)
 
 
 @contextmanager

@@ -45,7 +45,7 @@ if not given.unwatched:
     callback.settings = replace(callback.settings, questions_per_group=1)
     trainer.add_callback(callback)
 if given.student:
-    callback.evaluator.demonstrations.load()  # as a resumed training does
+    callback.evaluator.demonstrations.load(0)  # as a resumed training does
     callback.evaluate()
 else:
     trainer.train()
