@@ -107,9 +107,5 @@ def is_zero3(accelerator: Any) -> bool:
 def _gathered(model: Any) -> Iterator[None]:
     import deepspeed
 
-    with deepspeed.zero.GatheredParameters(list(model.parameters())):
-        trl_compat.remove_hooks(model)
-        try:
-            yield
-        finally:
-            trl_compat.add_hooks(model)
+    with deepspeed.zero.GatheredParameters(list(model.parameters())), trl_compat.without_hooks(model):
+        yield

@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module, metadata
 from types import SimpleNamespace
@@ -352,6 +352,30 @@ def vllm_ready(trainer: Any, agree: Callable[[Callable[[], Any], str], Any]) -> 
         if sleeps:
             vllm._llm_weights_sleeping = True
             vllm.llm.sleep(level=2)
+
+
+@contextmanager
+def without_hooks(model: Any) -> Iterator[None]:
+    """Within the block, forward passes of a ZeRO-3 model are not collective; its weights must be gathered."""
+    engine = getattr(model, "optimizer", None)
+    offload = getattr(engine, "parameter_offload", engine)
+    resolve("remove_hooks")(model)
+    try:
+        with ExitStack() as stack:
+            # TRL leaves one hook: at the start of a forward pass DeepSpeed compares the order of modules across ranks.
+            # A rank that made no forward pass, or failed before its first one, would leave the others waiting there.
+            handle = getattr(offload, "fwd_pre_hook", None)
+            if handle is not None:
+                hooks = offload.module._forward_pre_hooks
+                stack.callback(hooks.__setitem__, handle.id, hooks[handle.id])
+                hooks[handle.id] = _no_hook
+            yield
+    finally:
+        resolve("add_hooks")(model)
+
+
+def _no_hook(*_: Any) -> None:
+    """Takes the place of a hook, so that the order of the others does not change."""
 
 
 @contextmanager
