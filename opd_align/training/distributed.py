@@ -100,7 +100,8 @@ def wait_for_all_ranks(stage: str, level: int, result: T, error: Exception | Non
 def _failed(stage: str, level: int, error: Exception) -> Outcome:
     if isinstance(error, EvaluationFailed):  # raised on purpose, or agreed on before
         return Outcome(stage, level, failure=str(error), details="\n".join(getattr(error, "__notes__", ())) or None)
-    where = f" (rank {_rank()}, {stage})" if _world_size() > 1 and level == STAGE else ""
+    place = f"rank {_rank()}, {stage}" if level == STAGE else f"rank {_rank()}"
+    where = f" ({place})" if _world_size() > 1 else ""
     details = "".join(traceback.format_exception(error))
     return Outcome(stage, level, failure=f"{type(error).__name__}: {error}{where}", details=details)
 

@@ -72,3 +72,16 @@ def test_two_processes_train_as_without_the_callback(launcher, tmp_path):
         break
     else:
         pytest.fail("no weights were saved")
+
+
+def test_nodes_without_a_shared_disk_leave_all_files_with_rank_0(alone, tmp_path):
+    seen = run("distillation", tmp_path, "ddp", "--own-folders")
+    assert seen["world"] == 2
+    ours, theirs = tmp_path / "rank0" / "opd_align" / "step-000000", alone / "opd_align" / "step-000000"
+    for name in ("nodes.parquet", "children.parquet", "questions.parquet"):
+        assert (ours / name).read_bytes() == (theirs / name).read_bytes()
+    shards = {file.name for file in (theirs / "rollouts").iterdir()}
+    assert len(shards) > 3
+    assert {file.name for file in (ours / "rollouts").iterdir()} == shards, "those of rank 1 as well"
+    assert not list(ours.rglob(".*")), "nothing is left of the look for a shared disk"
+    assert not (tmp_path / "rank1" / "opd_align").exists()
