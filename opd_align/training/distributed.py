@@ -9,6 +9,7 @@ that finish early wait for the others, however long an evaluation takes, and the
 
 from __future__ import annotations
 
+import logging
 import pickle
 import tempfile
 import traceback
@@ -28,6 +29,8 @@ from opd_align.runs.rollout_store import ROLLOUTS
 from opd_align.runs.run_directory import Usage
 from opd_align.training.time_limit import TimeLimitExceeded
 from opd_align.types import OpdAlignError
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -196,6 +199,10 @@ class RankExecutor:
         results = [shares[n % self.world_size].results[n // self.world_size] for n in range(len(groups))]
         if not any(results):
             raise EvaluationFailed("the time limit of the evaluation ended before any question was analyzed")
+        if self.rank == 0 and not all(results):
+            sizes = [len(group) for group in groups]
+            done = sum(size for size, result in zip(sizes, results, strict=True) if result)
+            logger.warning("Time limit of the evaluation: %d of %d questions were analyzed", done, sum(sizes))
         return GroupResults(results, sum((share.usage for share in shares), Usage()))
 
     def _analyze(self, path: AnyPath, groups: Sequence[Group]) -> GroupResults:

@@ -31,7 +31,7 @@ from opd_align.training.demonstration_cache import DemonstrationCache
 from opd_align.training.distributed import EvaluationFailed, RankExecutor, on_all_ranks, wait_for_all_ranks
 from opd_align.training.held_out import HeldOut
 from opd_align.training.memory import check_memory
-from opd_align.training.model_state import gathered_parameters, is_zero3, preserve_model_state
+from opd_align.training.model_state import gathered_parameters, preserve_model_state
 from opd_align.training.overhead import MIN_QUESTIONS, group_size, num_questions, questions_per_rank
 from opd_align.training.time_limit import TimedStudent, TimeLimit
 from opd_align.training.vllm_address import Node, reachable_address
@@ -242,10 +242,9 @@ class Evaluator:
                 raise failure
 
     def _check_memory(self, own_teacher: Sequence[Any]) -> None:
-        accelerator, vllm = self.adapter.trainer.accelerator, self.adapter.vllm
-        if is_zero3(accelerator):
-            colocated = vllm is not None and vllm.mode == "colocate"
-            check_memory(accelerator.device, [self.adapter.student, *own_teacher], beside_vllm=colocated)
+        vllm, device = self.adapter.vllm, self.adapter.trainer.accelerator.device
+        colocated = vllm is not None and vllm.mode == "colocate"
+        check_memory(device, [self.adapter.student, *own_teacher], beside_vllm=colocated)
 
     def _server(self) -> tuple[str, str] | None:
         """URL and served name of the student on the trainer's vLLM server, as this rank reaches it."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from opd_align.training.distributed import EvaluationFailed
 
@@ -20,10 +21,15 @@ GIB = 2**30
 
 
 def gathered_bytes(models: Iterable[Any]) -> int:
-    """The size of all weights of some models; a weight that several of them use counts once."""
+    """The full size of all sharded weights of some models; a weight that several of them use counts once."""
     weights = {id(weight): weight for model in models for weight in model.parameters()}
-    # A weight that ZeRO-3 has sharded is empty; `ds_numel` is its number of elements.
-    return sum(int(getattr(each, "ds_numel", each.numel())) * each.element_size() for each in weights.values())
+    return sum(_numel_if_sharded(weight) * weight.element_size() for weight in weights.values())
+
+
+def _numel_if_sharded(weight: Any) -> int:
+    if hasattr(weight, "ds_numel"):  # ZeRO-3: the weight itself is empty
+        return int(weight.ds_numel)
+    return int(weight.numel()) if isinstance(weight, DTensor) else 0
 
 
 def free_bytes(device: torch.device) -> int | None:
