@@ -218,18 +218,20 @@ class RankExecutor:
 
     def _sees(self, path: AnyPath) -> list[bool]:
         """For each rank, whether it sees the run directory of rank 0 in its own folder."""
-        mark = f".shared-{uuid4().hex}"
-        (name,) = set(on_all_ranks(lambda: self._mark(path / mark), "files of the run")[:1])
-        seen = on_all_ranks(lambda: self.rank == 0 or (self.folder / path.name / name).is_file(), "files of the run")
+        if self.world_size == 1:
+            return [True]
+
+        def leave_mark() -> str:
+            name = f".shared-{uuid4().hex}"
+            write_atomic(path / name, b"", sync=False)
+            return name
+
+        mark = self.on_main_process(leave_mark)
+        seen = on_all_ranks(lambda: self.rank == 0 or (self.folder / path.name / mark).is_file(), "files of the run")
         if self.rank == 0:
             with suppress(OSError):
-                (path / name).unlink()
+                (path / mark).unlink()
         return seen
-
-    def _mark(self, file: AnyPath) -> str:
-        if self.rank == 0:
-            write_atomic(file, b"", sync=False)
-        return file.name
 
     def _collect_rollouts(self, path: AnyPath, temporary: Path | None) -> None:
         """Copies the rollouts of ranks without access to the run directory into it."""

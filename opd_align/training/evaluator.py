@@ -104,8 +104,13 @@ class _Named:
 
 
 @dataclass(frozen=True)
-class _Engine:
-    """What the student samples with: the vLLM server's URL and name of the student, if there is one; until when."""
+class Engine:
+    """What the student samples with, and until when.
+
+    Args:
+        server: URL of the trainer's vLLM server as this rank reaches it, and the student's name there; `None` without.
+        limit: The time limit of the evaluation.
+    """
 
     server: tuple[str, str] | None
     limit: TimeLimit
@@ -230,7 +235,7 @@ class Evaluator:
                 preserved = preserve_model_state(model, *own, *extra.values(), tokenizer=adapter.tokenizer)
                 enter(preserved, "saving the state of the models")
                 stack.enter_context(trainer.compute_loss_context_manager())
-                engine = _Engine(self._server(), limit)
+                engine = Engine(self._server(), limit)
                 models: list[Any] = []
                 on_all_ranks(lambda: models.extend(self._models(model, own, engine)), "loading")
                 yield models[0], models[1], models[2]
@@ -258,24 +263,24 @@ class Evaluator:
         url, served = known[0][1] or ("", "")
         return reachable_address(url, known[0][0], known[self.rank][0]), served
 
-    def _models(self, model: Any, own: Sequence[Any], engine: _Engine) -> tuple[Any, DemonstrationWriters, list[Any]]:
-        student = self._student(model, self.held_out.prompting(self.chat), engine)
+    def _models(self, model: Any, own: Sequence[Any], engine: Engine) -> tuple[Any, DemonstrationWriters, list[Any]]:
+        student = TimedStudent(self._student(model, self.held_out.prompting(self.chat), engine), engine.limit)
         return student, self._demonstration_writers(model, student, engine), self._teachers(model, own)
 
-    def _student(self, model: Any, prompt: Any, engine: _Engine) -> Any:
+    def _student(self, model: Any, prompt: Any, engine: Engine) -> Any:
         adapter, vllm = self.adapter, self.adapter.vllm
         ends = self.chat.end_tokens(model.config, model.generation_config)
         local = HFStudent("student", model, prompt, ends, adapter.sampling, before_step=engine.limit.check)
         # With tensor parallelism all ranks of a group must send the same requests, but each has questions of its own.
         if vllm is None or (vllm.mode == "colocate" and vllm.tensor_parallel_size > 1):
-            return TimedStudent(local, engine.limit)
+            return local
         if engine.server is None:
             from opd_align.backends.vllm import VLLMStudent
 
-            return TimedStudent(VLLMStudent("student", vllm.llm, prompt, ends, local, adapter.sampling), engine.limit)
+            return VLLMStudent("student", vllm.llm, prompt, ends, local, adapter.sampling)
         from opd_align.backends.server import ServerStudent
 
-        return TimedStudent(ServerStudent(*engine.server, prompt, ends, local, adapter.sampling), engine.limit)
+        return ServerStudent(*engine.server, prompt, ends, local, adapter.sampling)
 
     def _teachers(self, model: Any, own: Sequence[Any]) -> list[Any]:
         adapter, prompt = self.adapter, self.held_out.prompting(self.chat)
@@ -293,13 +298,13 @@ class Evaluator:
             teachers.append(HFTeacher(own_context.name, context_model, with_context))
         return teachers
 
-    def _demonstration_writers(self, model: Any, student: Any, engine: _Engine) -> DemonstrationWriters:
+    def _demonstration_writers(self, model: Any, student: Any, engine: Engine) -> DemonstrationWriters:
         """The student with its present weights writes the demonstrations and summarises them."""
         grader = self.held_out.grader(self.chat, student.end_tokens, self.adapter.trainer.state)
         source = DemonstrationSource(SELF, student, self.chat.decode, grader)
         summariser = None
         if any(context.summarised for context in self.teacher_set.contexts):
-            summarising = self._student(model, self._plain_prompt, engine)
+            summarising = TimedStudent(self._student(model, self._plain_prompt, engine), engine.limit)
             summariser = DemonstrationSource("summariser", summarising, self.chat.decode, NoGrading())
         return DemonstrationWriters({SELF: source}, summariser, TrialBudget())
 

@@ -30,8 +30,9 @@ TRL_MIN, TRL_BELOW = "1.16", "1.17"
 warning if everything in the tables is as expected."""
 
 TESTED = {"trl": f">={TRL_MIN},<{TRL_BELOW}", "transformers": ">=5.16,<6", "accelerate": ">=1.10,<2"}
+TESTED["deepspeed"] = ">=0.18,<1"
 
-TITLES = {"trl": "TRL"}
+TITLES = {"trl": "TRL", "deepspeed": "DeepSpeed"}
 
 
 # -- the tables ---------------------------------------------------------------------------------------------------
@@ -357,18 +358,19 @@ def vllm_ready(trainer: Any, agree: Callable[[Callable[[], Any], str], Any]) -> 
 @contextmanager
 def without_hooks(model: Any) -> Iterator[None]:
     """Within the block, forward passes of a ZeRO-3 model are not collective; its weights must be gathered."""
-    engine = getattr(model, "optimizer", None)
-    offload = getattr(engine, "parameter_offload", engine)
+    optimizer = getattr(model, "optimizer", None)  # before the first training step, the model has none
+    offload: Any = getattr(optimizer, "parameter_offload", optimizer)
+    if offload is not None and not hasattr(offload, "fwd_pre_hook"):
+        raise _unsupported("deepspeed", f"{type(offload).__name__} has no attribute 'fwd_pre_hook'")
     resolve("remove_hooks")(model)
     try:
         with ExitStack() as stack:
             # TRL leaves one hook: at the start of a forward pass DeepSpeed compares the order of modules across ranks.
             # A rank that made no forward pass, or failed before its first one, would leave the others waiting there.
-            handle = getattr(offload, "fwd_pre_hook", None)
-            if handle is not None:
-                hooks = offload.module._forward_pre_hooks
-                stack.callback(hooks.__setitem__, handle.id, hooks[handle.id])
-                hooks[handle.id] = _no_hook
+            if offload is not None:
+                hooks, number = offload.module._forward_pre_hooks, offload.fwd_pre_hook.id
+                stack.callback(hooks.__setitem__, number, hooks[number])
+                hooks[number] = _no_hook
             yield
     finally:
         resolve("add_hooks")(model)
