@@ -54,6 +54,7 @@ class Outcome:
         level: `STAGE`, or the level of `wait_for_all_ranks`.
         result: The result; `None` after a failure.
         failure: The failure, in one line; `None` without one.
+        place: Where it failed: rank and stage; `None` if the failure was agreed on before.
         details: The traceback of the failure; `None` if it needs none.
     """
 
@@ -61,6 +62,7 @@ class Outcome:
     level: int = STAGE
     result: Any = None
     failure: str | None = None
+    place: str | None = None
     details: str | None = None
 
 
@@ -85,11 +87,13 @@ def on_all_ranks(work: Callable[[], T], stage: str) -> list[T]:
     return [other.result for other in outcomes]
 
 
-def wait_for_all_ranks(stage: str, level: int, result: T, error: Exception | None = None) -> tuple[list[T], Any]:
+def wait_for_all_ranks(
+    stage: str, level: int, result: T, error: Exception | None = None
+) -> tuple[list[T], OpdAlignError | None]:
     """Waits until every rank has arrived here, or at a lower level, whatever happened on it before.
 
-    Returns the results of all ranks, and the failure that all ranks agree on: an `EvaluationFailed`, or `None`. Ranks
-    that are still at a stage learn there of the failure, and come here.
+    Returns the results of all ranks, and the failure that all ranks agree on, or `None`. Ranks that are still at a
+    stage learn there of the failure, and come here.
     """
     outcome = Outcome(stage, level, result) if error is None else replace(_failed(stage, level, error), result=result)
     while True:
@@ -104,20 +108,26 @@ def _failed(stage: str, level: int, error: Exception) -> Outcome:
     if isinstance(error, EvaluationFailed):  # raised on purpose, or agreed on before
         return Outcome(stage, level, failure=str(error), details="\n".join(getattr(error, "__notes__", ())) or None)
     place = f"rank {_rank()}, {stage}" if level == STAGE else f"rank {_rank()}"
-    where = f" ({place})" if _world_size() > 1 else ""
+    if isinstance(error, OpdAlignError):  # in the user's words
+        return Outcome(stage, level, failure=str(error), place=place)
     details = "".join(traceback.format_exception(error))
-    return Outcome(stage, level, failure=f"{type(error).__name__}: {error}{where}", details=details)
+    return Outcome(stage, level, failure=f"{type(error).__name__}: {error}", place=place, details=details)
 
 
-def _error(outcomes: Sequence[Outcome], cause: Exception | None) -> EvaluationFailed:
-    """The failure of the lowest rank; the traceback of another rank is added as a note."""
+def _error(outcomes: Sequence[Outcome], cause: Exception | None) -> OpdAlignError:
+    """The failure of the lowest rank that failed; the traceback of another rank is added as a note.
+
+    An error that all ranks raise alike stays what it is.
+    """
     rank, first = next((rank, each) for rank, each in enumerate(outcomes) if each.failure is not None)
-    if isinstance(cause, EvaluationFailed) and str(cause) == first.failure:
+    everywhere = all(each.failure == first.failure for each in outcomes)
+    message = str(first.failure) if everywhere or first.place is None else f"{first.failure} ({first.place})"
+    if isinstance(cause, OpdAlignError) and str(cause) == message:
         return cause
-    error = EvaluationFailed(first.failure)
+    error = EvaluationFailed(message)
     if first.details is not None and rank != _rank():
         error.add_note(first.details if first.details.startswith("On rank") else f"On rank {rank}:\n{first.details}")
-    error.__cause__ = cause if rank == _rank() else None
+    error.__cause__ = cause
     return error
 
 

@@ -39,6 +39,6 @@ def run_script(script: Path, launcher: str | None, *arguments: str) -> None:
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
     done = subprocess.run(
         [*command, str(script), *arguments],
-        env=environment, capture_output=True, text=True, timeout=400, check=False,
+        env=environment, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-6000:]

@@ -12,6 +12,7 @@ from typing import Any
 from torch import distributed
 
 from opd_align.training.distributed import EvaluationFailed, on_all_ranks, wait_for_all_ranks
+from opd_align.types import OpdAlignError
 
 folder, timeout_s = Path(sys.argv[1]), float(sys.argv[2])
 distributed.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
@@ -22,8 +23,8 @@ seen: dict[str, Any] = {}
 def caught(work: Any, stage: str) -> list[str]:
     try:
         return [str(each) for each in on_all_ranks(work, stage)]
-    except EvaluationFailed as error:
-        return ["failed", str(error), *getattr(error, "__notes__", [])]
+    except OpdAlignError as error:
+        return [type(error).__name__, str(error), *getattr(error, "__notes__", [])]
 
 
 def fail_on(failing: int) -> str:
@@ -32,8 +33,13 @@ def fail_on(failing: int) -> str:
     return f"rank {rank}"
 
 
+def refuse(reason: str) -> None:
+    raise OpdAlignError(reason)
+
+
 seen["results"] = caught(lambda: f"rank {rank}", "names")
 seen["failure"] = caught(lambda: fail_on(1), "loading")
+seen["alike on all ranks"] = caught(lambda: refuse("no questions"), "questions")
 seen["not picklable"] = caught(lambda: (lambda: None) if rank == 1 else None, "sending")
 
 # Rank 1 fails between two stages, rank 0 is at a stage, and then waits at a higher level first.

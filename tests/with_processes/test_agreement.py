@@ -39,16 +39,20 @@ def test_every_rank_gets_the_results_of_all(seen):
 
 def test_a_failure_on_one_rank_is_raised_on_all_with_its_place(seen):
     messages = [each["failure"][:2] for each in seen]
-    assert messages == [["failed", "MemoryError: no memory left (rank 1, loading)"]] * 2
+    assert messages == [["EvaluationFailed", "MemoryError: no memory left (rank 1, loading)"]] * 2
     assert "On rank 1:" in seen[0]["failure"][2]
     assert "in fail_on" in seen[0]["failure"][2], "rank 0 can log the traceback of rank 1"
     assert len(seen[1]["failure"]) == 2
 
 
+def test_an_error_that_all_ranks_raise_alike_stays_what_it_is(seen):
+    assert [each["alike on all ranks"] for each in seen] == [["OpdAlignError", "no questions"]] * 2
+
+
 def test_a_result_that_cannot_be_sent_is_a_failure_on_all_ranks(seen):
-    assert all(
-        each["not picklable"][0] == "failed" and "(rank 1, sending)" in each["not picklable"][1] for each in seen
-    )
+    for status, message, *_ in (each["not picklable"] for each in seen):
+        assert status == "EvaluationFailed"
+        assert "(rank 1, sending)" in message
 
 
 def test_a_failure_between_stages_is_met_at_the_end(seen):
