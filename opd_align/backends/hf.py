@@ -112,6 +112,7 @@ class HFStudent:
         sampling: Temperature, top-p, top-k, maximum completion length and seed.
         batch_tokens: Upper bound on rows × tokens of a batch. A batch that runs out of memory is halved.
         batch_rows: Upper bound on the rows of a batch.
+        before_step: Called before each token of a batch is sampled; what it raises ends the sampling. `None`: nothing.
     """
 
     name: str
@@ -121,6 +122,7 @@ class HFStudent:
     sampling: Sampling = field(default_factory=Sampling)
     batch_tokens: int = 1 << 19
     batch_rows: int = 512
+    before_step: Callable[[], None] | None = None
 
     @property
     def context_length(self) -> int | None:
@@ -270,6 +272,8 @@ class HFStudent:
         running = np.ones(len(rows.row_R), bool)
         with shared_prefix_attention(self.model):
             while True:
+                if self.before_step is not None:
+                    self.before_step()
                 position_B = rows.cached_R + np.minimum(len(steps), rows.max_new_R - 1)
                 logits = self.model(
                     input_ids=input_B[:, None],

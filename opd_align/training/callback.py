@@ -28,7 +28,7 @@ from opd_align.report.trackers import wandb_media
 from opd_align.runs.run_directory import RunDirectory
 from opd_align.settings import Budget, Sampling, Settings
 from opd_align.training.adapters import adapt_trainer
-from opd_align.training.distributed import on_all_ranks
+from opd_align.training.distributed import on_all_ranks, wait_for_all_ranks
 from opd_align.training.evaluator import Evaluator, TeacherSet
 from opd_align.training.held_out import HeldOut, check_verifier_calls
 from opd_align.training.model_state import preserve_rng_state
@@ -131,7 +131,7 @@ class AlignmentCallback(TrainerCallback):
         held_out = HeldOut.of(questions, verifier, correct_from=correct_from, timeout_s=verifier_timeout_s)
         self.evaluator = Evaluator(self.adapter, held_out, teacher_set, self.folder)
         self.evaluator.check(self.settings)
-        self.schedule = OverheadLimit(every_n_steps, max_overhead, len(self.evaluator.held_out.questions))
+        self.schedule = OverheadLimit(every_n_steps, max_overhead, len(held_out.questions), self.evaluator.world)
         self.on_error = on_error
         self.failures = 0
         self.latest: Analysis | None = None
@@ -176,15 +176,23 @@ class AlignmentCallback(TrainerCallback):
 
     # -- one evaluation -----------------------------------------------------------------------------------------
 
-    def evaluate(self, scale: float = 1.0) -> tuple[Analysis, str]:
+    def evaluate(self, scale: float = 1.0, *, time_limit_s: float | None = None) -> tuple[Analysis, str]:
         """Evaluates the student with its present weights on a share of the questions; all processes must call it.
 
         Nothing is logged. Returns the analysis and the name of its run directory.
+
+        Args:
+            scale: Share of the questions, above 0 and at most 1.
+            time_limit_s: Sampling ends after so many seconds; questions that are not sampled by then are left out.
+                `None`: no limit other than `Budget.seconds`.
         """
         verifier = self.evaluator.held_out.verifier
         calls, failures = verifier.calls, verifier.failures
-        evaluated = self.evaluator.evaluate(self.settings, self.adapter.trainer.state.global_step, scale)
-        counts = on_all_ranks(lambda: (verifier.calls - calls, verifier.failures - failures, verifier.last_failure))
+        step = self.adapter.trainer.state.global_step
+        evaluated = self.evaluator.evaluate(self.settings, step, scale, time_limit_s=time_limit_s)
+        counts = on_all_ranks(
+            lambda: (verifier.calls - calls, verifier.failures - failures, verifier.last_failure), "verifier"
+        )
         reasons = [reason for _, _, reason in counts if reason is not None]
         check_verifier_calls(
             sum(n for n, _, _ in counts), sum(n for _, n, _ in counts), reasons[-1] if reasons else None
@@ -195,7 +203,7 @@ class AlignmentCallback(TrainerCallback):
         step, start = state.global_step, time.perf_counter()
         schedule = self._count_training_time()
         # The clock of rank 0 decides for all: processes that disagreed about an evaluation would deadlock.
-        schedule = on_all_ranks(lambda: schedule)[0]
+        schedule = on_all_ranks(lambda: schedule, "schedule")[0]
         scale = schedule.scale()
         if scale is None:
             self.schedule, self._counted_until = schedule.skip(step), start
@@ -208,15 +216,22 @@ class AlignmentCallback(TrainerCallback):
                 )  # fmt: skip
             return
         error: Exception | None = None
+        analysis: Analysis | None = None
         run: str | None = None
         numbers: dict[str, float] = {}
         try:
-            self.latest, run = self.evaluate(scale)
-            self._latest_run = run
-            numbers = logged_metrics(self.latest)
+            analysis, run = self.evaluate(scale, time_limit_s=schedule.time_limit_s(scale))
+            numbers = logged_metrics(analysis)
         except Exception as failure:
             error = failure
-        seconds = on_all_ranks(lambda: time.perf_counter() - start)[0]
+        # All ranks come here, whatever happened on them, and agree on whether the evaluation failed.
+        measured = time.perf_counter() - start, self.evaluator.held_out.verifier.failures
+        ranks, error = wait_for_all_ranks("evaluation", 0, measured, error)
+        seconds = ranks[0][0]
+        if error is None:
+            self.latest, self._latest_run = analysis, run
+        else:
+            run, numbers = None, {}
         self.schedule = (schedule.add_evaluation if error is None else schedule.add_failure)(step, scale, seconds)
         self.failures += error is not None
         numbers |= {
@@ -227,15 +242,20 @@ class AlignmentCallback(TrainerCallback):
                 "scale": scale,
                 **({} if schedule.last_step is None else {"interval": step - schedule.last_step}),
                 "failures": self.failures,
-                "verifier_failures": sum(on_all_ranks(lambda: self.evaluator.held_out.verifier.failures)),
+                "verifier_failures": sum(failures for _, failures in ranks),
             }.items()
         }
+        unreported: Exception | None = None
         try:
             self._report(state, control, numbers, run, error)
         except Exception as failure:  # a tracker that is not reachable, a full disk
-            logger.warning("Could not log the evaluation at step %d: %s", step, failure, exc_info=failure)
+            unreported = failure
+        _, unreported = wait_for_all_ranks("logging", 0, None, unreported)
+        if unreported is not None:
+            if state.is_world_process_zero:
+                logger.warning("Could not log the evaluation at step %d: %s", step, unreported, exc_info=unreported)
             self.failures += 1
-            error = error or failure
+            error = error or unreported
         self._counted_until = time.perf_counter()
         reporting_s = max(self._counted_until - start - seconds, 0.0)
         self.schedule = replace(self.schedule, evaluation_s=self.schedule.evaluation_s + reporting_s)
@@ -312,11 +332,18 @@ class AlignmentCallback(TrainerCallback):
     def _resume(self, state: TrainerState) -> None:
         """Starts a new schedule, or continues that of the checkpoint that the training is resumed from."""
         step, every_n_steps = state.global_step, self.schedule.every_n_steps
-        new = OverheadLimit(every_n_steps, self.schedule.max_overhead, self.schedule.num_questions, start_step=step)
+        new = OverheadLimit(
+            every_n_steps,
+            self.schedule.max_overhead,
+            self.schedule.num_questions,
+            self.evaluator.world,
+            start_step=step,
+        )
         file = self.folder.parent / f"checkpoint-{step}" / STATE
 
         def read() -> tuple[OverheadLimit, int, str | None]:
-            if not step or not file.is_file():
+            # The other ranks get what rank 0 reads: they may be on nodes that do not see its files.
+            if not step or self.evaluator.rank or not file.is_file():
                 return new, 0, None
             try:
                 stored = json.loads(file.read_text(encoding="utf-8"))
@@ -325,10 +352,10 @@ class AlignmentCallback(TrainerCallback):
                 logger.warning("Cannot read %s, starting a new evaluation schedule: %r", file, error)
                 return new, 0, None
 
-        self.schedule, self.failures, self._latest_run = on_all_ranks(read)[0]
-        self.latest = on_all_ranks(self._read_latest)[0]
+        self.schedule, self.failures, self._latest_run = on_all_ranks(read, "reading the schedule")[0]
+        self.latest = on_all_ranks(self._read_latest, "reading the latest evaluation")[0]
         if step:
-            self.evaluator.demonstrations.load()
+            self.evaluator.demonstrations.load(self.evaluator.rank)
         if self.schedule.next_step < step:
             self.schedule = replace(self.schedule, next_step=ceil(step / every_n_steps) * every_n_steps)
 

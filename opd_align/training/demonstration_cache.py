@@ -74,16 +74,22 @@ class DemonstrationCache:
             return False
         own = incomplete[rank::world]
         written: dict[str, list[Demonstration]] = {}
-        for part in on_all_ranks(lambda: collect_demonstrations(writers, self.contexts, own) if own else {}):
+        parts = on_all_ranks(
+            lambda: collect_demonstrations(writers, self.contexts, own) if own else {}, "demonstrations"
+        )
+        for part in parts:
             written |= part
         for question in incomplete:
             self.by_question.pop(question.id, None)  # to the end: new ones come last
             self.by_question[question.id] = written[question.id]
-        on_all_ranks(lambda: self._save() if rank == 0 else None)
+        on_all_ranks(lambda: self._save() if rank == 0 else None, "saving demonstrations")
         return True
 
-    def load(self) -> None:
-        """Reads the demonstrations of the training that is resumed, if they belong to these questions and contexts."""
+    def load(self, rank: int) -> None:
+        """Reads the demonstrations of the training that is resumed, if they belong to these questions and contexts.
+
+        All ranks call it and get those of rank 0: the others may not see its files.
+        """
 
         def read() -> dict[str, list[Demonstration]]:
             try:
@@ -100,7 +106,7 @@ class DemonstrationCache:
             return {}
 
         if self.contexts and not self.by_question:
-            self.by_question.update(on_all_ranks(read)[0])
+            self.by_question.update(on_all_ranks(lambda: read() if rank == 0 else {}, "reading demonstrations")[0])
 
     def _save(self) -> None:
         found = {

@@ -1,61 +1,259 @@
-"""Running a function on all processes of a training: each process knows all results before any of them continues."""
+"""Agreement between the processes of a training, and the executor that splits a run over them.
+
+An evaluation is a sequence of stages. After each one all ranks exchange their results (`on_all_ranks`): if the stage
+failed on any rank, it fails on all, so none of them starts a collective operation that another one will not join. A
+rank that fails between two stages goes to the end of the evaluation (`wait_for_all_ranks`) and waits there; the others
+see this at their next stage. All of this uses a process group of its own, on the CPU and with a long time-out: ranks
+that finish early wait for the others, however long an evaluation takes, and the trainer's own group is not used.
+"""
 
 from __future__ import annotations
 
+import logging
+import pickle
+import tempfile
+import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
+from uuid import uuid4
+
+from torch import distributed
 
 from opd_align.runs.execute import Group, GroupResults, LocalExecutor
-from opd_align.runs.filesystem import AnyPath
+from opd_align.runs.filesystem import AnyPath, write_atomic
+from opd_align.runs.rollout_store import ROLLOUTS
 from opd_align.runs.run_directory import Usage
-from opd_align.training import trl_compat
+from opd_align.training.time_limit import TimeLimitExceeded
 from opd_align.types import OpdAlignError
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+TIMEOUT = timedelta(days=7)
+"""How long ranks wait for each other; the trainer's own limit (`ddp_timeout`) is half an hour."""
+
+STAGE = 1_000
+"""The level of a stage: above that of any `wait_for_all_ranks`."""
 
 
 class EvaluationFailed(OpdAlignError):
     """An evaluation failed; the training itself is not affected."""
 
 
-def on_all_ranks(work: Callable[[], T]) -> list[T]:
-    """The results of `work` on every process, by rank; if it raises on any process, this raises on all."""
-    failure: Exception | None = None
-    outcome: tuple[Any, str | None]
+@dataclass(frozen=True)
+class Outcome:
+    """What one rank reports when the ranks meet.
+
+    Args:
+        stage: The stage that it has finished, or in which it failed.
+        level: `STAGE`, or the level of `wait_for_all_ranks`.
+        result: The result; `None` after a failure.
+        failure: The failure, in one line; `None` without one.
+        place: Where it failed: rank and stage; `None` if the failure was agreed on before.
+        details: The traceback of the failure; `None` if it needs none.
+    """
+
+    stage: str
+    level: int = STAGE
+    result: Any = None
+    failure: str | None = None
+    place: str | None = None
+    details: str | None = None
+
+
+def on_all_ranks(work: Callable[[], T], stage: str) -> list[T]:
+    """The results of `work` on every rank, by rank; if it raises on any rank, this raises on all.
+
+    Args:
+        work: What each rank does. Its result must be picklable.
+        stage: What it does, in a few words for error messages ("sampling").
+    """
+    cause: Exception | None = None
     try:
-        outcome = (work(), None)
+        outcome = Outcome(stage, result=work())
     except Exception as error:
-        failure, outcome = error, (None, f"{type(error).__name__}: {error}")
-    outcomes = trl_compat.gather_object([outcome])
-    messages = [message for _, message in outcomes if message is not None]
-    if messages:
-        raise EvaluationFailed(messages[0]) from failure
-    return [result for result, _ in outcomes]
+        cause, outcome = error, _failed(stage, STAGE, error)
+    outcomes = _exchange(outcome)
+    if any(other.failure is not None for other in outcomes):
+        raise _error(outcomes, cause)
+    if any((other.stage, other.level) != (stage, STAGE) for other in outcomes):
+        found = ", ".join(f"{rank}: {other.stage}" for rank, other in enumerate(outcomes))
+        raise EvaluationFailed(f"the ranks are at different stages ({found})")
+    return [other.result for other in outcomes]
+
+
+def wait_for_all_ranks(
+    stage: str, level: int, result: T, error: Exception | None = None
+) -> tuple[list[T], OpdAlignError | None]:
+    """Waits until every rank has arrived here, or at a lower level, whatever happened on it before.
+
+    Returns the results of all ranks, and the failure that all ranks agree on, or `None`. Ranks that are still at a
+    stage learn there of the failure, and come here.
+    """
+    outcome = Outcome(stage, level, result) if error is None else replace(_failed(stage, level, error), result=result)
+    while True:
+        outcomes = _exchange(outcome)
+        if all(other.level <= level for other in outcomes):
+            break
+    failed = any(other.failure is not None for other in outcomes)
+    return [other.result for other in outcomes], _error(outcomes, error) if failed else None
+
+
+def _failed(stage: str, level: int, error: Exception) -> Outcome:
+    if isinstance(error, EvaluationFailed):  # raised on purpose, or agreed on before
+        return Outcome(stage, level, failure=str(error), details="\n".join(getattr(error, "__notes__", ())) or None)
+    place = f"rank {_rank()}, {stage}" if level == STAGE else f"rank {_rank()}"
+    if isinstance(error, OpdAlignError):  # in the user's words
+        return Outcome(stage, level, failure=str(error), place=place)
+    details = "".join(traceback.format_exception(error))
+    return Outcome(stage, level, failure=f"{type(error).__name__}: {error}", place=place, details=details)
+
+
+def _error(outcomes: Sequence[Outcome], cause: Exception | None) -> OpdAlignError:
+    """The failure of the lowest rank that failed; the traceback of another rank is added as a note.
+
+    An error that all ranks raise alike stays what it is.
+    """
+    rank, first = next((rank, each) for rank, each in enumerate(outcomes) if each.failure is not None)
+    everywhere = all(each.failure == first.failure for each in outcomes)
+    message = str(first.failure) if everywhere or first.place is None else f"{first.failure} ({first.place})"
+    if isinstance(cause, OpdAlignError) and str(cause) == message:
+        return cause
+    error = EvaluationFailed(message)
+    if first.details is not None and rank != _rank():
+        error.add_note(first.details if first.details.startswith("On rank") else f"On rank {rank}:\n{first.details}")
+    error.__cause__ = cause
+    return error
+
+
+# -- the process group ----------------------------------------------------------------------------------------------
+
+_groups: list[tuple[Any, Any]] = []
+"""The trainer's process group, and the one for evaluations that belongs to it."""
+
+
+def _process_group() -> Any:
+    """The process group of evaluations; created when all ranks use it for the first time."""
+    world = distributed.group.WORLD
+    if not _groups or _groups[0][0] is not world:
+        # Gloo: objects on the CPU need no memory of a GPU, and no rank waits inside a kernel.
+        _groups[:] = [(world, distributed.new_group(backend="gloo", timeout=TIMEOUT))]
+    return _groups[0][1]
+
+
+def _world_size() -> int:
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def _rank() -> int:
+    return distributed.get_rank() if _world_size() > 1 else 0
+
+
+def _exchange(outcome: Outcome) -> list[Outcome]:
+    """The outcomes of all ranks."""
+    if _world_size() == 1:
+        return [outcome]
+    try:
+        data = pickle.dumps(outcome)
+    except Exception as error:  # this rank must not be the only one that stays away
+        data = pickle.dumps(_failed(outcome.stage, outcome.level, error))
+    received: list[Any] = [None] * _world_size()
+    distributed.all_gather_object(received, data, group=_process_group())
+    return [pickle.loads(each) for each in received]
+
+
+# -- the executor ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class RankExecutor:
     """Executes a run on all ranks of a training; rank 0 holds the run directory, groups are assigned in turn.
 
+    Ranks that see the run directory in their own output folder read and write rollouts there. The others (another node,
+    without a shared disk) keep theirs in a temporary folder and send them to rank 0 at the end.
+
     Args:
         local: Analyzes the groups of this rank.
         rank: This process's rank.
         world_size: The number of ranks.
+        folder: Where this rank looks for the run directory.
     """
 
     local: LocalExecutor
     rank: int
     world_size: int
+    folder: Path
 
     def on_main_process(self, function: Callable[[], T]) -> T:
         """Calls the function on rank 0; its result, which must be picklable, or its failure is seen on all ranks."""
-        results: list[Any] = on_all_ranks(lambda: function() if self.rank == 0 else None)
+        results: list[Any] = on_all_ranks(lambda: function() if self.rank == 0 else None, "files of the run")
         first: T = results[0]
         return first
 
     def analyze_groups(self, path: AnyPath, groups: Sequence[Group]) -> GroupResults:
-        """Analyzes this rank's share of the groups and gathers the results of all ranks."""
-        shares = on_all_ranks(lambda: self.local.analyze_groups(path, groups[self.rank :: self.world_size]))
+        """Analyzes this rank's share of the groups and gathers the results of all ranks.
+
+        A group that the time limit of the evaluation does not leave time for has no results.
+        """
+        with tempfile.TemporaryDirectory(prefix="opd_align-") as temporary:
+            shared = self._sees(path)
+            own = path if self.rank == 0 else self.folder / path.name if shared[self.rank] else Path(temporary)
+            shares = on_all_ranks(lambda: self._analyze(own, groups[self.rank :: self.world_size]), "analysis")
+            if not all(shared):
+                self._collect_rollouts(path, None if shared[self.rank] else Path(temporary))
         results = [shares[n % self.world_size].results[n // self.world_size] for n in range(len(groups))]
+        if not any(results):
+            raise EvaluationFailed("the time limit of the evaluation ended before any question was analyzed")
+        if self.rank == 0 and not all(results):
+            sizes = [len(group) for group in groups]
+            done = sum(size for size, result in zip(sizes, results, strict=True) if result)
+            logger.warning("Time limit of the evaluation: %d of %d questions were analyzed", done, sum(sizes))
         return GroupResults(results, sum((share.usage for share in shares), Usage()))
+
+    def _analyze(self, path: AnyPath, groups: Sequence[Group]) -> GroupResults:
+        (path / ROLLOUTS).mkdir(parents=True, exist_ok=True)
+        results: list[Any] = []
+        usage = Usage()
+        with suppress(TimeLimitExceeded):
+            for group in groups:
+                done = self.local.analyze_groups(path, [group])
+                results += done.results
+                usage += done.usage
+        return GroupResults([*results, *([] for _ in groups[len(results) :])], usage)
+
+    def _sees(self, path: AnyPath) -> list[bool]:
+        """For each rank, whether it sees the run directory of rank 0 in its own folder."""
+        if self.world_size == 1:
+            return [True]
+
+        def leave_mark() -> str:
+            name = f".shared-{uuid4().hex}"
+            write_atomic(path / name, b"", sync=False)
+            return name
+
+        mark = self.on_main_process(leave_mark)
+        seen = on_all_ranks(lambda: self.rank == 0 or (self.folder / path.name / mark).is_file(), "files of the run")
+        if self.rank == 0:
+            with suppress(OSError):
+                (path / mark).unlink()
+        return seen
+
+    def _collect_rollouts(self, path: AnyPath, temporary: Path | None) -> None:
+        """Copies the rollouts of ranks without access to the run directory into it."""
+
+        def read() -> dict[str, bytes]:
+            files = [] if temporary is None else sorted((temporary / ROLLOUTS).glob("*.parquet"))
+            return {file.name: file.read_bytes() for file in files}
+
+        def write(received: Sequence[dict[str, bytes]]) -> None:
+            for files in received if self.rank == 0 else ():
+                for name, data in files.items():
+                    write_atomic(path / ROLLOUTS / name, data)
+
+        received = on_all_ranks(read, "rollouts of other nodes")
+        on_all_ranks(lambda: write(received), "rollouts of other nodes")

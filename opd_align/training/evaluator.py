@@ -1,17 +1,17 @@
 """One evaluation: the engine on the trainer's student with the weights of the present step.
 
-Questions are split over the processes, which share one run directory; all processes end with the same `Analysis`, the
-one that a single process would compute. A failure on one process is known to all before any of them continues, so there
-is no deadlock. The models belong to the trainer, and their state is restored after the evaluation.
+Questions are split over the processes; rank 0 holds the run directory, and all end with the same `Analysis`, the one
+that a single process would compute. After each stage, a failure on one process is known to all before any of them
+continues, so there is no deadlock. The models belong to the trainer, and their state is restored after the evaluation.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from math import ceil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +28,22 @@ from opd_align.teachers.eligibility import prompts_too_long
 from opd_align.training import trl_compat
 from opd_align.training.adapters import TrainerAdapter
 from opd_align.training.demonstration_cache import DemonstrationCache
-from opd_align.training.distributed import EvaluationFailed, RankExecutor, on_all_ranks
+from opd_align.training.distributed import EvaluationFailed, RankExecutor, on_all_ranks, wait_for_all_ranks
 from opd_align.training.held_out import HeldOut
+from opd_align.training.memory import check_memory
 from opd_align.training.model_state import gathered_parameters, precision_name, preserve_model_state
-from opd_align.training.overhead import MIN_QUESTIONS
+from opd_align.training.overhead import MIN_QUESTIONS, group_size, num_questions, questions_per_rank
+from opd_align.training.time_limit import TimedStudent, TimeLimit
+from opd_align.training.vllm_address import Node, reachable_address
 from opd_align.types import OpdAlignError, Question
 
 logger = logging.getLogger(__name__)
 
 OWN = "teacher"
 """The name of the trainer's own teacher."""
+
+LEAVING = 1
+"""Level at which ranks wait for each other before they restore the models; the callback's own is below it."""
 
 REPLACEMENT_ROUNDS = 3
 """How often an evaluation replaces questions for which the student could not write demonstrations."""
@@ -97,6 +103,19 @@ class _Named:
     name: str
 
 
+@dataclass(frozen=True)
+class Engine:
+    """What the student samples with, and until when.
+
+    Args:
+        server: URL of the trainer's vLLM server as this rank reaches it, and the student's name there; `None` without.
+        limit: The time limit of the evaluation.
+    """
+
+    server: tuple[str, str] | None
+    limit: TimeLimit
+
+
 class Evaluator:
     """Evaluations of one training; every method that computes is called by all processes together.
 
@@ -143,14 +162,25 @@ class Evaluator:
     def world(self) -> int:
         return int(self.adapter.trainer.accelerator.num_processes)
 
-    def evaluate(self, settings: Settings, step: int, scale: float = 1.0) -> tuple[Analysis, str]:
+    def evaluate(
+        self, settings: Settings, step: int, scale: float = 1.0, *, time_limit_s: float | None = None
+    ) -> tuple[Analysis, str]:
         """The analysis at this step on a share `scale` of the questions, and the name of its run directory.
 
         The questions of a smaller share are also in a larger one. Fewer questions save more time than fewer rollouts
         per question, since a batch takes as long as its longest rollout, and the estimates stay as precise.
+
+        Args:
+            settings: Settings of the analysis; `questions_per_group` is the largest group.
+            step: The present step.
+            scale: Share of the questions, above 0 and at most 1.
+            time_limit_s: After so many seconds sampling ends. `None`: only `Budget.seconds` limits it.
         """
-        with self.borrowed_models() as (student, writers, teachers):
+        limit = self._time_limit(settings, scale, time_limit_s)
+        with self.borrowed_models(limit) as (student, writers, teachers):
             questions = self._select_questions(student, writers, teachers, scale)
+            largest = settings.questions_per_group
+            settings = replace(settings, questions_per_group=group_size(len(questions), self.world, largest))
             grader = writers.sources[SELF].grader
 
             def open_directory() -> RunDirectory:
@@ -158,9 +188,18 @@ class Evaluator:
                 return self._directory(f"step-{step:06d}", {**manifest, "precision": self.precision})
 
             local = LocalExecutor(student, teachers, grader, settings)
-            executor = RankExecutor(local, self.rank, self.world)
+            executor = RankExecutor(local, self.rank, self.world, self.folder)
             analysis, path = execute_run(executor, open_directory, questions, settings)
             return analysis, path.name
+
+    def _time_limit(self, settings: Settings, scale: float, time_limit_s: float | None) -> TimeLimit:
+        """The smaller of the evaluation's own limit and what `Budget.seconds` permits one rank's questions."""
+        limits = [] if time_limit_s is None else [time_limit_s]
+        if settings.budget.seconds is not None:
+            questions = num_questions(len(self.held_out.questions), scale)
+            # As much again for demonstrations, scores and set-up.
+            limits.append(2 * questions_per_rank(questions, self.world) * settings.budget.seconds)
+        return TimeLimit(min(limits) if limits else None)
 
     def _directory(self, name: str, manifest: Mapping[str, Any]) -> RunDirectory:
         """A run directory of that name, or with a number appended if another run has it (a training started again)."""
@@ -172,20 +211,42 @@ class Evaluator:
                 number += 1
 
     @contextmanager
-    def borrowed_models(self) -> Iterator[tuple[Any, DemonstrationWriters, list[Any]]]:
-        """The student, the student as writer of demonstrations, and the teachers; state is restored on exit."""
-        adapter, trainer = self.adapter, self.adapter.trainer
+    def borrowed_models(self, limit: TimeLimit | None = None) -> Iterator[tuple[Any, DemonstrationWriters, list[Any]]]:
+        """The student, the student as writer of demonstrations, and the teachers; state is restored on exit.
+
+        Every stage ends on all ranks before the next one begins on any of them, and all ranks leave together: a rank
+        that fails inside the block waits for the others, which learn of it at their next stage.
+        """
+        adapter, trainer, limit = self.adapter, self.adapter.trainer, limit or TimeLimit()
         own_teacher = [adapter.teacher] if adapter.teacher is not None else []
         extra = self.teacher_set.models or {}
-        with (
-            trl_compat.vllm_ready(trainer),
-            gathered_parameters(trainer.accelerator, adapter.student, *own_teacher) as (model, *own),
-            preserve_model_state(model, *own, *extra.values(), tokenizer=adapter.tokenizer),
-            adapter.loss_precision(),
-        ):
-            self._note_precision(model)
-            student = self._student(model, self.held_out.prompting(self.chat))
-            yield student, self._demonstration_writers(model, student), self._teachers(model, own)
+
+        def enter(context: Any, stage: str) -> Any:
+            entered: list[Any] = []  # not sent to the other ranks
+            on_all_ranks(lambda: entered.append(stack.enter_context(context)), stage)
+            return entered[0]
+
+        failure: Exception | None = None
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(trl_compat.vllm_ready(trainer, on_all_ranks))
+                on_all_ranks(lambda: self._check_memory(own_teacher), "memory")
+                gathered = gathered_parameters(trainer.accelerator, adapter.student, *own_teacher)
+                model, *own = enter(gathered, "gathering weights")
+                preserved = preserve_model_state(model, *own, *extra.values(), tokenizer=adapter.tokenizer)
+                enter(preserved, "saving the state of the models")
+                stack.enter_context(adapter.loss_precision())
+                self._note_precision(model)
+                engine = Engine(self._server(), limit)
+                models: list[Any] = []
+                on_all_ranks(lambda: models.extend(self._models(model, own, engine)), "loading")
+                yield models[0], models[1], models[2]
+            except Exception as error:
+                failure = error
+            # A rank that closes its contexts does so when all ranks do: some of them may be collective.
+            _, failure = wait_for_all_ranks("end of the evaluation", LEAVING, None, failure)
+            if failure is not None:
+                raise failure
 
     def _note_precision(self, model: Any) -> None:
         """Keeps the precision in which student and teachers are scored, for the manifest, and logs it once."""
@@ -194,22 +255,41 @@ class Evaluator:
             logger.info("Scoring in the precision of the trainer's loss: %s", precision)
         self.precision = precision
 
-    def _student(self, model: Any, prompt: Any) -> Any:
+    def _check_memory(self, own_teacher: Sequence[Any]) -> None:
+        vllm, device = self.adapter.vllm, self.adapter.trainer.accelerator.device
+        colocated = vllm is not None and vllm.mode == "colocate"
+        check_memory(device, [self.adapter.student, *own_teacher], beside_vllm=colocated)
+
+    def _server(self) -> tuple[str, str] | None:
+        """URL and served name of the student on the trainer's vLLM server, as this rank reaches it."""
+        vllm = self.adapter.vllm
+        if vllm is None or vllm.mode != "server":
+            return None
+        client = getattr(vllm, "vllm_client", None)  # on the first process only
+        known = on_all_ranks(
+            lambda: (Node.current(), None if client is None else (client.base_url, client.model)), "address of vLLM"
+        )
+        url, served = known[0][1] or ("", "")
+        return reachable_address(url, known[0][0], known[self.rank][0]), served
+
+    def _models(self, model: Any, own: Sequence[Any], engine: Engine) -> tuple[Any, DemonstrationWriters, list[Any]]:
+        student = TimedStudent(self._student(model, self.held_out.prompting(self.chat), engine), engine.limit)
+        return student, self._demonstration_writers(model, student, engine), self._teachers(model, own)
+
+    def _student(self, model: Any, prompt: Any, engine: Engine) -> Any:
         adapter, vllm = self.adapter, self.adapter.vllm
         ends = self.chat.end_tokens(model.config, model.generation_config)
-        local = HFStudent("student", model, prompt, ends, adapter.sampling)
+        local = HFStudent("student", model, prompt, ends, adapter.sampling, before_step=engine.limit.check)
         # With tensor parallelism all ranks of a group must send the same requests, but each has questions of its own.
         if vllm is None or (vllm.mode == "colocate" and vllm.tensor_parallel_size > 1):
             return local
-        if vllm.mode == "colocate":
+        if engine.server is None:
             from opd_align.backends.vllm import VLLMStudent
 
             return VLLMStudent("student", vllm.llm, prompt, ends, local, adapter.sampling)
         from opd_align.backends.server import ServerStudent
 
-        client = getattr(vllm, "vllm_client", None)  # on the first process only
-        url, served = on_all_ranks(lambda: (client.base_url, client.model) if client is not None else ("", ""))[0]
-        return ServerStudent(url, served, prompt, ends, local, adapter.sampling)
+        return ServerStudent(*engine.server, prompt, ends, local, adapter.sampling)
 
     def _teachers(self, model: Any, own: Sequence[Any]) -> list[Any]:
         adapter, prompt = self.adapter, self.held_out.prompting(self.chat)
@@ -227,13 +307,13 @@ class Evaluator:
             teachers.append(HFTeacher(own_context.name, context_model, with_context))
         return teachers
 
-    def _demonstration_writers(self, model: Any, student: Any) -> DemonstrationWriters:
+    def _demonstration_writers(self, model: Any, student: Any, engine: Engine) -> DemonstrationWriters:
         """The student with its present weights writes the demonstrations and summarises them."""
         grader = self.held_out.grader(self.chat, student.end_tokens, self.adapter.trainer.state)
         source = DemonstrationSource(SELF, student, self.chat.decode, grader)
         summariser = None
         if any(context.summarised for context in self.teacher_set.contexts):
-            summarising = self._student(model, self._plain_prompt)
+            summarising = TimedStudent(self._student(model, self._plain_prompt, engine), engine.limit)
             summariser = DemonstrationSource("summariser", summarising, self.chat.decode, NoGrading())
         return DemonstrationWriters({SELF: source}, summariser, TrialBudget())
 
@@ -249,20 +329,22 @@ class Evaluator:
         other questions replace it, for a few rounds: each costs at worst as many trials as a whole evaluation.
         """
         max_tokens = self.adapter.sampling.max_tokens
-        reasons = prompts_too_long(student, self.held_out.questions, max_tokens)
+        reasons = dict(
+            on_all_ranks(lambda: prompts_too_long(student, self.held_out.questions, max_tokens), "questions")[0]
+        )
         usable = [question for question in self.held_out.questions if question.id not in reasons]
-        wanted = max(MIN_QUESTIONS, ceil(scale * len(usable)))
+        wanted = max(MIN_QUESTIONS, num_questions(len(usable), scale))
         candidates, selected, rounds = self.demonstrations.ordered(usable), list[Question](), 0
         while candidates and len(selected) < wanted and rounds < REPLACEMENT_ROUNDS:
             count = wanted - len(selected)
             batch, candidates = candidates[:count], candidates[count:]
             rounds += self.demonstrations.write(writers, batch, self.rank, self.world)
             reasons |= self.demonstrations.missing(batch)
-            for teacher in teachers:
-                remaining = [question for question in batch if question.id not in reasons]
-                reasons |= prompts_too_long(teacher, remaining, max_tokens)
+            remaining = [question for question in batch if question.id not in reasons]
+            reasons |= on_all_ranks(partial(_too_long_for, teachers, remaining, max_tokens), "prompts of teachers")[0]
             selected += [question for question in batch if question.id not in reasons]
-        self._log_excluded(reasons)
+        if self.rank == 0:
+            self._log_excluded(reasons)
         if not selected:
             raise EvaluationFailed(f"no held-out question is usable; the last one: {[*reasons.values()][-1]}")
         return selected
@@ -273,3 +355,11 @@ class Evaluator:
             if question_id not in self._logged_exclusions:
                 logger.warning("Excluding held-out question %r: %s", question_id, reason)
         self._logged_exclusions |= reasons.keys()
+
+
+def _too_long_for(teachers: Sequence[Any], questions: Sequence[Question], max_tokens: int) -> dict[str, str]:
+    """Question id → why a teacher's prompt does not fit."""
+    reasons: dict[str, str] = {}
+    for teacher in teachers:
+        reasons |= prompts_too_long(teacher, [each for each in questions if each.id not in reasons], max_tokens)
+    return reasons

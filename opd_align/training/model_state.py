@@ -128,12 +128,8 @@ def is_fsdp2(model: Any) -> bool:
 def _gathered_zero3(model: Any) -> Iterator[None]:
     import deepspeed
 
-    with deepspeed.zero.GatheredParameters(list(model.parameters())):
-        trl_compat.remove_hooks(model)
-        try:
-            yield
-        finally:
-            trl_compat.add_hooks(model)
+    with deepspeed.zero.GatheredParameters(list(model.parameters())), trl_compat.without_hooks(model):
+        yield
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module, metadata
 from types import SimpleNamespace
@@ -33,8 +33,9 @@ UNTESTED = "OPD_ALIGN_UNTESTED_TRL"
 """The environment variable that, set to 1, accepts a newer TRL if everything in the tables is as expected."""
 
 TESTED = {"trl": f">={TRL_MIN},<{TRL_BELOW}", "transformers": ">=5.16,<6", "accelerate": ">=1.10,<2"}
+TESTED["deepspeed"] = ">=0.18,<1"
 
-TITLES = {"trl": "TRL", "vllm": "vLLM"}
+TITLES = {"trl": "TRL", "vllm": "vLLM", "deepspeed": "DeepSpeed"}
 
 
 # -- the tables ---------------------------------------------------------------------------------------------------
@@ -129,7 +130,6 @@ NAMES: dict[str, Name] = {
          "reduce": call("tensor", "reduction"), "gather": call("tensor"),
          "pad_across_processes": call("tensor", keywords=("dim", "pad_index"))},
     ),
-    "gather_object": Name("accelerate.utils", "gather_object", call("object")),
     # The trainer's own vLLM.
     "VLLMGeneration": Name("trl.generation.vllm_generation", "VLLMGeneration", None, {"sync_weights": call()}),
     # `accelerate launch`, started by `opd-align train`.
@@ -150,7 +150,7 @@ NAMES: dict[str, Name] = {
 """What other modules import from here, and what the layers below import themselves."""
 
 AT_RUN_TIME = (
-    "Accelerator", "gather_object", "PretrainedConfig", "AttentionInterface", "Cache", "DynamicLayer",
+    "Accelerator", "PretrainedConfig", "AttentionInterface", "Cache", "DynamicLayer",
     "clear_device_cache", "should_reduce_batch_size",
 )  # fmt: skip
 """Names that no module imports from here, or only on use: checked with the attributes of a trainer."""
@@ -440,24 +440,57 @@ def vllm_generation(trainer: Any) -> Any:
 
 
 @contextmanager
-def vllm_ready(trainer: Any) -> Iterator[None]:
-    """Within the block the trainer's vLLM, if it has one, is awake and has the weights of this step."""
+def vllm_ready(trainer: Any, agree: Callable[[Callable[[], Any], str], Any]) -> Iterator[None]:
+    """Within the block the trainer's vLLM, if it has one, is awake and has the weights of this step.
+
+    Args:
+        trainer: The trainer.
+        agree: Executes a function, a named stage, on all ranks; raises on all of them if it raises on one.
+    """
     vllm = vllm_generation(trainer)
     if vllm is None:
         yield
         return
-    vllm.sync_weights()
-    # The trainer need not sync again: its next generation uses these very weights.
-    trainer._last_loaded_step = trainer.state.global_step
     sleeps = vllm.mode == "colocate" and vllm.enable_sleep_mode
-    if sleeps:
-        vllm.llm.wake_up(tags=["kv_cache"])
+    # Whether the trainer syncs before its next generation must be the same on all ranks: syncing is collective. Until
+    # all ranks have synced, the weights in vLLM may be a mixture, and the trainer must sync.
+    trainer._last_loaded_step = -1
     try:
+        agree(vllm.sync_weights, "syncing weights to vLLM")
+        if sleeps:
+            agree(lambda: vllm.llm.wake_up(tags=["kv_cache"]), "waking vLLM")
+        # The trainer need not sync again: its next generation uses these very weights.
+        trainer._last_loaded_step = trainer.state.global_step
         yield
     finally:
         if sleeps:
-            vllm.llm.sleep(level=2)
             vllm._llm_weights_sleeping = True
+            vllm.llm.sleep(level=2)
+
+
+@contextmanager
+def without_hooks(model: Any) -> Iterator[None]:
+    """Within the block, forward passes of a ZeRO-3 model are not collective; its weights must be gathered."""
+    optimizer = getattr(model, "optimizer", None)  # before the first training step, the model has none
+    offload: Any = getattr(optimizer, "parameter_offload", optimizer)
+    if offload is not None and not hasattr(offload, "fwd_pre_hook"):
+        raise _unsupported("deepspeed", f"{type(offload).__name__} has no attribute 'fwd_pre_hook'")
+    resolve("remove_hooks")(model)
+    try:
+        with ExitStack() as stack:
+            # TRL leaves one hook: at the start of a forward pass DeepSpeed compares the order of modules across ranks.
+            # A rank that made no forward pass, or failed before its first one, would leave the others waiting there.
+            if offload is not None:
+                hooks, number = offload.module._forward_pre_hooks, offload.fwd_pre_hook.id
+                stack.callback(hooks.__setitem__, number, hooks[number])
+                hooks[number] = _no_hook
+            yield
+    finally:
+        resolve("add_hooks")(model)
+
+
+def _no_hook(*_: Any) -> None:
+    """Takes the place of a hook, so that the order of the others does not change."""
 
 
 @contextmanager

@@ -121,9 +121,9 @@ def test_a_small_evaluation_writes_demonstrations_of_its_questions_only(tmp_path
     trainer = make("distillation", tmp_path)
     callback = add_alignment(trainer, questions=held_out(12), teachers=["Self-1C"], max_overhead=0.05)
     callback.on_train_begin(trainer.args, TrainerState(), TrainerControl())
-    assert _history(callback)[0]["metrics"]["opd_align/evaluation/scale"] == 0.125
-    assert [question.id for question in held_out(2)] == list(callback.evaluator.demonstrations.by_question)
-    assert callback.latest.questions["question"].to_pylist() == [question.id for question in held_out(2)]
+    assert _history(callback)[0]["metrics"]["opd_align/evaluation/scale"] == pytest.approx(1 / 3)
+    assert [question.id for question in held_out(4)] == list(callback.evaluator.demonstrations.by_question)
+    assert callback.latest.questions["question"].to_pylist() == [question.id for question in held_out(4)]
 
 
 def test_skipped_and_empty_evaluations_are_logged_once(tmp_path, caplog):

@@ -3,54 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.processes import EXPECTED, LAUNCH, run_script
 
 pytestmark = pytest.mark.distributed
 
 SCRIPT = Path(__file__).parent / "watched.py"
 TIMES = ("runtime", "per_second", "step_time", "total_flos", "seconds", "overhead")
 
-LAUNCH = {
-    "ddp": ["--multi_gpu"],
-    "zero2": ["--use_deepspeed", "--zero_stage", "2"],
-    "zero3": ["--use_deepspeed", "--zero_stage", "3", "--zero3_save_16bit_model", "true"],
-}
-EXPECTED = {
-    "ddp": ("DistributedType.MULTI_CPU", None),
-    "zero2": ("DistributedType.DEEPSPEED", 2),
-    "zero3": ("DistributedType.DEEPSPEED", 3),
-}
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
-
 
 def run(kind: str, folder: Path, launcher: str | None = None, *more: str) -> dict[str, Any]:
     """One training in a subprocess, or in two with accelerate."""
-    command = [sys.executable]
-    if launcher is not None:
-        command += ["-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1"]
-        command += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", str(free_port())]
-        command += LAUNCH[launcher]
-        more = ("--backend", "gloo", *(["--deepspeed"] if launcher != "ddp" else []), *more)
     folder.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
-    done = subprocess.run(
-        [*command, str(SCRIPT), kind, str(folder), *more],
-        env=environment, capture_output=True, text=True, timeout=400, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_script(SCRIPT, launcher, kind, str(folder), *more)
     return dict(json.loads((folder / "seen.json").read_text()))
 
 
@@ -103,3 +72,16 @@ def test_two_processes_train_as_without_the_callback(launcher, tmp_path):
         break
     else:
         pytest.fail("no weights were saved")
+
+
+def test_nodes_without_a_shared_disk_leave_all_files_with_rank_0(alone, tmp_path):
+    seen = run("distillation", tmp_path, "ddp", "--own-folders")
+    assert seen["world"] == 2
+    ours, theirs = tmp_path / "rank0" / "opd_align" / "step-000000", alone / "opd_align" / "step-000000"
+    for name in ("nodes.parquet", "children.parquet", "questions.parquet"):
+        assert (ours / name).read_bytes() == (theirs / name).read_bytes()
+    shards = {file.name for file in (theirs / "rollouts").iterdir()}
+    assert len(shards) > 3
+    assert {file.name for file in (ours / "rollouts").iterdir()} == shards, "those of rank 1 as well"
+    assert not list(ours.rglob(".*")), "nothing is left of the look for a shared disk"
+    assert not (tmp_path / "rank1" / "opd_align").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ parser.add_argument("folder", type=Path)
 parser.add_argument("--backend", default=None)
 parser.add_argument("--deepspeed", action="store_true")
 parser.add_argument("--unwatched", action="store_true")
+parser.add_argument("--own-folders", action="store_true", help="no shared disk: each rank has an output_dir of its own")
 parser.add_argument("--student", default=None, help="evaluate this model once instead of training")
 given = parser.parse_args()
 
@@ -29,11 +31,12 @@ torch.set_num_threads(1)
 options = {"ddp_backend": given.backend} if given.backend else {}
 if given.deepspeed:
     options["use_cpu"] = False  # with use_cpu=True, DeepSpeed is silently disabled
+output = given.folder / f"rank{os.environ['RANK']}" if given.own_folders else given.folder
 student = fresh("student")
 if given.student:
     student = type(student).from_pretrained(given.student, dtype=torch.float32)
 trainer = make(
-    given.kind, given.folder, student=student, max_steps=2, per_device_train_batch_size=2, seed=3, temperature=1.0,
+    given.kind, output, student=student, max_steps=2, per_device_train_batch_size=2, seed=3, temperature=1.0,
     gradient_checkpointing=False, **options,
 )  # fmt: skip
 if not given.unwatched:
@@ -45,7 +48,7 @@ if not given.unwatched:
     callback.settings = replace(callback.settings, questions_per_group=1)
     trainer.add_callback(callback)
 if given.student:
-    callback.evaluator.demonstrations.load()  # as a resumed training does
+    callback.evaluator.demonstrations.load(0)  # as a resumed training does
     callback.evaluate()
 else:
     trainer.train()

@@ -19,6 +19,8 @@ from opd_align import AlignmentCallback
 from opd_align.backends.server import ServerStudent
 from opd_align.backends.vllm import VLLMStudent
 from opd_align.embedded import student_path
+from opd_align.training.evaluator import Engine
+from opd_align.training.time_limit import TimeLimit
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
 
@@ -103,7 +105,8 @@ def test_rollouts_come_from_the_trainers_server(tmp_path):
         callback = with_callback(trainer)
         evaluator = callback.evaluator
         prompt = evaluator.held_out.prompting(evaluator.chat)
-        assert type(evaluator._student(trainer.model, prompt)) is ServerStudent
+        engine = Engine(evaluator._server(), TimeLimit())
+        assert type(evaluator._student(trainer.model, prompt, engine)) is ServerStudent
         before = server.finished()
         analysis, _ = callback.evaluate()
         assert server.finished() - before >= TINY.initial * 2
