@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from opd_align.core.engine import Analysis
-from opd_align.core.metric_registry import CHARTS, METRICS, Metric
+from opd_align.core.metric_registry import METRICS
+from opd_align.core.metric_schema import CHARTS, Metric
 from opd_align.report.history import PREFIX, Numbers, Training, read_training
 from opd_align.report.html import report_html
 from opd_align.report.page import package_version, page_html, script_json, static_file
