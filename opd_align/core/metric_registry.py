@@ -303,11 +303,11 @@ EVALUATION_METRICS = (
         "Number of verifier calls that raised or timed out so far; their completions count as unknown.", "calls",
         "lower"),
     Metric("evaluation", "without_demonstration",
-        "Number of evaluations so far that were not made because a context had no demonstration for any question.",
-        "evaluations", "lower"),
+        "1 if there is no result because the student could not write a demonstration for any question yet.", "0 or 1",
+        "lower"),
     Metric("evaluation", "loss_recognised",
-        "1 if the objective is that of the trainer's loss or was chosen by the user, 0 if the trainer overrides TRL's "
-        "loss, so that what is evaluated may not be what is optimized.", "0 or 1", "higher"),
+        "1 if the objective is the trainer's loss, or was passed as `objectives`; 0 if part of the loss is not "
+        "evaluated, such as an overridden `compute_loss` or a KL penalty.", "0 or 1", "higher"),
 )  # fmt: skip
 
 GATE_METRICS = (

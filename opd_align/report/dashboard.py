@@ -182,7 +182,9 @@ def _findings(training: Training, variant: str | None) -> dict[str, Any]:
 
 def _notes(training: Training) -> list[str]:
     count = training.unreadable
-    return [f"Skipped {count} line{'s' if count != 1 else ''} that could not be parsed."] if count else []
+    notes = [f"Skipped {count} line{'s' if count != 1 else ''} that could not be parsed."] if count else []
+    waiting = [f"No result at step {one.step:,}: {one.waiting}." for one in training.evaluations[-1:] if one.waiting]
+    return notes + waiting
 
 
 def _about(training: Training) -> list[str]:

@@ -27,7 +27,7 @@ from opd_align.teachers.demonstrations import DemonstrationSource, Demonstration
 from opd_align.teachers.eligibility import prompts_too_long
 from opd_align.training import trl_compat
 from opd_align.training.adapters import TrainerAdapter
-from opd_align.training.demonstration_cache import DemonstrationCache
+from opd_align.training.demonstration_cache import DemonstrationCache, NoDemonstrationYet
 from opd_align.training.distributed import EvaluationFailed, RankExecutor, on_all_ranks
 from opd_align.training.held_out import HeldOut
 from opd_align.training.model_state import gathered_parameters, preserve_model_state
@@ -253,7 +253,16 @@ class Evaluator:
                 remaining = [question for question in batch if question.id not in reasons]
                 reasons |= prompts_too_long(teacher, remaining, max_tokens)
             selected += [question for question in batch if question.id not in reasons]
-        self._log_excluded(reasons)
+        without = self.demonstrations.missing(usable)
+        self._log_excluded(
+            {question_id: reason for question_id, reason in reasons.items() if question_id not in without}
+        )
+        if not selected and without:
+            names = ", ".join(context.name for context in self.demonstrations.contexts)
+            raise NoDemonstrationYet(
+                f"the student has not yet written the demonstrations of {names} for any of the questions tried; the "
+                "next evaluation tries again"
+            )
         if not selected:
             raise EvaluationFailed(f"no held-out question is usable; the last one: {[*reasons.values()][-1]}")
         return selected
