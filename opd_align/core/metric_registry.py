@@ -260,7 +260,7 @@ TEACHER_METRICS = (
     Metric("teacher", "nodes/two_children", "Share of nodes with exactly two children, where the cosine is always ±1.",
         "share", "lower", lambda r: r.rank.two_children, logged=False),
     Metric("teacher", "nodes/questions", "Number of questions with at least one node.", "questions", "higher",
-        lambda r: r.rank.n_questions, logged=False),
+        lambda r: r.rank.n_questions),
     Metric("teacher", "nodes/count", "Number of nodes with a known alignment and a positive SR range.", "nodes",
         "higher", lambda r: r.rank.n_nodes, logged=False),
     Metric("teacher", "alignment/histogram", "Distribution of the alignment over nodes.", "histogram"),

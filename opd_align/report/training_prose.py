@@ -31,7 +31,8 @@ class _Result(NamedTuple):
 
     @property
     def alignment(self) -> metrics.Estimate:
-        questions = int(_student(self.evaluation, "questions") or 0)
+        questions = self.number("nodes/questions")
+        questions = int(questions) if isfinite(questions) else 0
         half_width = self.number("alignment/half_width") if questions >= metrics.MIN_QUESTIONS else nan
         return metrics.Estimate(self.number("alignment/mean"), half_width, questions)
 
@@ -90,7 +91,7 @@ def evaluation_line(step: int, numbers: Mapping[str, float], *, waiting: str | N
             variants.setdefault(parsed.variant, {})[parsed.metric.stem] = value
     questions = int(numbers.get(student_metric("questions").key(), 0))
     known = {name: value for name, value in variants.items() if isfinite(value.get("alignment/mean", nan))}
-    parts = [f"{name} alignment {_alignment_with_interval(value, questions)}" for name, value in known.items()]
+    parts = [f"{name} alignment {_alignment_with_interval(value)}" for name, value in known.items()]
     pass_rate, seconds = (
         numbers.get(metric.key(), nan) for metric in (student_metric("pass_rate"), evaluation_metric("seconds"))
     )
@@ -101,15 +102,15 @@ def evaluation_line(step: int, numbers: Mapping[str, float], *, waiting: str | N
     return f"opd-align at step {step:,}: {', '.join(parts)}"
 
 
-def _alignment_with_interval(values: Mapping[str, float], questions: int) -> str:
-    mean, half_width = values["alignment/mean"], values.get("alignment/half_width", nan)
-    weighted, gated = values.get("alignment/weighted", nan), values.get("gated/alignment", nan)
-    notes = (
-        [_interval(metrics.Estimate(mean, half_width, questions))] if isfinite(half_width) else ["too few questions"]
+def _alignment_with_interval(values: Mapping[str, float]) -> str:
+    estimate = metrics.Estimate(
+        values["alignment/mean"], values.get("alignment/half_width", nan), int(values.get("nodes/questions", 0))
     )
+    weighted, gated = values.get("alignment/weighted", nan), values.get("gated/alignment", nan)
+    notes = [_interval(estimate) if isfinite(estimate.half_width) else f"too few questions: {estimate.n}"]
     notes += [f"SR-weighted {_number(weighted)}"] if isfinite(weighted) else []
     notes += [f"with the gate {_number(gated)}"] if isfinite(gated) else []
-    return f"{_number(mean)} ({'; '.join(notes)})"
+    return f"{_number(estimate.mean)} ({'; '.join(notes)})"
 
 
 def _interval(estimate: metrics.Estimate) -> str:

@@ -1,8 +1,9 @@
 """`AlignmentCallback`: an alignment analysis on held-out questions every `every_n_steps` steps of a TRL training.
 
 Training with the callback is bit-identical to training without it: the state of the models is restored, its metrics are
-logged in rows of their own that stay out of `trainer.state.log_history`, and a failed evaluation is logged and counted but never ends a training. Each evaluation
-writes a run directory beside the checkpoints, from which every logged number can be recomputed.
+logged in rows of their own that stay out of `trainer.state.log_history`, and a failed evaluation is logged and counted
+but never ends a training. Each evaluation writes a run directory beside the checkpoints, from which every logged number
+can be recomputed.
 """
 
 from __future__ import annotations

@@ -253,15 +253,14 @@ class Evaluator:
                 remaining = [question for question in batch if question.id not in reasons]
                 reasons |= prompts_too_long(teacher, remaining, max_tokens)
             selected += [question for question in batch if question.id not in reasons]
-        without = self.demonstrations.missing(usable)
-        self._log_excluded(
-            {question_id: reason for question_id, reason in reasons.items() if question_id not in without}
-        )
+        # A question without a demonstration is tried again: it is not excluded.
+        without = reasons.keys() & self.demonstrations.missing(usable).keys()
+        self._log_excluded({name: reason for name, reason in reasons.items() if name not in without})
         if not selected and without:
             names = ", ".join(context.name for context in self.demonstrations.contexts)
             raise NoDemonstrationYet(
-                f"the student has not yet written the demonstrations of {names} for any of the questions tried; the "
-                "next evaluation tries again"
+                f"the student could not write the demonstrations of {names} for any of the {len(without)} questions "
+                "that were tried; the next evaluation tries again"
             )
         if not selected:
             raise EvaluationFailed(f"no held-out question is usable; the last one: {[*reasons.values()][-1]}")
