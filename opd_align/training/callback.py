@@ -290,7 +290,7 @@ class AlignmentCallback(TrainerCallback):
     ) -> None:
         finite = {key: value for key, value in numbers.items() if isfinite(value)}
         trainer, waiting = self.adapter.trainer, is_waiting_for_demonstrations(error)
-        row = {**finite, **({} if state.epoch is None else {"epoch": state.epoch})}
+        row = {**finite, "epoch": float(state.epoch or 0.0)}
         self.log_history.append({**row, "step": state.global_step})
         printer = log_to_trackers(trainer, state, control, row)
         if not state.is_world_process_zero:

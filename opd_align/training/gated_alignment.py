@@ -7,6 +7,7 @@ as a quantile), they are computed from the tokens that the analysis kept, with a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,7 +137,7 @@ class _Paths:
         np.add.at(kept_p_BT, at, p_C)
         np.add.at(kept_t_BT, at, t_C)
         rest_p_BT, rest_t_BT = np.maximum(1 - kept_p_BT, SMALLEST), np.maximum(1 - kept_t_BT, SMALLEST)
-        terms = {
+        terms: dict[str, Callable[[Any, Any], Any]] = {
             "kl": lambda p, t: p * np.log(p / t),
             "js": lambda p, t: (p * np.log(2 * p / (p + t)) + t * np.log(2 * t / (p + t))) / 2,
             "student_entropy": lambda p, t: -p * np.log(p),

@@ -24,7 +24,9 @@ def test_thirds_of_a_completion() -> None:
 
 
 def test_an_open_gate_gives_the_mean_alignment() -> None:
-    rows = [{"path": path, "depth": at, "alignment": path - 0.1 * at} for path, n in ((0, 1), (1, 3)) for at in range(n)]
+    rows = [
+        {"path": path, "depth": at, "alignment": path - 0.1 * at} for path, n in ((0, 1), (1, 3)) for at in range(n)
+    ]
     table = nodes(*rows)
     for weight in (1.0, 0.25):
         gated = metrics.gated_alignment(table.append_column(metrics.GATE_WEIGHT, pa.array([weight] * 4)))

@@ -56,7 +56,7 @@ if accelerator.is_main_process:
         "type": str(accelerator.distributed_type),
         "world": accelerator.num_processes,
         "stage": getattr(accelerator.state.deepspeed_plugin, "zero_stage", None),
-        "log": trainer.state.log_history,
+        "log": [*trainer.state.log_history, *([] if callback is None else callback.log_history)],
     }
     (given.folder / "seen.json").write_text(json.dumps(seen))
 if torch.distributed.is_initialized():
