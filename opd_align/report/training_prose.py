@@ -31,15 +31,19 @@ class _Result(NamedTuple):
 
     @property
     def alignment(self) -> metrics.Estimate:
-        questions = self.number("nodes/questions")
-        questions = int(questions) if isfinite(questions) else 0
-        half_width = self.number("alignment/half_width") if questions >= metrics.MIN_QUESTIONS else nan
-        return metrics.Estimate(self.number("alignment/mean"), half_width, questions)
+        half_width = nan if self.too_few else self.number("alignment/half_width")
+        return metrics.Estimate(self.number("alignment/mean"), half_width, self.questions)
+
+    @property
+    def questions(self) -> int:
+        """Number of questions with a decision, or of all questions if that is not known; 0 if neither is."""
+        known = self.number("nodes/questions")
+        return int(known) if isfinite(known) else int(_student(self.evaluation, "questions") or 0)
 
     @property
     def too_few(self) -> bool:
         """Whether there are too few questions to claim anything."""
-        return self.alignment.n < metrics.MIN_QUESTIONS
+        return 0 < self.questions < metrics.MIN_QUESTIONS
 
     @property
     def when(self) -> str:
@@ -113,6 +117,13 @@ def _alignment_with_interval(values: Mapping[str, float]) -> str:
     return f"{_number(estimate.mean)} ({'; '.join(notes)})"
 
 
+def _estimate(estimate: metrics.Estimate) -> str:
+    """An alignment with its interval, as in the tables unless the interval reaches beyond the scale."""
+    if not abs(estimate.mean) + estimate.half_width > 1:
+        return format_estimate(estimate)
+    return f"{_number(estimate.mean)} ({_interval(estimate)})"
+
+
 def _interval(estimate: metrics.Estimate) -> str:
     """The 95 % interval of a cosine, which ends where its scale ends."""
     low, high = max(estimate.mean - estimate.half_width, -1.0), min(estimate.mean + estimate.half_width, 1.0)
@@ -171,11 +182,10 @@ def _strength(last: _Result) -> str:
     if not isfinite(estimate.half_width):
         least = f"at least {metrics.MIN_QUESTIONS} are needed"
         reason = f"there are too few questions for a confidence interval ({estimate.n}, {least})"
-        return f"Its alignment is {format_estimate(estimate)}; {reason} ({ALIGNMENT_SCALE})."
+        return f"Its alignment is {_estimate(estimate)}; {reason} ({ALIGNMENT_SCALE})."
     questions = f" over {estimate.n:,} held-out questions" if estimate.n > 1 else ""
     zero = "" if interval_sign(estimate) else " The interval includes zero."
-    interval = _interval(estimate)
-    return f"Its alignment is {_number(estimate.mean)}, 95 % interval {interval}{questions} ({ALIGNMENT_SCALE}).{zero}"
+    return f"Its alignment is {_estimate(estimate)}, a 95 % interval{questions} ({ALIGNMENT_SCALE}).{zero}"
 
 
 def _change(first: _Result, last: _Result) -> list[str]:
@@ -183,10 +193,10 @@ def _change(first: _Result, last: _Result) -> list[str]:
         return ["This is the first evaluation, so there is no earlier one to compare with."]
     rises, falls = is_above(last.alignment, first.alignment), is_above(first.alignment, last.alignment)
     if first.too_few or last.too_few:
-        return [f"At {first.when} it was {format_estimate(first.alignment)}; too few questions to compare the two."]
+        return [f"At {first.when} it was {_estimate(first.alignment)}; too few questions to compare the two."]
     change = "it has risen" if rises else "it has fallen" if falls else "the change is inconclusive"
     overlap = "do not overlap" if rises or falls else "overlap"
-    return [f"At {first.when} it was {format_estimate(first.alignment)}: the intervals {overlap}, {change}."]
+    return [f"At {first.when} it was {_estimate(first.alignment)}: the intervals {overlap}, {change}."]
 
 
 def _ranking(training: Training, last: _Result) -> list[str]:
@@ -198,9 +208,9 @@ def _ranking(training: Training, last: _Result) -> list[str]:
         return []
     best = max(others, key=lambda other: other.alignment.mean)
     if last.alignment.mean < best.alignment.mean:
-        return [f"The highest alignment is that of {best.label}: {format_estimate(best.alignment)}."]
+        return [f"The highest alignment is that of {best.label}: {_estimate(best.alignment)}."]
     overlap = "do not overlap" if is_above(last.alignment, best.alignment) else "overlap, so the order is inconclusive"
-    return [f"The second highest is {best.label} with {format_estimate(best.alignment)}; the intervals {overlap}."]
+    return [f"The second highest is {best.label} with {_estimate(best.alignment)}; the intervals {overlap}."]
 
 
 def _outcomes(last: _Result) -> list[str]:

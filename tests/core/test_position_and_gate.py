@@ -24,10 +24,8 @@ def test_thirds_of_a_completion() -> None:
 
 
 def test_an_open_gate_gives_the_mean_alignment() -> None:
-    rows = [
-        {"path": path, "depth": at, "alignment": path - 0.1 * at} for path, n in ((0, 1), (1, 3)) for at in range(n)
-    ]
-    table = nodes(*rows)
+    nodes_of = ((0, 0), (1, 0), (1, 1), (1, 2))  # path and depth: one node on the first path, three on the second
+    table = nodes(*({"path": path, "depth": depth, "alignment": path - 0.1 * depth} for path, depth in nodes_of))
     for weight in (1.0, 0.25):
         gated = metrics.gated_alignment(table.append_column(metrics.GATE_WEIGHT, pa.array([weight] * 4)))
         (rank,) = metrics.teacher_ranking(

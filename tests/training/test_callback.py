@@ -107,7 +107,7 @@ def test_a_compiled_student_is_not_compiled_for_evaluations(tmp_path):
 
 
 def test_every_logged_number_can_be_recomputed_from_its_run_directory(pair):
-    _, (watched, _, callback) = pair
+    _, (_, _, callback) = pair
     lines = [json.loads(line) for line in (callback.folder / "history.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
     logged = callback.log_history

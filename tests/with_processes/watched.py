@@ -36,6 +36,7 @@ trainer = make(
     given.kind, given.folder, student=student, max_steps=2, per_device_train_batch_size=2, seed=3, temperature=1.0,
     gradient_checkpointing=False, **options,
 )  # fmt: skip
+callback = None
 if not given.unwatched:
     callback = AlignmentCallback(
         trainer, held_out(3), ARITHMETIC, every_n_steps=2, max_overhead=None, budget=TINY, teachers=["Self-1C"],
