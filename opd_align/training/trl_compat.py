@@ -119,6 +119,9 @@ NAMES: dict[str, Name] = {
          "prepare_model": call("model", keywords=("evaluation_mode",)), "reduce": call("tensor", "reduction"),
          "gather": call("tensor"), "pad_across_processes": call("tensor", keywords=("dim", "pad_index"))},
     ),
+    "CallbackHandler": Name(
+        "transformers.trainer_callback", "CallbackHandler", None, {"on_log": call("args", "state", "control", "logs")}
+    ),
     "gather_object": Name("accelerate.utils", "gather_object", call("object")),
     # The trainer's own vLLM.
     "VLLMGeneration": Name("trl.generation.vllm_generation", "VLLMGeneration", None, {"sync_weights": call()}),
@@ -131,7 +134,6 @@ NAMES: dict[str, Name] = {
 
 METHODS: dict[str, dict[str, Call]] = {
     "Trainer": {
-        "log": call("logs"),
         "compute_loss_context_manager": call(),
         "get_batch_samples": call("epoch_iterator", "num_batches", "device"),
         "training_step": call("model", "inputs", "num_items_in_batch"),
@@ -158,7 +160,7 @@ METHODS: dict[str, dict[str, Call]] = {
 }  # fmt: skip
 """Methods of trainers, by class, that opd-align overrides or calls."""
 
-ALWAYS = ("log", "compute_loss_context_manager")
+ALWAYS = ("compute_loss_context_manager",)
 """Methods of every trainer that the callback calls."""
 
 COMMON = (

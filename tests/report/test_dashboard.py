@@ -27,7 +27,7 @@ from opd_align.report import dashboard, server
 from opd_align.report.dashboard import dashboard_html, state
 from opd_align.report.history import read_training, training_folder
 from opd_align.report.server import DashboardServer, DashboardState
-from opd_align.report.table_format import format_cell
+from opd_align.report.table_format import Cell, format_cell
 from opd_align.report.tables import estimate_cell
 from opd_align.report.training_prose import best_variant, evaluation_line, trend
 from opd_align.runs.run_directory import RunDirectory
@@ -215,7 +215,10 @@ def test_the_sentences_contain_the_numbers(made: Path) -> None:
     verdict = trend(found, "Self-1C/reverse_kl")
     text = " ".join(verdict.points)
     assert "following Self-1C points toward success, unlike at step 0." in verdict.headline
-    assert f"Its alignment is {format_cell(estimate_cell(ranks['Self-1C'].alignment), 'signed')}" in text
+    now = ranks["Self-1C"].alignment
+    assert now.mean + now.half_width > 1, "the interval ends at 1, where the scale ends"
+    assert f"Its alignment is {format_cell(Cell(now.mean), 'signed')} (" in text
+    assert "to +1.000), a 95 % interval over 6 held-out questions" in text
     (first,) = (rank for rank in before if rank.teacher == "Self-1C")
     was = format_cell(estimate_cell(first.alignment), "signed")
     assert f"At step 0 it was {was}: the intervals do not overlap, it has risen." in text
@@ -306,7 +309,7 @@ def test_the_curves_are_the_logged_numbers(made: Path) -> None:
         for stem, curve in variant["curves"].items():
             assert curve == [row[f"opd_align/{variant['name']}/{stem}"] for row in logged]
             checked += 1
-    assert checked == 2 * 24
+    assert checked == 2 * 31
     assert current["common"]["student/pass_rate"] == [row["opd_align/student/pass_rate"] for row in logged]
     assert current["log"]["loss"][0] == (10, 2 / 1.1)
     assert current["step"] == 200
