@@ -202,7 +202,8 @@ TEACHER_METRICS = (
         needs_teacher=True, logged=False),
     Metric("teacher", "overlap_ratio",
         f"Share of the student's {OVERLAP_TOP_K} most likely next tokens that are also among the teacher's "
-        f"{OVERLAP_TOP_K}, averaged over the tokens of the analyzed rollouts; verl's `distillation/overlap_ratio`.",
+        f"{OVERLAP_TOP_K}, averaged over the tokens of the analyzed rollouts; verl's `distillation/overlap_ratio`, "
+        "where the number is that of its top-k loss.",
         "share", "neither", lambda r: r.question_mean("overlap_ratio"), needs_teacher=True,
         charts={"Overlap of the most likely tokens": ""}),
     Metric("teacher", "overlap_token_advantage",
