@@ -253,9 +253,9 @@ class Evaluator:
                 remaining = [question for question in batch if question.id not in reasons]
                 reasons |= prompts_too_long(teacher, remaining, max_tokens)
             selected += [question for question in batch if question.id not in reasons]
-        # A question without a demonstration is tried again: it is not excluded.
         without = reasons.keys() & self.demonstrations.missing(usable).keys()
-        self._log_excluded({name: reason for name, reason in reasons.items() if name not in without})
+        # As long as no question has a demonstration, one message for all of them is enough.
+        self._log_excluded({name: reason for name, reason in reasons.items() if selected or name not in without})
         if not selected and without:
             names = ", ".join(context.name for context in self.demonstrations.contexts)
             raise NoDemonstrationYet(

@@ -378,7 +378,7 @@ def test_unsupported_trainers_are_refused_with_the_reason(tmp_path):
         train_dataset=conversations(4),
         processing_class=tokenizer(),
     )
-    with pytest.raises(OpdAlignError, match="does not support SFTTrainer: it has no teacher"):
+    with pytest.raises(OpdAlignError, match="does not support SFTTrainer: it learns from completions in a data set"):
         AlignmentCallback(sft, held_out(), ARITHMETIC)
     odd = make("distillation", tmp_path, repetition_penalty=1.2)
     with pytest.raises(OpdAlignError, match=r"repetition_penalty=1\.2"):
