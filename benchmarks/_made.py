@@ -47,7 +47,7 @@ def made_path(
     teacher_scores = {
         name: TeacherScores(
             log_shares(weight_C * rng.gamma(2.0, 1.0, len(token_C)) * np.exp(12 * number * (q_C - value_T[depth_C]))),
-            one_T, *(np.abs(rng.normal(0, 0.5, length)) for _ in range(4)),
+            one_T, *(np.abs(rng.normal(0, 0.5, length)) for _ in range(6)),
         )
         for number, name in enumerate(teachers)
     }  # fmt: skip
@@ -82,6 +82,7 @@ def made_analysis(
         text = f"Question {at}: a bookshelf has {at + 3} shelves with 12 books each. How many books are there?"
         record = {"question": name(at), "text": text, "answer": str(12 * (at + 3)), "pass_rate": 0.5, "note": ""}
         record |= {"correct_paths": (paths + 1) // 2, "incorrect_paths": paths // 2, "nodes": len(node_parts[-1])}
+        record |= dict.fromkeys(("teacher_entropy", "overlap_ratio", "overlap_token_advantage"), [0.5] * len(teachers))
         records.append(dict.fromkeys(QuestionRecord.__dataclass_fields__, 200) | record)
     children = dictionary_encoded(pa.concat_tables(child_parts))
     texts = {token: word(token) for token in children["token"].unique().to_pylist()}

@@ -24,6 +24,9 @@ Ints = NDArray[np.int64]
 DIVERGENCES = ("kl", "js", "l2", "cosine")
 """Full-vocabulary comparisons of student and teacher at a node; `cosine` is a similarity, the others are distances."""
 
+OVERLAP_TOP_K = 16
+"""Number of most likely tokens of student and teacher whose overlap is measured, or the whole vocabulary if smaller."""
+
 REWARD = "reward"
 """Value of the teacher column for objectives that need no teacher (Dr. GRPO, GRPO)."""
 
@@ -243,6 +246,8 @@ class TeacherScores:
         js_T: Jensen-Shannon divergence at each node, in nats.
         l2_T: L2 distance of the two probability vectors at each node.
         cosine_T: Cosine similarity of the two probability vectors at each node.
+        overlap_T: Share of the student's `OVERLAP_TOP_K` most likely tokens that are also among the teacher's.
+        overlap_advantage_T: Mean of `−t (log t − log p)` over the shared tokens, in nats; NaN if there are none.
     """
 
     log_t_C: Floats
@@ -251,6 +256,8 @@ class TeacherScores:
     js_T: Floats
     l2_T: Floats
     cosine_T: Floats
+    overlap_T: Floats
+    overlap_advantage_T: Floats
 
 
 @dataclass(frozen=True)

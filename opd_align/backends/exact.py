@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from opd_align.backends.exact_random import EOS, random_tables
 from opd_align.types import (
+    OVERLAP_TOP_K,
     Finish,
     Floats,
     Ints,
@@ -448,4 +449,18 @@ def _compare(log_p_TV: Floats, log_t_TV: Floats, kept_TV: NDArray[np.bool_]) -> 
         (kl(p_TV, log_p_TV, log_m_TV) + kl(t_TV, log_t_TV, log_m_TV)) / 2,
         np.linalg.norm(p_TV - t_TV, axis=-1),
         (p_TV * t_TV).sum(-1) / norms_T,
+        *_overlap(log_p_TV, log_t_TV),
     )
+
+
+def _overlap(log_p_TV: Floats, log_t_TV: Floats) -> tuple[Floats, Floats]:
+    k = min(OVERLAP_TOP_K, log_p_TV.shape[-1])
+    shared_TV = np.isfinite(log_p_TV) & np.isfinite(log_t_TV)
+    for log_TV in (log_p_TV, log_t_TV):
+        top_TV = np.zeros_like(shared_TV)
+        np.put_along_axis(top_TV, np.argsort(-log_TV, axis=-1, kind="stable")[:, :k], True, axis=-1)
+        shared_TV &= top_TV
+    count_T = shared_TV.sum(-1)
+    with np.errstate(invalid="ignore"):
+        advantage_TV = np.where(shared_TV, np.exp(log_t_TV) * (log_p_TV - log_t_TV), 0.0)
+    return count_T / k, advantage_TV.sum(-1) / np.where(count_T > 0, count_T, np.nan)

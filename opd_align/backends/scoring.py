@@ -18,6 +18,7 @@ from torch import Tensor
 
 from opd_align.settings import Sampling
 from opd_align.types import (
+    OVERLAP_TOP_K,
     Floats,
     OpdAlignError,
     PathScores,
@@ -31,7 +32,7 @@ from opd_align.types import (
 CHUNK_BYTES = 64 << 20
 """Memory for the probabilities of one chunk of positions, student and teachers together."""
 
-COMPARED = ("entropy_T", "kl_T", "js_T", "l2_T", "cosine_T")
+COMPARED = ("entropy_T", "kl_T", "js_T", "l2_T", "cosine_T", "overlap_T", "overlap_advantage_T")
 """Full-vocabulary columns of a teacher."""
 
 BODY_TOKENS = 16384
@@ -393,7 +394,20 @@ def _compare(log_p: Tensor, p: Tensor, log_t: Tensor) -> dict[str, Any]:
     js = (_kl(p, log_p, log_m) + _kl(t, log_t, log_m)) / 2
     cosine = _sum(p * t) / (_norm(p) * _norm(t))
     columns = {"kl_T": _kl(p, log_p, log_t), "js_T": js, "l2_T": _norm(p - t), "cosine_T": cosine}
+    columns["overlap_T"], columns["overlap_advantage_T"] = _overlap(log_p, log_t)
     return {name: column.cpu().numpy() for name, column in columns.items()} | {"entropy_T": _entropy(log_t, t)}
+
+
+def _overlap(log_p: Tensor, log_t: Tensor) -> tuple[Tensor, Tensor]:
+    """How far the most likely tokens of student and teacher are the same, and the teacher's preference among those."""
+    k = min(OVERLAP_TOP_K, log_p.shape[-1])
+    top_p, top_t = log_p.topk(k, dim=-1).indices, log_t.topk(k, dim=-1).indices
+    log_p, log_t = log_p.gather(-1, top_t).double(), log_t.gather(-1, top_t).double()
+    # Tokens that sampling cuts off are not among the student's, whatever rank `topk` gives them.
+    shared = (top_t[:, :, None] == top_p[:, None, :]).any(-1) & torch.isfinite(log_p) & torch.isfinite(log_t)
+    count = shared.sum(-1)
+    advantage = (log_t.exp() * (log_p - log_t)).masked_fill(~shared, 0.0).sum(-1) / count  # 0 / 0 is NaN
+    return count.double() / k, advantage
 
 
 def _kl(weight: Tensor, log_a: Tensor, log_b: Tensor) -> Tensor:

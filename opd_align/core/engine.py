@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from math import nan
 from threading import Event
 from typing import TypeVar
 
@@ -21,8 +22,9 @@ from opd_align.core.collect import DONE, Evidence, Progress, collect_group
 from opd_align.core.estimate import PathEstimate, estimate
 from opd_align.core.tree import GenerationTree
 from opd_align.settings import Settings
-from opd_align.types import REWARD, Finish, Grader, OpdAlignError, PathScores, Question, Student, Teacher
+from opd_align.types import REWARD, Finish, Floats, Grader, OpdAlignError, PathScores, Question, Student, Teacher
 
+LISTS = pa.list_(pa.field("element", pa.float64()))  # the field name Parquet uses
 _A = TypeVar("_A")
 _R = TypeVar("_R")
 
@@ -46,6 +48,10 @@ class QuestionRecord:
         incorrect_paths: Number of incorrect paths analyzed.
         nodes: Number of rows in the node table.
         note: Why there are fewer paths than requested; empty otherwise.
+        student_entropy: Entropy of the student at the tokens of the paths, in nats: the mean of the paths' means.
+        teacher_entropy: The same for each teacher, in the order of `core.alignment.teachers_of`.
+        overlap_ratio: Mean of `TeacherScores.overlap_T` for each teacher.
+        overlap_token_advantage: Mean of `TeacherScores.overlap_advantage_T` for each teacher.
     """
 
     question: str
@@ -62,10 +68,19 @@ class QuestionRecord:
     incorrect_paths: int
     nodes: int
     note: str
+    student_entropy: float
+    teacher_entropy: list[float]
+    overlap_ratio: list[float]
+    overlap_token_advantage: list[float]
 
     @staticmethod
-    def of(evidence: Evidence, nodes: int) -> QuestionRecord:
+    def of(evidence: Evidence, nodes: int, teachers: Sequence[str]) -> QuestionRecord:
         tree = evidence.tree
+
+        def teacher_means(column: str) -> list[float]:
+            scores = [[path.teachers[name] for path in evidence.paths if name in path.teachers] for name in teachers]
+            return [_mean_of_means([getattr(one, column) for one in of_teacher]) for of_teacher in scores]
+
         return QuestionRecord(
             question=evidence.question.id,
             text=evidence.question.text,
@@ -81,6 +96,10 @@ class QuestionRecord:
             incorrect_paths=len(evidence.correct) - sum(evidence.correct),
             nodes=nodes,
             note=evidence.note,
+            student_entropy=_mean_of_means([path.entropy_T for path in evidence.paths]),
+            teacher_entropy=teacher_means("entropy_T"),
+            overlap_ratio=teacher_means("overlap_T"),
+            overlap_token_advantage=teacher_means("overlap_advantage_T"),
         )
 
 
@@ -206,12 +225,19 @@ def _question_result(
     student: Student, teachers: Sequence[Teacher], evidence: Evidence, settings: Settings
 ) -> QuestionResult:
     paths = estimated_paths(evidence, settings)
-    nodes = node_table(paths, settings.objectives, settings.rules)
-    children = child_table(paths, [teacher.name for teacher in teachers], settings.objectives, settings.rules)
+    nodes, names = node_table(paths, settings.objectives, settings.rules), [teacher.name for teacher in teachers]
+    children = child_table(paths, names, settings.objectives, settings.rules)
     # Optional: `token_text` is not part of the `Student` protocol.
     token_text = getattr(student, "token_text", None)
     texts = {token: token_text(token) for token in children["token"].unique().to_pylist()} if token_text else {}
-    return QuestionResult(nodes, children, QuestionRecord.of(evidence, nodes.num_rows), texts)
+    return QuestionResult(nodes, children, QuestionRecord.of(evidence, nodes.num_rows, names), texts)
+
+
+def _mean_of_means(value_T_of: Sequence[Floats]) -> float:
+    """The mean over paths of the means of their known values; NaN if there are none."""
+    known = [value_T[np.isfinite(value_T)] for value_T in value_T_of]
+    means = [float(value_T.mean()) for value_T in known if len(value_T)]
+    return float(np.mean(means)) if means else nan
 
 
 def combine_results(results: Sequence[QuestionResult], settings: Settings) -> Analysis:
@@ -219,6 +245,8 @@ def combine_results(results: Sequence[QuestionResult], settings: Settings) -> An
     records = [result.record for result in results]
     columns = {name: [getattr(record, name) for record in records] for name in QuestionRecord.__dataclass_fields__}
     answers = pa.array(columns.pop("answer"), pa.string())  # typed even if all are None
+    for name in ("teacher_entropy", "overlap_ratio", "overlap_token_advantage"):
+        columns[name] = pa.array(columns[name], LISTS)  # typed even if there is no teacher
     return Analysis(
         dictionary_encoded(pa.concat_tables([result.nodes for result in results])),
         pa.table(columns).add_column(2, "answer", answers),

@@ -15,154 +15,36 @@ Teacher names may contain slashes, so keys are parsed from the right, by stem.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf, isfinite, nan
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from opd_align.core import metrics
-from opd_align.core.alignment import pairs_of
+from opd_align.core.alignment import pairs_of, teachers_of
 from opd_align.core.engine import Analysis
-from opd_align.types import REWARD
+from opd_align.core.metric_schema import RANGES, ROOT, Level, Metric, Unit
+from opd_align.types import OVERLAP_TOP_K, REWARD, Floats
 
-ROOT = "opd_align"
 FILTER_MEASURE, FILTER_QUANTILE = "kl", 0.5
 """The divergence filter that is reported: keep the half of the nodes with the largest KL divergence."""
-
-Level = Literal["teacher", "student", "evaluation", "gate"]
-Direction = Literal["higher", "lower", "neither"]
-Section = Literal["alignment", "selection", "cost"]
-Unit = Literal[
-    "cosine", "SR range × cosine", "probability", "correlation", "share", "ratio", "nats", "0 or 1",
-    "nodes", "questions", "rollouts", "tokens", "steps", "evaluations", "calls", "seconds",
-    "histogram", "table", "HTML",
-]  # fmt: skip
-
-RANGES: Mapping[str, tuple[float, float]] = {
-    "cosine": (-1, 1), "SR range × cosine": (-1, 1), "correlation": (-1, 1), "ratio": (-inf, inf),
-    "probability": (0, 1), "share": (0, 1), "0 or 1": (0, 1),
-}  # fmt: skip
-"""Range of each unit, unless a metric has its own; other units start at zero."""
-
-
-class Chart(NamedTuple):
-    """A chart of the dashboard.
-
-    A chart of one metric per teacher has one line per teacher; a chart of several metrics has one line per metric, for
-    the selected teacher.
-
-    Args:
-        title: Heading; metrics refer to the chart by it.
-        section: Section of the dashboard.
-        include: Values that the y axis always includes.
-        clip: Range to which intervals are clipped; None does not clip.
-        tall: Whether the chart has the height of a main chart.
-    """
-
-    title: str
-    section: Section
-    include: tuple[float, ...] = (0.0,)
-    clip: tuple[float, float] | None = None
-    tall: bool = False
-
-
-CHARTS = (
-    Chart("Alignment", "alignment", clip=(-1, 1), tall=True),
-    Chart("Alignment by rollout outcome", "alignment", tall=True),
-    Chart("SR-weighted alignment", "alignment"),
-    Chart("Decisions with positive alignment", "alignment", include=(0.5,)),
-    Chart("Teacher advantage", "alignment"),
-    Chart("Student pass rate", "alignment"),
-    Chart("Reliability of the measurement", "alignment", include=(0, 1)),
-    Chart("Spearman ρ of alignment with", "alignment"),
-    Chart("Signal of the selective oracle", "selection"),
-    Chart("Signal of the divergence filter", "selection"),
-    Chart("Oracle gain over all decisions", "selection"),
-    Chart("Decisions kept", "selection", include=(0, 1)),
-    Chart("Oracle gain recovered by the filter", "selection"),
-    Chart("Filter threshold (KL)", "selection"),
-    Chart("Seconds per evaluation", "cost"),
-    Chart("Share of wall time", "cost"),
-    Chart("Evaluation size", "cost"),
-    Chart("Steps since last evaluation", "cost"),
-    Chart("Failed evaluations", "cost", include=(0, 1)),
-    Chart("Rollouts", "cost"),
-    Chart("Decisions", "cost"),
-    Chart("Questions", "cost"),
-)
-"""The charts of the dashboard, in their order within each section."""
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One reported metric.
-
-    Args:
-        level: What it belongs to, which determines its key.
-        stem: Last part of its key.
-        meaning: One sentence for the documentation.
-        unit: Unit of its values.
-        direction: Whether higher or lower values are better.
-        compute: Function from `TeacherRecords` (level `teacher`) or an `Analysis` (level `student`) to its value; None
-            if it is computed by the code that logs it.
-        bounds: Smallest and largest possible value; None uses the range of the unit.
-        needs_teacher: Whether it is undefined, and so not reported, for objectives without a teacher.
-        logged: Whether it is logged during training; computed metrics are always in `summary.json`.
-        half_width: Stem of the metric with the half-width of its 95 % interval, drawn as a band.
-        charts: Charts of the dashboard that show it, with its label in the legend (empty if it is alone).
-        column: Heading of its column in the dashboard's list of evaluations; empty for no column.
-    """
-
-    level: Level
-    stem: str
-    meaning: str
-    unit: Unit
-    direction: Direction = "neither"
-    compute: Callable[[Any], float] | None = None
-    bounds: tuple[float, float] | None = None
-    needs_teacher: bool = False
-    logged: bool = True
-    half_width: str | None = None
-    charts: Mapping[str, str] = field(default_factory=dict)
-    column: str = ""
-
-    def key(self, teacher: str = "<teacher>", objective: str = "<objective>") -> str:
-        """Its full key; `teacher` and `objective` only matter at level `teacher`."""
-        if self.level == "gate":
-            return f"gate/{self.stem}"
-        if self.level == "teacher":
-            return f"{ROOT}/{teacher}/{objective}/{self.stem}"
-        return f"{ROOT}/{self.level}/{self.stem}"
-
-    @property
-    def range(self) -> tuple[float, float]:
-        """Smallest and largest possible value."""
-        return self.bounds or RANGES.get(self.unit, (0, inf))
-
-    @property
-    def shown_in(self) -> tuple[str, ...]:
-        """Where users find it."""
-        if self.unit in ("histogram", "table", "HTML"):
-            return ("W&B",)
-        places = {"summary.json": self.compute is not None, "log": self.logged}
-        return (*(name for name, shown in places.items() if shown), *(f"dashboard: {title}" for title in self.charts))
 
 
 class TeacherRecords:
     """The records of `core.metrics` for one teacher and objective, each computed when it is first used.
 
     Args:
+        analysis: The analysis.
         rows: Rows of the node table of this teacher and objective.
         teacher: Name of the teacher.
         objective: Name of the objective.
     """
 
-    def __init__(self, rows: pa.Table, teacher: str, objective: str) -> None:
-        self.rows, self.teacher, self.objective = rows, teacher, objective
+    def __init__(self, analysis: Analysis, rows: pa.Table, teacher: str, objective: str) -> None:
+        self.analysis, self.rows, self.teacher, self.objective = analysis, rows, teacher, objective
 
     @cached_property
     def rank(self) -> metrics.TeacherRank:
@@ -172,6 +54,20 @@ class TeacherRecords:
     def contrast(self) -> metrics.Contrast:
         """Mean alignment on correct and incorrect paths."""
         return metrics.correct_vs_incorrect(self.rows, self.objective, teacher=self.teacher)[0]
+
+    @cached_property
+    def thirds(self) -> tuple[metrics.Estimate, metrics.Estimate, metrics.Estimate]:
+        """Mean alignment in the first, the middle and the last third of the completions."""
+        return metrics.alignment_by_position(self.rows, self.objective, teacher=self.teacher)
+
+    @cached_property
+    def gated(self) -> metrics.Gated:
+        return metrics.gated_alignment(self.rows, self.objective, teacher=self.teacher)
+
+    def question_mean(self, column: str) -> float:
+        """Mean over questions of a column of `Analysis.questions` with one entry per teacher."""
+        position = teachers_of(self.analysis.children).index(self.teacher)
+        return _known_mean(np.array([row[position] for row in self.analysis.questions[column].to_pylist()], float))
 
     @cached_property
     def oracle_rows(self) -> list[metrics.OracleRow]:
@@ -198,9 +94,12 @@ class TeacherRecords:
         return {row.feature: row for row in rows if row.teacher == self.teacher}
 
 
-def _pass_rate(analysis: Analysis) -> float:
-    rate_Q = analysis.questions["pass_rate"].to_numpy()
-    return float(np.nanmean(rate_Q)) if np.isfinite(rate_Q).any() else nan
+def _known_mean(value_Q: Floats) -> float:
+    return float(np.nanmean(value_Q)) if np.isfinite(value_Q).any() else nan
+
+
+def _question_mean(column: str) -> Callable[[Analysis], float]:
+    return lambda analysis: _known_mean(analysis.questions[column].to_numpy().astype(float))
 
 
 def _total(*columns: str) -> Callable[[Analysis], int]:
@@ -211,9 +110,26 @@ def _nodes(analysis: Analysis) -> int:
     return len(analysis.nodes.group_by(["question", "path", "depth"]).aggregate([]))
 
 
-def _half_width(stem: str, of: str, unit: Unit, compute: Callable[[Any], float], **options: Any) -> Metric:
-    meaning = f"Half-width of the 95 % confidence interval of `{of}` over questions; unknown below two questions."
-    return Metric("teacher", stem, meaning, unit, "lower", compute, (0, inf), **options)
+def _half_width(
+    stem: str,
+    of: str,
+    unit: Unit,
+    estimate: Callable[[TeacherRecords], metrics.Estimate],
+    range_of: tuple[float, float] | None = None,
+    **options: Any,
+) -> Metric:
+    meaning = (
+        f"Half-width of the 95 % confidence interval of `{of}` over questions; unknown below {metrics.MIN_QUESTIONS} "
+        "questions. The interval ends where the range of values ends."
+    )
+    low, high = range_of or RANGES[unit]
+
+    def compute(records: TeacherRecords) -> float:
+        mean = estimate(records)
+        # An interval that covers the whole range cannot get wider.
+        return min(mean.half_width, max(mean.mean - low, high - mean.mean)) if mean.n >= metrics.MIN_QUESTIONS else nan
+
+    return Metric("teacher", stem, meaning, unit, "lower", compute, (0, high - low), **options)
 
 
 def _spearman(stem: str, column: str, label: str, feature: str) -> Metric:
@@ -230,20 +146,36 @@ TEACHER_METRICS = (
     Metric("teacher", "alignment/mean", "Mean cosine between the ideal update and the objective's update.", "cosine",
         "higher", lambda r: r.rank.alignment.mean, half_width="alignment/half_width", charts={"Alignment": ""},
         column="alignment"),
-    _half_width("alignment/half_width", "alignment/mean", "cosine", lambda r: r.rank.alignment.half_width),
+    _half_width("alignment/half_width", "alignment/mean", "cosine", lambda r: r.rank.alignment),
     Metric("teacher", "alignment/weighted",
         "Alignment weighted by the SR range of each node: tokens that hardly affect success hardly count.", "cosine",
         "higher", lambda r: r.rank.weighted_cosine.mean, charts={"SR-weighted alignment": ""}),
     _half_width("alignment/weighted_half_width", "alignment/weighted", "cosine",
-        lambda r: r.rank.weighted_cosine.half_width, logged=False),
+        lambda r: r.rank.weighted_cosine, logged=False),
     Metric("teacher", "alignment/fraction_positive", "Share of nodes with positive alignment.", "share", "higher",
         lambda r: r.rank.fraction_positive.mean, charts={"Decisions with positive alignment": ""}),
     _half_width("alignment/fraction_positive_half_width", "alignment/fraction_positive", "share",
-        lambda r: r.rank.fraction_positive.half_width, logged=False),
+        lambda r: r.rank.fraction_positive, logged=False),
     Metric("teacher", "alignment/correct", "Mean alignment on correct rollouts.", "cosine", "higher",
         lambda r: r.contrast.correct, charts={"Alignment by rollout outcome": "correct"}),
     Metric("teacher", "alignment/incorrect", "Mean alignment on incorrect rollouts.", "cosine", "higher",
         lambda r: r.contrast.incorrect, charts={"Alignment by rollout outcome": "incorrect"}),
+    Metric("teacher", "alignment/first_third", "Mean alignment in the first third of the completions.", "cosine",
+        "higher", lambda r: r.thirds[0].mean, charts={"Alignment by position": "first third"}),
+    Metric("teacher", "alignment/middle_third", "Mean alignment in the middle third of the completions.", "cosine",
+        "higher", lambda r: r.thirds[1].mean, charts={"Alignment by position": "middle third"}),
+    Metric("teacher", "alignment/last_third", "Mean alignment in the last third of the completions.", "cosine",
+        "higher", lambda r: r.thirds[2].mean, charts={"Alignment by position": "last third"}),
+    Metric("teacher", "gated/alignment",
+        "`alignment/mean` with each node weighted by the trainer's gate: the alignment of what is distilled.", "cosine",
+        "higher", lambda r: r.gated.alignment.mean, needs_teacher=True, needs_gate=True),
+    _half_width("gated/alignment_half_width", "gated/alignment", "cosine", lambda r: r.gated.alignment,
+        needs_teacher=True, needs_gate=True),
+    Metric("teacher", "gated/signal",
+        "`oracle/full_signal` with each node weighted by the trainer's gate.", "SR range × cosine", "higher",
+        lambda r: r.gated.signal.mean, needs_teacher=True, needs_gate=True),
+    Metric("teacher", "gated/kept", "Share of nodes to which the trainer's gate gives a positive weight.", "share",
+        "neither", lambda r: r.gated.share_kept, needs_teacher=True, needs_gate=True),
     Metric("teacher", "alignment/delta", "`alignment/correct` minus `alignment/incorrect`.", "cosine", "neither",
         lambda r: r.contrast.delta, bounds=(-2, 2)),
     Metric("teacher", "alignment/delta_p_value",
@@ -266,25 +198,39 @@ TEACHER_METRICS = (
         "Success rate if the teacher chose the next token minus success rate if the student does.", "probability",
         "higher", lambda r: r.rank.advantage.mean, bounds=(-1, 1), needs_teacher=True,
         charts={"Teacher advantage": ""}),
-    _half_width("advantage/half_width", "advantage/mean", "probability", lambda r: r.rank.advantage.half_width,
+    _half_width("advantage/half_width", "advantage/mean", "probability", lambda r: r.rank.advantage, (-1, 1),
         needs_teacher=True, logged=False),
+    Metric("teacher", "overlap_ratio",
+        f"Share of the student's {OVERLAP_TOP_K} most likely next tokens that are also among the teacher's "
+        f"{OVERLAP_TOP_K}, averaged over the tokens of the analyzed rollouts; verl's `distillation/overlap_ratio`, "
+        "where the number is that of its top-k loss.",
+        "share", "neither", lambda r: r.question_mean("overlap_ratio"), needs_teacher=True,
+        charts={"Overlap of the most likely tokens": ""}),
+    Metric("teacher", "overlap_token_advantage",
+        "Mean of −t (log t − log p) over the overlapping tokens, with teacher probability t and student probability p, "
+        "averaged over tokens with an overlap; verl's `distillation/overlap_token_advantage`.", "nats", "neither",
+        lambda r: r.question_mean("overlap_token_advantage"), (-inf, inf), needs_teacher=True,
+        charts={"Advantage of the overlapping tokens": ""}),
+    Metric("teacher", "teacher_entropy",
+        "Entropy of the teacher's next-token distribution, averaged over the tokens of the analyzed rollouts.", "nats",
+        "neither", lambda r: r.question_mean("teacher_entropy"), needs_teacher=True, charts={"Teacher entropy": ""}),
     Metric("teacher", "oracle/full_signal", "Mean signal (SR range × alignment) of all nodes.", "SR range × cosine",
         "higher", lambda r: r.all_nodes.signal.mean,
         charts={"Signal of the selective oracle": "all decisions", "Signal of the divergence filter": "all decisions"}),
     _half_width("oracle/full_signal_half_width", "oracle/full_signal", "SR range × cosine",
-        lambda r: r.all_nodes.signal.half_width, logged=False),
+        lambda r: r.all_nodes.signal, logged=False),
     Metric("teacher", "oracle/selective_signal",
         "Mean signal of the nodes with positive alignment; biased upwards: same rollouts select and value nodes.",
         "SR range × cosine", "higher", lambda r: r.oracle.signal.mean,
         charts={"Signal of the selective oracle": "positive alignment"}),
     _half_width("oracle/selective_signal_half_width", "oracle/selective_signal", "SR range × cosine",
-        lambda r: r.oracle.signal.half_width, logged=False),
+        lambda r: r.oracle.signal, logged=False),
     Metric("teacher", "oracle/cross_fitted_signal",
         "`oracle/selective_signal` with nodes selected on one half of the rollouts and valued on the other.",
         "SR range × cosine", "higher", lambda r: r.oracle.cross_fitted_signal.mean,
         charts={"Signal of the selective oracle": "cross-fitted"}),
     _half_width("oracle/cross_fitted_signal_half_width", "oracle/cross_fitted_signal", "SR range × cosine",
-        lambda r: r.oracle.cross_fitted_signal.half_width, logged=False),
+        lambda r: r.oracle.cross_fitted_signal, logged=False),
     Metric("teacher", "oracle/kept", "Share of nodes with positive alignment, over all nodes.", "share", "neither",
         lambda r: r.oracle.share_kept, charts={"Decisions kept": "positive alignment"}),
     Metric("teacher", "oracle/gain",
@@ -315,7 +261,7 @@ TEACHER_METRICS = (
     Metric("teacher", "nodes/two_children", "Share of nodes with exactly two children, where the cosine is always ±1.",
         "share", "lower", lambda r: r.rank.two_children, logged=False),
     Metric("teacher", "nodes/questions", "Number of questions with at least one node.", "questions", "higher",
-        lambda r: r.rank.n_questions, logged=False),
+        lambda r: r.rank.n_questions),
     Metric("teacher", "nodes/count", "Number of nodes with a known alignment and a positive SR range.", "nodes",
         "higher", lambda r: r.rank.n_nodes, logged=False),
     Metric("teacher", "alignment/histogram", "Distribution of the alignment over nodes.", "histogram"),
@@ -323,7 +269,10 @@ TEACHER_METRICS = (
 
 STUDENT_METRICS = (
     Metric("student", "pass_rate", "Share of the student's rollouts that are correct, averaged over questions.",
-        "share", "higher", _pass_rate, charts={"Student pass rate": ""}, column="pass rate"),
+        "share", "higher", _question_mean("pass_rate"), charts={"Student pass rate": ""}, column="pass rate"),
+    Metric("student", "entropy",
+        "Entropy of the student's next-token distribution, averaged over the tokens of the analyzed rollouts.", "nats",
+        "neither", _question_mean("student_entropy"), charts={"Student entropy": ""}),
     Metric("student", "questions", "Number of questions evaluated.", "questions", "neither",
         lambda analysis: analysis.questions.num_rows, charts={"Questions": ""}),
     Metric("student", "nodes",
@@ -354,6 +303,12 @@ EVALUATION_METRICS = (
     Metric("evaluation", "verifier_failures",
         "Number of verifier calls that raised or timed out so far; their completions count as unknown.", "calls",
         "lower"),
+    Metric("evaluation", "without_demonstration",
+        "1 if there is no result because the student could not write a demonstration for any question yet.", "0 or 1",
+        "lower"),
+    Metric("evaluation", "loss_recognised",
+        "1 if the objective is the trainer's loss, or was passed as `objectives`; 0 if part of the loss is not "
+        "evaluated, such as an overridden `compute_loss` or a KL penalty.", "0 or 1", "higher"),
 )  # fmt: skip
 
 GATE_METRICS = (
@@ -377,7 +332,22 @@ GATE_METRICS = (
         "1 while a calibrated gate distills all tokens, because no filter has a significant gain.", "0 or 1"),
 )  # fmt: skip
 
-METRICS = (*TEACHER_METRICS, *STUDENT_METRICS, *EVALUATION_METRICS, *GATE_METRICS)
+HEADLINE = ("alignment/mean", "alignment/weighted", "overlap_ratio", "pass_rate")
+"""Stems of what to watch during a training."""
+
+
+def _headline_first(registered: Iterable[Metric]) -> tuple[Metric, ...]:
+    rank = {stem: number for number, stem in enumerate(HEADLINE)}
+    return tuple(sorted(registered, key=lambda metric: rank.get(metric.stem, len(rank))))
+
+
+METRICS = _headline_first((*TEACHER_METRICS, *STUDENT_METRICS, *EVALUATION_METRICS, *GATE_METRICS))
+
+HEADLINE_SECTION = (
+    "What to watch",
+    "Does the teacher's update point toward success, also where it matters most; does the student become similar to "
+    "the teacher; does it solve more questions?",
+)
 
 PAGE_SECTIONS: Mapping[Level, tuple[str, str]] = {
     "teacher": ("Per teacher and objective", "Objectives without a teacher, such as GRPO, have the teacher `reward`."),
@@ -430,8 +400,17 @@ def student_metric(stem: str) -> Metric:
     return _FIXED_KEYS[f"{ROOT}/student/{stem}"]
 
 
-def analysis_metrics(analysis: Analysis, registered: Iterable[Metric]) -> dict[str, float]:
-    """The given metrics of an analysis by key; NaN is unknown. Teachers without rows in the node table are absent."""
+def analysis_metrics(
+    analysis: Analysis, registered: Iterable[Metric], gate_weights: Mapping[tuple[str, str], Floats] | None = None
+) -> dict[str, float]:
+    """The given metrics of an analysis by key; NaN is unknown. Teachers without rows in the node table are absent.
+
+    Args:
+        analysis: The analysis.
+        registered: The metrics.
+        gate_weights: For each (teacher, objective), the weight that the trainer's gate gives to each of its rows in the
+            node table. Without them, metrics that need a gate are absent.
+    """
     computed = [metric for metric in registered if metric.compute is not None]
     values = {metric.key(): _value(metric, analysis) for metric in computed if metric.level == "student"}
     nodes = analysis.nodes
@@ -439,16 +418,34 @@ def analysis_metrics(analysis: Analysis, registered: Iterable[Metric]) -> dict[s
         rows = nodes.filter(pc.and_(pc.equal(nodes["teacher"], teacher), pc.equal(nodes["objective"], objective)))
         if not rows.num_rows:
             continue
-        records = TeacherRecords(rows, teacher, objective)
+        weight_N = (gate_weights or {}).get((teacher, objective))
+        if weight_N is not None:
+            rows = rows.append_column(metrics.GATE_WEIGHT, pa.array(weight_N))
+        records = TeacherRecords(analysis, rows, teacher, objective)
         for metric in computed:
-            if metric.level == "teacher" and not (metric.needs_teacher and teacher == REWARD):
+            known = not (metric.needs_teacher and teacher == REWARD) and not (metric.needs_gate and weight_N is None)
+            if metric.level == "teacher" and known:
                 values[metric.key(teacher, objective)] = _value(metric, records)
-    return values
+    return headline_first(values)
 
 
-def logged_metrics(analysis: Analysis) -> dict[str, float]:
-    """What is logged during training of one evaluation; NaN is unknown."""
-    logged = analysis_metrics(analysis, [metric for metric in METRICS if metric.logged])
+def headline_first(values: Mapping[str, float]) -> dict[str, float]:
+    """The same values, those of `HEADLINE` first."""
+    found = [parse_key(key) for key in values]
+    first = [
+        key
+        for stem in HEADLINE
+        for key, parsed in zip(values, found, strict=True)
+        if parsed is not None and parsed.metric.stem == stem
+    ]
+    return {key: values[key] for key in dict.fromkeys((*first, *values))}
+
+
+def logged_metrics(
+    analysis: Analysis, gate_weights: Mapping[tuple[str, str], Floats] | None = None
+) -> dict[str, float]:
+    """What is logged during training of one evaluation; NaN is unknown. `gate_weights`: see `analysis_metrics`."""
+    logged = analysis_metrics(analysis, [metric for metric in METRICS if metric.logged], gate_weights)
     return {key: float(value) for key, value in logged.items()}
 
 
@@ -467,13 +464,16 @@ def metrics_markdown() -> str:
         "continuations whose success rate (SR) is known; its SR range is the largest "
         "minus the smallest of these success rates.",
     ]
-    for level, (title, text) in PAGE_SECTIONS.items():
+    headline = METRICS[: len(HEADLINE)]
+    sections = [(HEADLINE_SECTION, headline)]
+    for level, section in PAGE_SECTIONS.items():
+        sections.append((section, tuple(m for m in METRICS if m.level == level and m not in headline)))
+    for (title, text), shown in sections:
         lines = ["| key | meaning | unit | range | better | shown in |", "|---|---|---|---|---|---|"]
-        for metric in METRICS:
-            if metric.level == level:
-                better = "–" if metric.direction == "neither" else metric.direction
-                cells = metric.meaning, metric.unit, _range_text(metric), better, ", ".join(metric.shown_in)
-                lines.append(f"| `{metric.key()}` | {' | '.join(cells)} |")
+        for metric in shown:
+            better = "–" if metric.direction == "neither" else metric.direction
+            cells = metric.meaning, metric.unit, _range_text(metric), better, ", ".join(metric.shown_in)
+            lines.append(f"| `{metric.key()}` | {' | '.join(cells)} |")
         parts += [f"## {title}", text, "\n".join(lines)]
     return "\n\n".join(parts) + "\n"
 

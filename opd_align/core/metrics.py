@@ -32,6 +32,12 @@ FEATURES = ("depth_normalised", *DIVERGENCES)
 PAIRED, WELCH, NO_TEST = "paired t-test over questions", "Welch's t-test over paths", "none"
 LEVEL, TAILS, DRAWS = 0.95, (0.025, 0.975), 1000
 
+MIN_QUESTIONS = 4
+"""With fewer questions a 95 % interval is wider than the scale of a cosine, or narrow by chance: none is reported."""
+
+GATE_WEIGHT = "gate_weight"
+"""Column that `gated_alignment` needs: the weight that a gate gives to the node's token."""
+
 # With two children the cosine is +-1 up to rounding. Values that differ by less than this are treated as equal: as a
 # tie, as exactly one, as no improvement.
 ROUNDING = 1e-9
@@ -214,6 +220,21 @@ class Correlation:
 
 
 @dataclass(frozen=True)
+class Gated:
+    """Distillation with a gate.
+
+    Args:
+        alignment: Mean alignment with each node weighted by the gate.
+        signal: Mean signal (SR range × alignment), weighted in the same way.
+        share_kept: Share of nodes with a positive weight.
+    """
+
+    alignment: Estimate
+    signal: Estimate
+    share_kept: float
+
+
+@dataclass(frozen=True)
 class Histogram:
     """Histogram of alignment over nodes.
 
@@ -326,6 +347,33 @@ def correct_vs_incorrect(nodes: pa.Table, objective: Name = None, *, teacher: Na
         sides_Q = [mean_by(question_P, side_P, rows.n_questions, weight_P) for side_P in sides_P]
         table.append(_contrast(metric, teacher, [side_P[np.isfinite(side_P)] for side_P in sides_P], sides_Q))
     return table
+
+
+def alignment_by_position(
+    nodes: pa.Table, objective: Name = None, *, teacher: Name = None
+) -> tuple[Estimate, Estimate, Estimate]:
+    """Mean alignment of the nodes in the first, the middle and the last third of their completions."""
+    rows = select_rows(nodes, objective, teacher)
+    alignment_N = rows["alignment"]
+    third_N = np.minimum(3 * rows["depth"] // rows["path_length"], 2)
+    first, middle, last = (interval(rows.question_means(np.where(third_N == at, alignment_N, nan))) for at in range(3))
+    return first, middle, last
+
+
+def gated_alignment(nodes: pa.Table, objective: Name = None, *, teacher: Name = None) -> Gated:
+    """Alignment with a gate: nodes of a question are averaged with the weights in the column `GATE_WEIGHT`.
+
+    With equal weights, it is the mean alignment: every path counts the same, whatever its number of nodes. Questions
+    whose nodes all have weight zero are not distilled and do not count.
+    """
+    rows = select_rows(nodes, objective, teacher)
+    gate_N, alignment_N = rows[GATE_WEIGHT], rows["alignment"]
+    weight_N = gate_N / np.bincount(rows.path_N, minlength=len(rows.question_U))[rows.path_N]
+    means = [
+        interval(mean_by(rows.question_N, value_N, rows.n_questions, weight_N))
+        for value_N in (alignment_N, rows["sr_range"] * alignment_N)
+    ]
+    return Gated(means[0], means[1], share(gate_N > 0))
 
 
 def selective_oracle(

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from opd_align.core.engine import Analysis
-from opd_align.core.metric_registry import CHARTS, METRICS, Metric
+from opd_align.core.metric_registry import METRICS
+from opd_align.core.metric_schema import CHARTS, Metric
 from opd_align.report.history import PREFIX, Numbers, Training, read_training
 from opd_align.report.html import report_html
 from opd_align.report.page import package_version, page_html, script_json, static_file
@@ -181,7 +182,9 @@ def _findings(training: Training, variant: str | None) -> dict[str, Any]:
 
 def _notes(training: Training) -> list[str]:
     count = training.unreadable
-    return [f"Skipped {count} line{'s' if count != 1 else ''} that could not be parsed."] if count else []
+    notes = [f"Skipped {count} line{'s' if count != 1 else ''} that could not be parsed."] if count else []
+    waiting = [f"No result at step {one.step:,}: {one.waiting}." for one in training.evaluations[-1:] if one.waiting]
+    return notes + waiting
 
 
 def _about(training: Training) -> list[str]:

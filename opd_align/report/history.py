@@ -21,7 +21,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from opd_align.core.metric_registry import ROOT, parse_key
+from opd_align.core.metric_registry import parse_key
+from opd_align.core.metric_schema import ROOT
 from opd_align.runs.run_directory import SUMMARY
 from opd_align.types import REWARD, OpdAlignError
 
@@ -45,6 +46,7 @@ class Evaluation:
         trainer: Class name of the trainer.
         run: Name of the run directory; None if it is not complete.
         error: Error message if the evaluation failed, else None.
+        waiting: Why there is no result yet, such as no demonstration; None otherwise. This is not a failure.
         common: Metrics that do not belong to a teacher, by key without the prefix: `student/pass_rate`.
         variants: Metrics of each `<teacher>/<objective>`, by stem.
     """
@@ -56,6 +58,7 @@ class Evaluation:
     trainer: str
     run: str | None
     error: str | None
+    waiting: str | None
     common: Numbers
     variants: Mapping[str, Numbers]
 
@@ -180,7 +183,7 @@ def _evaluation(folder: Path, step: int, line: Mapping[str, Any]) -> Evaluation:
             common[key.removeprefix(PREFIX)] = _number(value)
         else:
             variants.setdefault(parsed.variant, {})[parsed.metric.stem] = _number(value)
-    run, trainer, error = (line.get(name) for name in ("run", "trainer", "error"))
+    run, trainer, error, waiting = (line.get(name) for name in ("run", "trainer", "error", "waiting"))
     finished = isinstance(run, str) and RUN.fullmatch(run) and (folder / run / SUMMARY).is_file()
     max_steps = line.get("max_steps")
     return Evaluation(
@@ -191,6 +194,7 @@ def _evaluation(folder: Path, step: int, line: Mapping[str, Any]) -> Evaluation:
         trainer=trainer if isinstance(trainer, str) else "",
         run=str(run) if finished else None,
         error=None if error is None else str(error),
+        waiting=None if waiting is None else str(waiting),
         common=common,
         variants=variants,
     )

@@ -1,16 +1,17 @@
 """A training in a few sentences: what the newest evaluation shows, and how it differs from the first one.
 
 Like `report.prose`, it only claims what the confidence intervals support: a change is reported if the two intervals do
-not overlap, and is called inconclusive otherwise.
+not overlap, and is called inconclusive otherwise. Below `MIN_QUESTIONS` questions there is no interval and no claim.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isfinite, nan
 from typing import NamedTuple
 
 from opd_align.core import metrics
-from opd_align.core.metric_registry import student_metric, teacher_metric
+from opd_align.core.metric_registry import evaluation_metric, parse_key, student_metric, teacher_metric
 from opd_align.report.history import PREFIX, Evaluation, Training
 from opd_align.report.prose import ALIGNMENT_SCALE, DIRECTION, Verdict, format_estimate, interval_sign, is_above
 from opd_align.report.table_format import Cell, Kind, format_cell
@@ -30,8 +31,19 @@ class _Result(NamedTuple):
 
     @property
     def alignment(self) -> metrics.Estimate:
-        questions = _student(self.evaluation, "questions")
-        return metrics.Estimate(self.number("alignment/mean"), self.number("alignment/half_width"), int(questions or 0))
+        half_width = nan if self.too_few else self.number("alignment/half_width")
+        return metrics.Estimate(self.number("alignment/mean"), half_width, self.questions)
+
+    @property
+    def questions(self) -> int:
+        """Number of questions with a decision, or of all questions if that is not known; 0 if neither is."""
+        known = self.number("nodes/questions")
+        return int(known) if isfinite(known) else int(_student(self.evaluation, "questions") or 0)
+
+    @property
+    def too_few(self) -> bool:
+        """Whether there are too few questions to claim anything."""
+        return 0 < self.questions < metrics.MIN_QUESTIONS
 
     @property
     def when(self) -> str:
@@ -59,7 +71,63 @@ def trend(training: Training, variant: str | None) -> Verdict:
     points += [*_selection(last), *_decided(last), *_failures(training)]
     sign = interval_sign(last.alignment)
     headline = f"At {last.when}, {_subject(last)} {DIRECTION[sign]}{_difference(first, last)}."
+    if last.too_few:
+        headline = (
+            f"At {last.when}, there are too few questions ({last.alignment.n}) to tell where {_subject(last)} leads."
+        )
     return Verdict(headline, tuple(points), sign != 0)
+
+
+def evaluation_line(step: int, numbers: Mapping[str, float], *, waiting: str | None = None) -> str:
+    """One evaluation in one line, for the console.
+
+    Args:
+        step: Training step.
+        numbers: The metrics that are logged, by key.
+        waiting: Why there is no result yet; None if there is one.
+    """
+    if waiting is not None:
+        return f"opd-align at step {step:,}: no result yet, {waiting}"
+    variants: dict[str, dict[str, float]] = {}
+    for key, value in numbers.items():
+        parsed = parse_key(key)
+        if parsed is not None and parsed.variant is not None:
+            variants.setdefault(parsed.variant, {})[parsed.metric.stem] = value
+    questions = int(numbers.get(student_metric("questions").key(), 0))
+    known = {name: value for name, value in variants.items() if isfinite(value.get("alignment/mean", nan))}
+    parts = [f"{name} alignment {_alignment_with_interval(value)}" for name, value in known.items()]
+    pass_rate, seconds = (
+        numbers.get(metric.key(), nan) for metric in (student_metric("pass_rate"), evaluation_metric("seconds"))
+    )
+    parts += ["no alignment"] if not known else []
+    parts += [f"pass rate {_number(pass_rate, 'share')}"] if isfinite(pass_rate) else []
+    parts += [f"{questions} question{'s' if questions != 1 else ''}"]
+    parts += [f"{seconds:.1f} s"] if isfinite(seconds) else []
+    return f"opd-align at step {step:,}: {', '.join(parts)}"
+
+
+def _alignment_with_interval(values: Mapping[str, float]) -> str:
+    estimate = metrics.Estimate(
+        values["alignment/mean"], values.get("alignment/half_width", nan), int(values.get("nodes/questions", 0))
+    )
+    weighted, gated = values.get("alignment/weighted", nan), values.get("gated/alignment", nan)
+    notes = [_interval(estimate) if isfinite(estimate.half_width) else f"too few questions: {estimate.n}"]
+    notes += [f"SR-weighted {_number(weighted)}"] if isfinite(weighted) else []
+    notes += [f"with the gate {_number(gated)}"] if isfinite(gated) else []
+    return f"{_number(estimate.mean)} ({'; '.join(notes)})"
+
+
+def _estimate(estimate: metrics.Estimate) -> str:
+    """An alignment with its interval, as in the tables unless the interval reaches beyond the scale."""
+    if not abs(estimate.mean) + estimate.half_width > 1:
+        return format_estimate(estimate)
+    return f"{_number(estimate.mean)} ({_interval(estimate)})"
+
+
+def _interval(estimate: metrics.Estimate) -> str:
+    """The 95 % interval of a cosine, which ends where its scale ends."""
+    low, high = max(estimate.mean - estimate.half_width, -1.0), min(estimate.mean + estimate.half_width, 1.0)
+    return f"{_number(low)} to {_number(high)}"
 
 
 def best_variant(training: Training) -> str | None:
@@ -91,6 +159,8 @@ def _subject(last: _Result) -> str:
 def _no_result(training: Training) -> str:
     if not training.evaluations:
         return "No evaluation yet."
+    if training.evaluations[-1].waiting is not None:
+        return f"No result yet: {training.evaluations[-1].waiting}."
     if all(evaluation.error is not None for evaluation in training.evaluations):
         return "No evaluation has succeeded yet."
     return "No evaluation has found a decision to compare yet."
@@ -110,20 +180,23 @@ def _difference(first: _Result, last: _Result) -> str:
 def _strength(last: _Result) -> str:
     estimate = last.alignment
     if not isfinite(estimate.half_width):
-        reason = "there are too few questions for a confidence interval"
-        return f"Its alignment is {format_estimate(estimate)}; {reason} ({ALIGNMENT_SCALE})."
+        least = f"at least {metrics.MIN_QUESTIONS} are needed"
+        reason = f"there are too few questions for a confidence interval ({estimate.n}, {least})"
+        return f"Its alignment is {_estimate(estimate)}; {reason} ({ALIGNMENT_SCALE})."
     questions = f" over {estimate.n:,} held-out questions" if estimate.n > 1 else ""
     zero = "" if interval_sign(estimate) else " The interval includes zero."
-    return f"Its alignment is {format_estimate(estimate)}, a 95 % interval{questions} ({ALIGNMENT_SCALE}).{zero}"
+    return f"Its alignment is {_estimate(estimate)}, a 95 % interval{questions} ({ALIGNMENT_SCALE}).{zero}"
 
 
 def _change(first: _Result, last: _Result) -> list[str]:
     if first is last:
         return ["This is the first evaluation, so there is no earlier one to compare with."]
     rises, falls = is_above(last.alignment, first.alignment), is_above(first.alignment, last.alignment)
+    if first.too_few or last.too_few:
+        return [f"At {first.when} it was {_estimate(first.alignment)}; too few questions to compare the two."]
     change = "it has risen" if rises else "it has fallen" if falls else "the change is inconclusive"
     overlap = "do not overlap" if rises or falls else "overlap"
-    return [f"At {first.when} it was {format_estimate(first.alignment)}: the intervals {overlap}, {change}."]
+    return [f"At {first.when} it was {_estimate(first.alignment)}: the intervals {overlap}, {change}."]
 
 
 def _ranking(training: Training, last: _Result) -> list[str]:
@@ -135,9 +208,9 @@ def _ranking(training: Training, last: _Result) -> list[str]:
         return []
     best = max(others, key=lambda other: other.alignment.mean)
     if last.alignment.mean < best.alignment.mean:
-        return [f"The highest alignment is that of {best.label}: {format_estimate(best.alignment)}."]
+        return [f"The highest alignment is that of {best.label}: {_estimate(best.alignment)}."]
     overlap = "do not overlap" if is_above(last.alignment, best.alignment) else "overlap, so the order is inconclusive"
-    return [f"The second highest is {best.label} with {format_estimate(best.alignment)}; the intervals {overlap}."]
+    return [f"The second highest is {best.label} with {_estimate(best.alignment)}; the intervals {overlap}."]
 
 
 def _outcomes(last: _Result) -> list[str]:

@@ -1,6 +1,7 @@
 """Adapters for TRL's trainers: the student, the teacher, the objective and the sampling settings of a trainer.
 
-Everything that depends on the kind of trainer is here, by the names of their classes and attributes. An unsupported
+Everything that depends on the kind of trainer is here. A trainer is recognized by its classes in TRL; what its own
+class changes about the loss, and parts of the loss that are not evaluated, are listed in `unevaluated`. An unsupported
 trainer is refused at once, with the reason. Nothing is computed, and the trainer is not changed.
 """
 
@@ -11,26 +12,42 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from opd_align.core.objectives import GRPO, AtTemperature, DrGRPO, GeneralisedJSD, Objective, SingleSample
+from opd_align.core.objectives import GRPO, AtTemperature, DrGRPO, GeneralisedJSD, Objective, ReverseKL, SingleSample
 from opd_align.settings import Sampling
 from opd_align.training import trl_compat
 from opd_align.types import OpdAlignError
 
+PREFERENCE_DATA = "it learns from preferences in a data set: it has no teacher and does not sample completions"
+
 UNSUPPORTED = {
     "AsyncDistillationTrainer": "generation and teacher scoring run in separate processes",
     "AsyncGRPOTrainer": "generation runs in separate processes",
-    "SFTTrainer": "it has no teacher and does not sample completions",
-    "DPOTrainer": "it has no teacher and does not sample completions",
+    "OnlineDPOTrainer": (
+        "it learns from which of two sampled completions a judge prefers, and there is no update for that to evaluate"
+    ),
+    "A2POTrainer": (
+        "it regresses whole completions on estimated advantages, and there is no update for that to evaluate"
+    ),
+    "DPOTrainer": PREFERENCE_DATA,
+    "KTOTrainer": (
+        "it learns from completions in a data set that are labelled as desirable or not: it has no teacher and does "
+        "not sample completions"
+    ),
+    "CPOTrainer": PREFERENCE_DATA,
+    "ORPOTrainer": PREFERENCE_DATA,
+    "TPOTrainer": PREFERENCE_DATA,
+    "RewardTrainer": "it trains a reward model, which does not sample completions",
+    "SFTTrainer": "it learns from completions in a data set: it has no teacher and does not sample completions",
 }
-"""Unsupported trainers and the reason. GKD and GOLD are subclasses of SFT: `SUPPORTED` is looked up first."""
+"""Unsupported trainers of TRL and the reason. GKD and GOLD are subclasses of SFT: `SUPPORTED` is looked up first."""
 
 SUPPORTED = (
     "GKDTrainer", "GOLDTrainer", "IWOPDTrainer", "ServerDistillationTrainer", "DistillationTrainer", "GRPOTrainer",
-    "RLOOTrainer", "SDPOTrainer", "SDFTTrainer",
+    "GMPOTrainer", "RLOOTrainer", "SDPOTrainer", "SDFTTrainer",
 )  # fmt: skip
-"""Supported trainers, subclasses before their bases."""
+"""Supported trainers of TRL. Of several bases of a trainer, the one that is nearest in its class hierarchy counts."""
 
-NOT_LENGTH_NORMALISED = ("dr_grpo", "dapo", "bnpo", "cispo", "vespo")
+NOT_LENGTH_NORMALISED = ("dr_grpo", "dapo", "bnpo", "cispo", "vespo", "luspo")
 """GRPO's loss types that do not divide a rollout's advantage by its own length."""
 
 
@@ -47,6 +64,8 @@ class TrainerAdapter:
         server: URL of a teacher behind a vLLM server; `None` without one.
         template: Arguments of the chat template.
         context: The context that represents the teacher of a self-distillation trainer; `None` for other trainers.
+        distillation: The distillation loss beside a reward objective; `None` without one.
+        unevaluated: What is optimized but not part of `objective`, in words; empty if it is the whole loss.
     """
 
     trainer: Any
@@ -57,6 +76,8 @@ class TrainerAdapter:
     server: str | None = None
     template: Mapping[str, Any] = field(default_factory=dict)
     context: str | None = None
+    distillation: Objective | None = None
+    unevaluated: tuple[str, ...] = ()
 
     @property
     def tokenizer(self) -> Any:
@@ -85,15 +106,17 @@ class TrainerAdapter:
 
 def adapt_trainer(trainer: Any, sampling: Sampling | None = None) -> TrainerAdapter:
     """The adapter of a trainer; `sampling` overrides the trainer's own sampling settings."""
-    names = {kind.__name__ for kind in type(trainer).__mro__}
-    kind = next((name for name in SUPPORTED if name in names), None)
-    if kind is None:
-        reason = next((why for name, why in UNSUPPORTED.items() if name in names), "it is not a distillation trainer")
+    bases = [base for base in type(trainer).__mro__ if _library(base) == "trl"]
+    base = next((base for base in bases if base.__name__ in SUPPORTED), None)
+    if base is None:
+        known = [UNSUPPORTED[base.__name__] for base in bases if base.__name__ in UNSUPPORTED]
+        other = "it is neither a distillation trainer nor one that optimizes rewards" if bases else "it is not from TRL"
         raise OpdAlignError(
-            f"AlignmentCallback does not support {type(trainer).__name__}: {reason}. Supported trainers: "
+            f"AlignmentCallback does not support {type(trainer).__name__}: {[*known, other][0]}. Supported trainers: "
             f"{', '.join(SUPPORTED)}. Checkpoints of any trainer can be analyzed offline: "
             "opd-align analyze --student CHECKPOINT"
         )
+    kind = base.__name__
     trl_compat.check_trainer(type(trainer))
     trl_compat.check_attributes(trainer)
     _check_supported(trainer, kind)
@@ -107,7 +130,46 @@ def adapt_trainer(trainer: Any, sampling: Sampling | None = None) -> TrainerAdap
         server=_server(trainer),
         template=_template(trainer),
         context="Self-1C" if kind in ("SDPOTrainer", "SDFTTrainer") else None,
+        distillation=_distillation(trainer),
+        unevaluated=(*_overridden_loss(trainer, base), *_other_terms(trainer, kind)),
     )
+
+
+def _library(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+def _is_loss(owner: Any, name: str) -> bool:
+    return "loss" in name and name != "compute_loss_context_manager" and callable(getattr(owner, name, None))
+
+
+def _overridden_loss(trainer: Any, base: type) -> list[str]:
+    """The loss methods that are not those of TRL's class: overridden in a subclass, on the instance, or replaced."""
+    mro = type(trainer).__mro__
+    below = [kind for kind in mro[: mro.index(base)] if _library(kind) != "opd_align"]
+    losses = [name for name in dir(base) if _is_loss(base, name)]
+    overridden = {name: kind.__name__ for kind in reversed(below) for name in losses if name in vars(kind)}
+    for name in losses:
+        # Not `__module__`: functools.wraps copies it from the function that is wrapped.
+        where = getattr(getattr(base, name), "__globals__", {}).get("__name__", "")
+        if name in vars(trainer) or where.partition(".")[0] not in ("trl", "transformers"):
+            overridden[name] = type(trainer).__name__
+    return [f"{name}() of {kind} (evaluated as {base.__name__}'s)" for name, kind in sorted(overridden.items())]
+
+
+def _other_terms(trainer: Any, kind: str) -> list[str]:
+    """Terms of TRL's own losses beside the objective, and tokens that they leave out."""
+    args, terms = trainer.args, []
+    if kind in ("GRPOTrainer", "GMPOTrainer", "RLOOTrainer") and args.beta:
+        terms.append(f"the KL penalty (beta={args.beta:g})")
+    if getattr(args, "top_entropy_quantile", 1.0) < 1:
+        terms.append(f"the selection of tokens by entropy (top_entropy_quantile={args.top_entropy_quantile:g})")
+    weight = getattr(args, "distillation_weight", 1.0)
+    if kind == "SDPOTrainer" and weight != 1:
+        terms.append(f"the policy loss (distillation_weight={weight:g})")
+    if hasattr(trainer, "distillation_beta") and trainer._gate_runtime.verifier is not None:
+        terms.append("that the advantages of incorrect completions are zero")  # GatedGRPOTrainer
+    return terms
 
 
 def _check_supported(trainer: Any, kind: str) -> None:
@@ -158,6 +220,8 @@ def _sampling(args: Any) -> Sampling:
 
 def _objective(trainer: Any, kind: str, temperature: float) -> Objective:
     args = trainer.args
+    if kind == "GMPOTrainer":
+        return GRPO()  # a geometric mean over the completion, whatever the loss type: 1 / length, as in GRPO
     if kind == "GRPOTrainer":
         return DrGRPO() if args.loss_type in NOT_LENGTH_NORMALISED else GRPO()
     if kind == "RLOOTrainer":
@@ -171,6 +235,12 @@ def _objective(trainer: Any, kind: str, temperature: float) -> Objective:
     jsd = GeneralisedJSD(trainer.beta)
     # GKD samples at its temperature but computes the loss at 1; the others use it for both.
     return AtTemperature(jsd, temperature) if kind == "GKDTrainer" and temperature != 1 else jsd
+
+
+def _distillation(trainer: Any) -> Objective | None:
+    """The distillation loss of `GatedGRPOTrainer`."""
+    beta = getattr(trainer, "distillation_beta", None)
+    return None if beta is None else ReverseKL() if beta == 1 else GeneralisedJSD(beta)
 
 
 def _teacher(trainer: Any) -> Any:

@@ -1,8 +1,9 @@
 """`AlignmentCallback`: an alignment analysis on held-out questions every `every_n_steps` steps of a TRL training.
 
 Training with the callback is bit-identical to training without it: the state of the models is restored, its metrics are
-logged in rows of their own, and a failed evaluation is logged and counted but never ends a training. Each evaluation
-writes a run directory beside the checkpoints, from which every logged number can be recomputed.
+logged in rows of their own that stay out of `trainer.state.log_history`, and a failed evaluation is logged and counted
+but never ends a training. Each evaluation writes a run directory beside the checkpoints, from which every logged number
+can be recomputed.
 """
 
 from __future__ import annotations
@@ -18,23 +19,29 @@ from math import ceil, isfinite
 from pathlib import Path
 from typing import Any, Literal
 
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from opd_align.core.engine import Analysis
-from opd_align.core.metric_registry import ROOT, evaluation_metric, logged_metrics
+from opd_align.core.metric_registry import evaluation_metric, logged_metrics
+from opd_align.core.metric_schema import ROOT
+from opd_align.core.metrics import MIN_QUESTIONS
 from opd_align.core.objectives import Objective, ReverseKL
 from opd_align.report.history import FOLDER, HISTORY, TRAINING
 from opd_align.report.trackers import wandb_media
+from opd_align.report.training_prose import evaluation_line
 from opd_align.runs.run_directory import RunDirectory
 from opd_align.settings import Budget, Sampling, Settings
 from opd_align.training.adapters import adapt_trainer
+from opd_align.training.demonstration_cache import is_waiting_for_demonstrations
 from opd_align.training.distributed import on_all_ranks, wait_for_all_ranks
 from opd_align.training.evaluator import Evaluator, TeacherSet
+from opd_align.training.gated_alignment import gate_of, gate_weights
 from opd_align.training.held_out import HeldOut, check_verifier_calls
 from opd_align.training.model_state import preserve_rng_state
 from opd_align.training.overhead import OverheadLimit
 from opd_align.training.rewards import CORRECT_FROM, TIMEOUT_S
-from opd_align.types import OpdAlignError
+from opd_align.training.tracking import log_to_trackers
+from opd_align.types import Floats, OpdAlignError
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +69,8 @@ class AlignmentCallback(TrainerCallback):
         ```
 
     Args:
-        trainer: A TRL trainer: GKD, GOLD, IWOPD, Distillation, ServerDistillation, GRPO, RLOO, SDPO or SDFT.
+        trainer: A TRL trainer: GKD, GOLD, IWOPD, Distillation, ServerDistillation, GRPO, GMPO, RLOO, SDPO or SDFT, or a
+            subclass. If part of its loss is not evaluated, such as an overridden `compute_loss`, that is logged once.
         questions: Held-out questions: `opd_align.Question` objects, or rows with TRL's columns (`prompt` or `messages`,
             and whatever the verifier needs, such as `answer`).
         verifier: Decides which completions are correct: a task, the verifier of a task, or a reward function as TRL
@@ -75,13 +83,20 @@ class AlignmentCallback(TrainerCallback):
             with one of its own correct solutions in its prompt), and models that share the student's tokenizer, by
             name: `{"Qwen3-8B": model, "Self-1C": "Self-1C"}`.
         objectives: Objectives to evaluate, such as `opd_align.ReverseKL()`. `None`: what the trainer optimizes, and
-            `ReverseKL()` for the teachers of a trainer that optimizes rewards.
+            `ReverseKL()` for the teachers of a trainer that optimizes rewards. The alignment with a gated trainer's
+            gate is logged beside that without it.
         budget: Rollouts per question. Defaults to 32 initial and at most 512 targeted rollouts in 3 rounds.
         sampling: Temperature, top-p, top-k, maximum completion length in tokens, and seed. `None`: the trainer's own.
         max_overhead: Share of the wall time that evaluations may take, above 0 and at most 1. Evaluations use fewer
             questions, or are skipped, to stay below it. `None`: no limit.
         on_error: What to do when an evaluation fails. `"log"`: log and count the failure, and continue training;
             `"raise"`: raise it, which ends the training.
+
+    Attributes:
+        latest: The latest analysis; `None` before the first.
+        log_history: The rows that were logged since the training started or was resumed, like those of
+            `trainer.state.log_history`.
+        failures: Number of evaluations that failed.
     """
 
     def __init__(
@@ -117,10 +132,12 @@ class AlignmentCallback(TrainerCallback):
         teacher_set = TeacherSet.of(self.adapter, teachers)
         own_teacher = self.adapter.teacher is not None or self.adapter.server is not None
         has_teacher = own_teacher or teacher_set.contexts or teacher_set.models
+        self._loss_recognised = objectives is not None or not self.adapter.unevaluated
         if objectives is None:
             # A trainer that optimizes rewards has no distillation loss to compare teachers by.
             add_distillation = has_teacher and self.adapter.objective.signal == "reward"
-            objectives = [self.adapter.objective, *([ReverseKL()] if add_distillation else [])]
+            distillation = self.adapter.distillation or ReverseKL()
+            objectives = [self.adapter.objective, *([distillation] if add_distillation else [])]
         if not isinstance(budget, Budget):
             raise OpdAlignError(f"budget must be a Budget(initial=..., targeted=...), not {budget!r}")
         for objective in objectives:
@@ -136,8 +153,11 @@ class AlignmentCallback(TrainerCallback):
         self.failures = 0
         self.latest: Analysis | None = None
         self._latest_run: str | None = None
+        self.log_history: list[dict[str, float]] = []
+        self._logged: set[str] = set()
         self._skip_logged = self._empty_logged = False
         self._counted_until = time.perf_counter()
+        self._log_limits(held_out)
 
     @property
     def teachers(self) -> list[str]:
@@ -221,7 +241,7 @@ class AlignmentCallback(TrainerCallback):
         numbers: dict[str, float] = {}
         try:
             analysis, run = self.evaluate(scale, time_limit_s=schedule.time_limit_s(scale))
-            numbers = logged_metrics(analysis)
+            numbers = logged_metrics(analysis, self._gate_weights(analysis))
         except Exception as failure:
             error = failure
         # All ranks come here, whatever happened on them, and agree on whether the evaluation failed.
@@ -233,7 +253,8 @@ class AlignmentCallback(TrainerCallback):
         else:
             run, numbers = None, {}
         self.schedule = (schedule.add_evaluation if error is None else schedule.add_failure)(step, scale, seconds)
-        self.failures += error is not None
+        waiting = is_waiting_for_demonstrations(error)
+        self.failures += error is not None and not waiting
         numbers |= {
             evaluation_metric(key).key(): float(value)
             for key, value in {
@@ -242,6 +263,8 @@ class AlignmentCallback(TrainerCallback):
                 "scale": scale,
                 **({} if schedule.last_step is None else {"interval": step - schedule.last_step}),
                 "failures": self.failures,
+                "without_demonstration": waiting,
+                "loss_recognised": self._loss_recognised,
                 "verifier_failures": sum(failures for _, failures in ranks),
             }.items()
         }
@@ -259,8 +282,23 @@ class AlignmentCallback(TrainerCallback):
         self._counted_until = time.perf_counter()
         reporting_s = max(self._counted_until - start - seconds, 0.0)
         self.schedule = replace(self.schedule, evaluation_s=self.schedule.evaluation_s + reporting_s)
-        if error is not None and self.on_error == "raise":
+        if error is not None and not waiting and self.on_error == "raise":
             raise error
+
+    def _gate_weights(self, analysis: Analysis) -> dict[tuple[str, str], Floats] | None:
+        """What the trainer's gate, as it was until now, gives to each node; `None` without a gate."""
+        gate = gate_of(self.adapter.trainer)
+        if gate is None:
+            return None
+        try:
+            return gate_weights(gate, analysis)
+        except Exception as error:  # a gate of the user's own that needs what only a training batch has
+            self._log_once(
+                logging.WARNING,
+                "The alignment with the gate %s is not logged, since the gate cannot be applied to the analyzed "
+                "rollouts: %s: %s", gate.name, type(error).__name__, error,
+            )  # fmt: skip
+            return None
 
     def _report(
         self,
@@ -271,16 +309,17 @@ class AlignmentCallback(TrainerCallback):
         error: Exception | None,
     ) -> None:
         finite = {key: value for key, value in numbers.items() if isfinite(value)}
-        trainer, should_log = self.adapter.trainer, control.should_log
-        # Not the trainer's own `log`: TRL's would flush its metrics into this row. And logging a row resets
-        # `should_log`, which would drop the trainer's own row of this step.
-        try:
-            Trainer.log(trainer, finite)
-        finally:
-            control.should_log = trainer.control.should_log = should_log
+        trainer, waiting = self.adapter.trainer, is_waiting_for_demonstrations(error)
+        row = {**finite, "epoch": float(state.epoch or 0.0)}
+        self.log_history.append({**row, "step": state.global_step})
+        printer = log_to_trackers(trainer, state, control, row)
         if not state.is_world_process_zero:
             return
-        if error is not None and self.on_error == "log":
+        if error is None or waiting:
+            printer(evaluation_line(state.global_step, numbers, waiting=str(error) if waiting else None))
+        if waiting:
+            self._log_once(logging.INFO, "No result at step %d: %s", state.global_step, error)
+        elif error is not None and self.on_error == "log":
             logger.warning(
                 "Evaluation at step %d failed, training continues: %s: %s",
                 state.global_step, type(error).__name__, error, exc_info=error,
@@ -297,7 +336,8 @@ class AlignmentCallback(TrainerCallback):
                 "at": time.time(),
                 "trainer": type(trainer).__name__,
                 "run": run,
-                "error": None if error is None else f"{type(error).__name__}: {error}",
+                "error": None if error is None or waiting else f"{type(error).__name__}: {error}",
+                "waiting": str(error) if waiting else None,
                 "metrics": {key: value if isfinite(value) else None for key, value in numbers.items()},
             },
         )
@@ -307,6 +347,30 @@ class AlignmentCallback(TrainerCallback):
             if wandb.run is not None:
                 media = {f"train/{key}": value for key, value in wandb_media(self.latest, wandb).items()}
                 wandb.log({**media, "train/global_step": state.global_step})
+
+    def _log_limits(self, held_out: HeldOut) -> None:
+        """Logs once what users should know before they read the first result."""
+        trainer = self.adapter.trainer
+        if not trainer.is_world_process_zero():
+            return
+        if not self._loss_recognised:
+            logger.warning(
+                "%s optimizes more than what is evaluated (%s). Not evaluated: %s. Pass objectives=[...] to evaluate "
+                "your own objective.",
+                type(trainer).__name__,
+                ", ".join(objective.name for objective in self.settings.objectives),
+                "; ".join(self.adapter.unevaluated),
+            )
+        if len(held_out.questions) < MIN_QUESTIONS:
+            logger.warning(
+                "There are too few held-out questions for confidence intervals: %d, at least %d are needed.",
+                len(held_out.questions), MIN_QUESTIONS,
+            )  # fmt: skip
+
+    def _log_once(self, level: int, message: str, *args: Any) -> None:
+        if message not in self._logged and self.adapter.trainer.is_world_process_zero():
+            self._logged.add(message)
+            logger.log(level, message, *args)
 
     def _why_empty(self) -> str:
         """Why the latest analysis has no node, as far as it can be inferred from the pass rates."""

@@ -20,11 +20,22 @@ from opd_align.teachers.contexts import Context, Demonstration
 from opd_align.teachers.demonstrations import DemonstrationWriters, collect_demonstrations
 from opd_align.teachers.eligibility import missing_demonstrations
 from opd_align.training.distributed import on_all_ranks
-from opd_align.types import Question
+from opd_align.types import OpdAlignError, Question
 
 logger = logging.getLogger(__name__)
 
 DEMONSTRATIONS = "demonstrations.json"
+
+
+class NoDemonstrationYet(OpdAlignError):
+    """The student could not write the demonstrations of a context for any question. It may be able to later."""
+
+
+def is_waiting_for_demonstrations(error: BaseException | None) -> bool:
+    """Whether an evaluation ended because there is no demonstration yet; other processes may report it as a cause."""
+    while error is not None and not isinstance(error, NoDemonstrationYet):
+        error = error.__cause__
+    return error is not None
 
 
 class DemonstrationCache:

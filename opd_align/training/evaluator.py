@@ -27,7 +27,7 @@ from opd_align.teachers.demonstrations import DemonstrationSource, Demonstration
 from opd_align.teachers.eligibility import prompts_too_long
 from opd_align.training import trl_compat
 from opd_align.training.adapters import TrainerAdapter
-from opd_align.training.demonstration_cache import DemonstrationCache
+from opd_align.training.demonstration_cache import DemonstrationCache, NoDemonstrationYet
 from opd_align.training.distributed import EvaluationFailed, RankExecutor, on_all_ranks, wait_for_all_ranks
 from opd_align.training.held_out import HeldOut
 from opd_align.training.memory import check_memory
@@ -343,8 +343,16 @@ class Evaluator:
             remaining = [question for question in batch if question.id not in reasons]
             reasons |= on_all_ranks(partial(_too_long_for, teachers, remaining, max_tokens), "prompts of teachers")[0]
             selected += [question for question in batch if question.id not in reasons]
+        without = reasons.keys() & self.demonstrations.missing(usable).keys()
+        # As long as no question has a demonstration, one message for all of them is enough.
         if self.rank == 0:
-            self._log_excluded(reasons)
+            self._log_excluded({name: reason for name, reason in reasons.items() if selected or name not in without})
+        if not selected and without:
+            names = ", ".join(context.name for context in self.demonstrations.contexts)
+            raise NoDemonstrationYet(
+                f"the student could not write the demonstrations of {names} for any of the {len(without)} questions "
+                "that were tried; the next evaluation tries again"
+            )
         if not selected:
             raise EvaluationFailed(f"no held-out question is usable; the last one: {[*reasons.values()][-1]}")
         return selected

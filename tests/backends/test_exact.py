@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from opd_align.backends import exact, scoring
 from opd_align.backends.exact import EOS, ExactFamily, ExactTeacher, ExactWorld
 from opd_align.types import (
     Finish,
@@ -550,6 +552,24 @@ def test_a_teacher_equal_to_the_student_has_zero_divergence() -> None:
     for column in ("kl_T", "js_T", "l2_T"):
         np.testing.assert_allclose(getattr(same, column), 0, atol=1e-15)
     np.testing.assert_allclose(same.cosine_T, 1)
+
+
+def test_overlap_of_the_most_likely_tokens_as_in_the_transformers_backend() -> None:
+    rng = np.random.default_rng(0)
+    log_p_TV, log_t_TV = (np.log(rng.dirichlet(np.full(60, 0.3), 40)) for _ in range(2))
+    log_p_TV[:, 30:] = -np.inf  # as if sampling had cut these off
+    ours = exact._overlap(log_p_TV, log_t_TV)
+    theirs = scoring._overlap(*(torch.from_numpy(values) for values in (log_p_TV, log_t_TV)))
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other.numpy())
+    assert 0 < ours[0].mean() < 0.6
+    same, advantage = exact._overlap(log_t_TV, log_t_TV)
+    assert (same == 1).all()
+    np.testing.assert_allclose(advantage, 0, atol=1e-15)
+    with np.errstate(divide="ignore"):
+        apart = exact._overlap(np.log([[1.0, 0.0]]), np.log([[0.0, 1.0]]))
+    assert apart[0].tolist() == [0.0]
+    assert np.isnan(apart[1]).all(), "without an overlap there is no advantage"
 
 
 @tiny

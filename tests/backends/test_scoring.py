@@ -25,7 +25,15 @@ from opd_align.backends.scoring import (
     score_path,
 )
 from opd_align.settings import Sampling
-from opd_align.types import DIVERGENCES, OpdAlignError, Rollouts, ScoreRequest, TeacherScores, TopLogProbs
+from opd_align.types import (
+    DIVERGENCES,
+    OVERLAP_TOP_K,
+    OpdAlignError,
+    Rollouts,
+    ScoreRequest,
+    TeacherScores,
+    TopLogProbs,
+)
 
 PATH = (np.arange(40) * 11 % 29).astype(np.uint32)
 KEEP = [(0, 28), (39, 3), (7, 7)]
@@ -64,7 +72,14 @@ def naive_comparison(log_p: Any, log_t: Any) -> dict[str, Any]:
             [sum(x * np.log(x / y) for x, y in zip(*rows, strict=True) if x > 0) for rows in zip(a, b, strict=True)]
         )
 
+    def most_likely(row: Any) -> set[int]:
+        return {int(token) for token in np.argsort(-row, kind="stable")[:OVERLAP_TOP_K] if np.isfinite(row[token])}
+
+    shared = [most_likely(a) & most_likely(b) for a, b in zip(log_p, log_t, strict=True)]
+    terms = [[t[at, k] * (log_p[at, k] - log_t[at, k]) for k in tokens] for at, tokens in enumerate(shared)]
     return {
+        "overlap_T": np.array([len(tokens) / OVERLAP_TOP_K for tokens in shared]),
+        "overlap_advantage_T": np.array([np.mean(term) if term else np.nan for term in terms]),
         "kl_T": kl(p, t),
         "js_T": (kl(p, m) + kl(t, m)) / 2,
         "l2_T": np.sqrt(((p - t) ** 2).sum(-1)),

@@ -61,7 +61,7 @@ def path_of(*nodes: Node, question: str = "q", index: int = 0, correct: bool = T
         log_p_C,
         10 + numbers_T,
         {
-            name: TeacherScores(log_t_C, *(offset + numbers_T for offset in (20, 30, 40, 50, 60)))
+            name: TeacherScores(log_t_C, *(offset + numbers_T for offset in (20, 30, 40, 50, 60, 70, 80)))
             for name, log_t_C in log_t.items()
         },
     )

@@ -38,7 +38,7 @@ def scored(completion: Sequence[int], nodes: Sequence[Kept], **more: Sequence[Ma
             token_C.astype(np.uint32),
             np.log(p_C),
             blank_T,
-            {name: TeacherScores(np.log(t), *[blank_T] * 5) for name, t in ({"T": t_C} | others).items()},
+            {name: TeacherScores(np.log(t), *[blank_T] * 7) for name, t in ({"T": t_C} | others).items()},
         )
 
 

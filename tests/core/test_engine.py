@@ -287,7 +287,7 @@ def test_some_unknown_grades(world, teachers) -> None:
         return np.where(rollouts.key_R % np.uint64(3) == 0, Outcome.UNKNOWN, world.grade(A, rollouts))
 
     evidence = collect(world, teachers, A, FunctionGrader(unsure), settings=Settings(budget=SMALL))
-    row = engine.QuestionRecord.of(evidence, 0)
+    row = engine.QuestionRecord.of(evidence, 0, [])
     natural = evidence.tree.launch_R == 0
     assert 20 < row.initial == natural.sum() < 55
     assert row.unknown > 100
@@ -302,7 +302,7 @@ def test_truncated_is_incorrect_whatever_the_grader_says(world, teachers) -> Non
     truncated = tree.finish_R == Finish.TRUNCATED
     assert truncated.any()
     assert np.array_equal(tree.outcome_R > 0, ~truncated)
-    assert engine.QuestionRecord.of(evidence, 0).truncated == truncated.sum()
+    assert engine.QuestionRecord.of(evidence, 0, []).truncated == truncated.sum()
     unsure = FunctionGrader(lambda rollouts: np.full(len(rollouts), Outcome.UNKNOWN))
     only_truncated = collect(world, teachers, A, unsure, settings=Settings(budget=replace(SMALL, initial=200)))
     assert (only_truncated.tree.finish_R == Finish.TRUNCATED).all()

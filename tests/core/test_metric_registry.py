@@ -16,22 +16,22 @@ from opd_align import Budget, DrGRPO, ExactFamily, ForwardKL, ReverseKL, Setting
 from opd_align.core import metric_registry
 from opd_align.core.engine import Analysis
 from opd_align.core.metric_registry import (
-    CHARTS,
+    HEADLINE,
     METRICS,
     TEACHER_METRICS,
-    Chart,
-    Metric,
+    headline_first,
     logged_metrics,
     metrics_markdown,
     parse_key,
     summary,
 )
+from opd_align.core.metric_schema import CHARTS, Chart, Metric
 from opd_align.report import dashboard
 
 
 @pytest.fixture(scope="module")
 def family() -> ExactFamily:
-    return ExactFamily.random(seed=3, n=3, length=40)
+    return ExactFamily.random(seed=3, n=4, length=40)
 
 
 def analysis_of(family: ExactFamily, teachers: list[str], *objectives: Any) -> Analysis:
@@ -151,7 +151,8 @@ def test_keys_have_one_shape_for_any_number_of_teachers_and_objectives(family: E
 def test_metrics_of_a_teacher_are_absent_for_rewards(analysis: Analysis) -> None:
     keys = [key for key in summary(analysis) if key.startswith("opd_align/reward/dr_grpo/")]
     stems = {key.removeprefix("opd_align/reward/dr_grpo/") for key in keys}
-    assert stems == {metric.stem for metric in TEACHER_METRICS if metric.compute and not metric.needs_teacher}
+    expected = [metric for metric in TEACHER_METRICS if metric.compute and not metric.needs_gate]
+    assert stems == {metric.stem for metric in expected if not metric.needs_teacher}
 
 
 def test_exactly_the_registered_metrics_are_produced(analysis: Analysis) -> None:
@@ -159,7 +160,8 @@ def test_exactly_the_registered_metrics_are_produced(analysis: Analysis) -> None
     for produced, places in ((summary(analysis), "summary.json"), (logged_metrics(analysis), "log")):
         known = {found.metric.key() for key in produced if (found := parse_key(key)) is not None}
         assert all(parse_key(key) is not None for key in produced)
-        assert known == {metric.key() for metric in METRICS if metric.compute and places in metric.shown_in}
+        expected = [metric for metric in METRICS if metric.compute and places in metric.shown_in]
+        assert known == {metric.key() for metric in expected if not metric.needs_gate}
 
 
 def test_unknown_values_are_nan_in_the_log_and_null_in_the_summary(family: ExactFamily) -> None:
@@ -184,6 +186,35 @@ def test_a_teacher_without_nodes_has_no_metrics(family: ExactFamily) -> None:
         assert {key.split("/")[1] for key in values} == {"student"}
 
 
+def test_headline_metrics_come_first(analysis: Analysis) -> None:
+    assert [metric.stem for metric in METRICS[:4]] == list(HEADLINE)
+    keys = list(logged_metrics(analysis))
+    # Four pairs of teacher and objective, a reward objective without overlap, and one pass rate.
+    assert [parse_key(key).metric.stem for key in keys[:15]] == [  # type: ignore[union-attr]
+        *["alignment/mean"] * 5, *["alignment/weighted"] * 5, *["overlap_ratio"] * 4, "pass_rate",
+    ]  # fmt: skip
+    values = {"loss": 1.0, "gate/loss": 2.0, "opd_align/student/pass_rate": 0.5}
+    assert list(headline_first(values)) == ["opd_align/student/pass_rate", "loss", "gate/loss"]
+    page = metrics_markdown()
+    assert page.index("## What to watch") < page.index("opd_align/student/pass_rate") < page.index("## Per teacher")
+
+
+def test_fewer_than_four_questions_have_no_interval(family: ExactFamily) -> None:
+    teachers = [family.teacher("good", lambda world: world.tilted_teacher())]
+    settings = Settings(budget=Budget(initial=60, targeted=300, allocation="adaptive"))
+    key = "opd_align/good/reverse_kl/alignment/half_width"
+    for n, known in ((3, False), (4, True)):
+        some = analyze(family, teachers, family.questions[:n], family, settings=settings)
+        assert some.nodes["question"].unique().to_pylist() == [question.id for question in family.questions[:n]]
+        assert isfinite(logged_metrics(some)[key]) == known
+
+
+def test_an_interval_is_never_wider_than_the_scale(monkeypatch: pytest.MonkeyPatch, analysis: Analysis) -> None:
+    monkeypatch.setattr(metrics, "interval", lambda value_Q: metrics.Estimate(0.41, 4.23, 4))
+    values = logged_metrics(analysis)
+    assert values["opd_align/good/reverse_kl/alignment/half_width"] == 1.41, "from −1 to 1.82, cut at 1"
+
+
 # -- adding a metric --------------------------------------------------------------------------------------------------
 
 
@@ -197,7 +228,7 @@ def test_one_record_adds_a_metric_everywhere(analysis: Analysis, monkeypatch: py
     chart = Chart("Median alignment", "alignment")
     for module in (metric_registry, dashboard):
         monkeypatch.setattr(module, "METRICS", (*METRICS, added))
-        monkeypatch.setattr(module, "CHARTS", (*CHARTS, chart))
+    monkeypatch.setattr(dashboard, "CHARTS", (*CHARTS, chart))
     monkeypatch.setitem(metric_registry._TEACHER_STEMS, added.stem, added)
     key = "opd_align/good/reverse_kl/alignment/median"
     assert -1 <= logged_metrics(analysis)[key] == summary(analysis)[key] <= 1

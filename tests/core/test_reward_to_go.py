@@ -36,7 +36,7 @@ def path_scores(completion: list[int], children: list[dict[int, tuple[float, flo
         tokens([token for node in children for token in sorted(node)]),
         np.log(p_C),
         unused_T,
-        {"t": TeacherScores(np.log(t_C), *[unused_T] * 5)},
+        {"t": TeacherScores(np.log(t_C), *[unused_T] * 7)},
     )
 
 

@@ -27,9 +27,8 @@ from opd_align.report import dashboard, server
 from opd_align.report.dashboard import dashboard_html, state
 from opd_align.report.history import read_training, training_folder
 from opd_align.report.server import DashboardServer, DashboardState
-from opd_align.report.table_format import format_cell
-from opd_align.report.tables import estimate_cell
-from opd_align.report.training_prose import best_variant, trend
+from opd_align.report.table_format import Cell, format_cell
+from opd_align.report.training_prose import best_variant, evaluation_line, trend
 from opd_align.runs.run_directory import RunDirectory
 from opd_align.types import OpdAlignError
 
@@ -215,16 +214,60 @@ def test_the_sentences_contain_the_numbers(made: Path) -> None:
     verdict = trend(found, "Self-1C/reverse_kl")
     text = " ".join(verdict.points)
     assert "following Self-1C points toward success, unlike at step 0." in verdict.headline
-    assert f"Its alignment is {format_cell(estimate_cell(ranks['Self-1C'].alignment), 'signed')}" in text
+    now = ranks["Self-1C"].alignment
+    assert now.mean + now.half_width > 1, "the interval ends at 1, where the scale ends"
+    assert f"Its alignment is {format_cell(Cell(now.mean), 'signed')} (" in text
+    assert "to +1.000), a 95 % interval over 6 held-out questions" in text
     (first,) = (rank for rank in before if rank.teacher == "Self-1C")
-    was = format_cell(estimate_cell(first.alignment), "signed")
-    assert f"At step 0 it was {was}: the intervals do not overlap, it has risen." in text
-    assert f"with {format_cell(estimate_cell(ranks['Qwen/Qwen3-8B'].alignment), 'signed')}" in text
+    assert f"At step 0 it was {format_cell(Cell(first.alignment.mean), 'signed')} " in text
+    assert ": the intervals do not overlap, it has risen." in text
+    assert f"with {format_cell(Cell(ranks['Qwen/Qwen3-8B'].alignment.mean), 'signed')} " in text
     steady = " ".join(trend(found, "Qwen/Qwen3-8B/reverse_kl").points)
     assert "the intervals overlap, the change is inconclusive" in steady
     best = best_variant(found)
     assert best is not None
     assert ranks[best.removesuffix("/reverse_kl")].alignment.mean == max(rank.alignment.mean for rank in ranks.values())
+
+
+def test_fewer_than_four_questions_are_too_few_to_claim_anything(folder: Path) -> None:
+    few = {"opd_align/student/questions": 2}
+    (folder / "history.jsonl").write_text(line(0, numbers(0.4, 0.1) | few) + line(100, numbers(-0.9, 0.1) | few))
+    verdict = trend(read_training(folder), TEACHER)
+    assert verdict.headline == "At step 100, there are too few questions (2) to tell where following the teacher leads."
+    assert not verdict.decided
+    assert "there are too few questions for a confidence interval (2, at least 4 are needed)" in verdict.points[0]
+    assert verdict.points[1] == "At step 0 it was +0.400; too few questions to compare the two."
+
+
+def test_intervals_end_where_the_scale_ends(folder: Path) -> None:
+    enough = {"opd_align/student/questions": 4}
+    (folder / "history.jsonl").write_text(line(0, numbers(0.41, 1.2) | enough))
+    (strength, *_) = trend(read_training(folder), TEACHER).points
+    assert "Its alignment is +0.410 (−0.790 to +1.000), a 95 % interval over 4 held-out questions" in strength
+
+
+def test_the_line_of_an_evaluation(folder: Path) -> None:
+    logged = {
+        "opd_align/org/T/jsd_1/alignment/mean": 0.41, "opd_align/org/T/jsd_1/alignment/half_width": 1.2,
+        "opd_align/org/T/jsd_1/alignment/weighted": 0.5, "opd_align/org/T/jsd_1/gated/alignment": 0.6,
+        "opd_align/student/pass_rate": 0.25, "opd_align/student/questions": 8, "opd_align/evaluation/seconds": 12.34,
+    }  # fmt: skip
+    assert evaluation_line(1200, logged) == (
+        "opd-align at step 1,200: org/T/jsd_1 alignment +0.410 (−0.790 to +1.000; SR-weighted +0.500; with the gate "
+        "+0.600), pass rate 25%, 8 questions, 12.3 s"
+    )
+    few = {"opd_align/T/jsd_1/alignment/mean": 0.41, "opd_align/T/jsd_1/nodes/questions": 2}
+    assert "T/jsd_1 alignment +0.410 (too few questions: 2), 0 questions" in evaluation_line(0, few)
+    assert evaluation_line(0, {}) == "opd-align at step 0: no alignment, 0 questions"
+    assert evaluation_line(0, {}, waiting="no demonstration") == "opd-align at step 0: no result yet, no demonstration"
+
+
+def test_waiting_for_demonstrations_is_not_a_failure(folder: Path) -> None:
+    (folder / "history.jsonl").write_text(line(0, {}, run=None, waiting="no demonstration"))
+    current = state(read_training(folder))
+    assert current["findings"][0]["headline"] == "No result yet: no demonstration."
+    assert current["notes"] == ["No result at step 0: no demonstration."]
+    assert "failed" not in current["about"]
 
 
 def test_a_reward_objective_is_named_in_the_headline(folder: Path) -> None:
@@ -265,7 +308,7 @@ def test_the_curves_are_the_logged_numbers(made: Path) -> None:
         for stem, curve in variant["curves"].items():
             assert curve == [row[f"opd_align/{variant['name']}/{stem}"] for row in logged]
             checked += 1
-    assert checked == 2 * 24
+    assert checked == 2 * 31
     assert current["common"]["student/pass_rate"] == [row["opd_align/student/pass_rate"] for row in logged]
     assert current["log"]["loss"][0] == (10, 2 / 1.1)
     assert current["step"] == 200

@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 import wandb
-from support.gated_runs import gkd, verifier
+from support.gated_runs import QUIET, gkd, models, prompts, verifier
 from support.trainings import ARITHMETIC, TINY, held_out, make
+from transformers import TrainerCallback
+from trl import DistillationConfig
 
 from opd_align import AlignmentCallback, Budget, ExactFamily, ReverseKL, Settings, analyze
 from opd_align.core.metric_registry import METRICS, parse_key
 from opd_align.training.calibrated_gate import CalibratedDivergence
 from opd_align.training.gates import IncorrectOnly
+from opd_align.training.trainers.distillation import GatedDistillationTrainer
 from opd_align.training.trainers.gkd import GatedGKDTrainer
 
 pytestmark = [pytest.mark.training, pytest.mark.filterwarnings("ignore")]
@@ -28,7 +31,8 @@ def registered_keys(keys: Any) -> set[str]:
 
 
 def expected_keys(*, gate: bool, place: str) -> set[str]:
-    return {metric.key() for metric in METRICS if (metric.level == "gate") == gate and place in metric.shown_in}
+    shown = [metric for metric in METRICS if place in metric.shown_in and not metric.needs_gate]
+    return {metric.key() for metric in shown if (metric.level == "gate") == gate}
 
 
 def test_the_callback_logs_exactly_the_registered_metrics(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +48,8 @@ def test_the_callback_logs_exactly_the_registered_metrics(tmp_path: Any, monkeyp
     )
     trainer.add_callback(callback)
     trainer.train()
-    log = {key for row in trainer.state.log_history for key in row if key.startswith("opd_align/")}
+    assert not [key for row in trainer.state.log_history for key in row if key.startswith("opd_align/")]
+    log = {key for row in callback.log_history for key in row if key.startswith("opd_align/")}
     lines = [json.loads(text) for text in (callback.folder / "history.jsonl").read_text().splitlines()]
     history = {key for line in lines for key in line["metrics"]}
     assert registered_keys(log) <= registered_keys(history) == expected_keys(gate=False, place="log")
@@ -52,6 +57,28 @@ def test_the_callback_logs_exactly_the_registered_metrics(tmp_path: Any, monkeyp
     assert registered_keys(summary) == expected_keys(gate=False, place="summary.json")
     media = {key.removeprefix("train/") for row in wandb_rows for key in row if key.startswith("train/opd_align/")}
     assert registered_keys(media) == expected_keys(gate=False, place="W&B")
+
+
+def test_the_alignment_with_the_gate_is_logged_beside_that_without_it(tmp_path: Any) -> None:
+    class Evaluate(TrainerCallback):
+        """Adds the callback once there is a trainer."""
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            evaluated.on_train_begin(args, state, control)
+
+    gate = IncorrectOnly(verifier, unknown="drop")
+    args = DistillationConfig(str(tmp_path), **(QUIET | {"max_completion_length": 64, "max_steps": 1}))
+    trainer = GatedDistillationTrainer(args=args, train_dataset=prompts(), gate=gate, denominator="keep", **models())
+    evaluated = AlignmentCallback(trainer, held_out(4), ARITHMETIC, budget=TINY, max_overhead=None, on_error="raise")
+    trainer.add_callback(Evaluate())
+    trainer.train()
+    assert evaluated.adapter.unevaluated == (), "the gate is not a loss of the user's own"
+    (row,) = evaluated.log_history
+    found = {parsed.metric.stem for key in row if (parsed := parse_key(key)) is not None and parsed.metric.needs_gate}
+    expected = {metric.stem for metric in METRICS if metric.needs_gate}
+    assert found | {"gated/alignment_half_width"} == expected, "the interval is unknown on few questions"
+    prefix = "opd_align/teacher/jsd_1/"
+    assert row[f"{prefix}gated/alignment"] == pytest.approx(row[f"{prefix}alignment/incorrect"], abs=1e-6)
 
 
 def test_a_gated_trainer_logs_exactly_the_registered_metrics(tmp_path: Any) -> None:

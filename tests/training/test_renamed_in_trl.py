@@ -22,7 +22,7 @@ from opd_align.training.trainers.distillation import GatedDistillationTrainer
 from opd_align.training.trainers.gkd import GatedGKDTrainer
 from opd_align.training.trainers.grpo import GatedGRPOTrainer
 from opd_align.training.trainers.sdpo import SDPOGate
-from opd_align.training.trl_compat import METHODS
+from opd_align.training.trl_names import GENERATED, METHODS, NAMES, TESTED
 from opd_align.types import OpdAlignError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -36,7 +36,7 @@ GATE_MODULES = [*FOLDER.glob("trainers/[dg]*.py"), FOLDER / "gate_runtime.py", F
 
 
 def generated(name: str) -> tuple[str, ...]:
-    return trl_compat.GENERATED[TRL[name].__name__]
+    return GENERATED[TRL[name].__name__]
 
 
 def overridden(name: str) -> list[str]:
@@ -123,7 +123,7 @@ def imported_names() -> list[str]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module == "opd_align.training.trl_compat":
                 found |= {alias.name for alias in node.names}
-    return sorted(found & {*trl_compat.NAMES})
+    return sorted(found & {*NAMES})
 
 
 BREAK_EACH_NAME = """
@@ -136,9 +136,9 @@ MODULES = ["distillation", "gkd", "grpo"]
 for name in sys.argv[1:]:
     for key in [key for key in sys.modules if key.startswith("opd_align.training.") and key != trl_compat.__name__]:
         del sys.modules[key]
-    wanted = trl_compat.NAMES[name]
+    wanted = NAMES[name]
     renamed = type(wanted)(wanted.module, wanted.attribute + "_before_it_was_renamed", wanted.call, wanted.members)
-    trl_compat.NAMES[name] = renamed
+    NAMES[name] = renamed
     refused = []
     for module in MODULES:
         try:
@@ -146,7 +146,7 @@ for name in sys.argv[1:]:
         except OpdAlignError as error:
             assert "is not supported: cannot import" in str(error) and "Tested versions" in str(error), error
             refused.append(module)
-    trl_compat.NAMES[name] = wanted
+    NAMES[name] = wanted
     print(name, *refused)
 """
 
@@ -205,7 +205,7 @@ def test_a_trl_without_its_kernels_is_refused_with_the_tested_versions(version, 
 
 def test_the_package_requires_the_tested_versions():
     requirements = (Path(opd_align.__file__).parents[1] / "pyproject.toml").read_text()
-    assert requirements.count('"trl>') == requirements.count(f'"trl{trl_compat.TESTED["trl"]}"') == 2
+    assert requirements.count('"trl>') == requirements.count(f'"trl{TESTED["trl"]}"') == 2
 
 
 # Names that TRL keeps but no longer calls: only a training can show it

@@ -14,18 +14,16 @@ from typing import Any
 import pytest
 
 from opd_align.training import launch, trl_compat
-from opd_align.training.trl_compat import (
+from opd_align.training.trl_compat import check_attributes, check_events, check_trainer, resolve
+from opd_align.training.trl_names import (
     AT_RUN_TIME,
     ATTRIBUTES,
     CLIENT_ATTRIBUTES,
     METHODS,
     NAMES,
     SDPO_EVENTS,
+    UNTESTED,
     VLLM_ATTRIBUTES,
-    check_attributes,
-    check_events,
-    check_trainer,
-    resolve,
 )
 from opd_align.types import OpdAlignError
 
@@ -175,19 +173,19 @@ def pretend_trl(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
 
 
 def test_versions_outside_the_tested_range(monkeypatch, caplog):
-    monkeypatch.delenv(trl_compat.UNTESTED, raising=False)
+    monkeypatch.delenv(UNTESTED, raising=False)
     for version, complaint in (("1.10.0", "too old"), ("1.17.0.dev0", "too new"), ("2.0.0", "too new")):
         pretend_trl(monkeypatch, version)
         with pytest.raises(OpdAlignError, match=rf"TRL {version} is not supported: .*{complaint}.*>=1\.16,<1\.17"):
             resolve("GRPOTrainer")
         with pytest.raises(OpdAlignError, match=complaint):
             launch.check_installed()  # `opd-align train`, before it starts any process
-    with pytest.raises(OpdAlignError, match=f"{trl_compat.UNTESTED}=1 lets you try it"):
+    with pytest.raises(OpdAlignError, match=f"{UNTESTED}=1 lets you try it"):
         resolve("GRPOTrainer")
 
 
 def test_a_newer_version_can_be_tried_and_is_still_checked(monkeypatch, caplog):
-    monkeypatch.setenv(trl_compat.UNTESTED, "1")
+    monkeypatch.setenv(UNTESTED, "1")
     pretend_trl(monkeypatch, "1.99.0")
     for _ in range(2):
         check_trainer(trainer_class("GRPOTrainer"))

@@ -294,7 +294,7 @@ def test_one_failed_call_leaves_its_rollouts_unknown_and_is_logged(tmp_path, cap
     callback = evaluating(tmp_path, flaky, every_n_steps=1)
     trainer = callback.adapter.trainer
     callback.on_train_begin(trainer.args, trainer.state, trainer.control)
-    (row,) = trainer.state.log_history
+    (row,) = callback.log_history
     assert (row["opd_align/evaluation/verifier_failures"], row["opd_align/evaluation/failures"]) == (1.0, 0.0)
     assert caplog.text.count("the server is away") == 1
     assert len(calls) > 2

@@ -39,6 +39,7 @@ trainer = make(
     given.kind, output, student=student, max_steps=2, per_device_train_batch_size=2, seed=3, temperature=1.0,
     gradient_checkpointing=False, **options,
 )  # fmt: skip
+callback = None
 if not given.unwatched:
     callback = AlignmentCallback(
         trainer, held_out(3), ARITHMETIC, every_n_steps=2, max_overhead=None, budget=TINY, teachers=["Self-1C"],
@@ -59,7 +60,7 @@ if accelerator.is_main_process:
         "type": str(accelerator.distributed_type),
         "world": accelerator.num_processes,
         "stage": getattr(accelerator.state.deepspeed_plugin, "zero_stage", None),
-        "log": trainer.state.log_history,
+        "log": [*trainer.state.log_history, *([] if callback is None else callback.log_history)],
     }
     (given.folder / "seen.json").write_text(json.dumps(seen))
 if torch.distributed.is_initialized():
