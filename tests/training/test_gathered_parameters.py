@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 import torch
 from support.small_models import qwen3
+from support.trainings import make
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from opd_align.backends.scoring import PromptedModel, hidden_states, output_layer
+from opd_align.training.adapters import adapt_trainer
 from opd_align.training.model_state import gathered_parameters, is_fsdp2, precision_name
+from opd_align.types import OpdAlignError
 
 IDS = torch.tensor([[1, 2, 3, 4, 5]])
 
@@ -108,3 +111,15 @@ def test_hooks_of_others_stay():
     with torch.no_grad(), gathered_parameters(accelerator(), model) as (gathered,):
         gathered(input_ids=IDS)
     assert calls == [1]
+
+
+def test_fsdp1_is_refused_before_training_and_fsdp2_is_not(tmp_path):
+    trainer = make("distillation", tmp_path)
+    trainer.is_fsdp_enabled = True
+    for version in (1, 2):
+        trainer.accelerator = SimpleNamespace(state=SimpleNamespace(fsdp_plugin=SimpleNamespace(fsdp_version=version)))
+        if version == 1:
+            with pytest.raises(OpdAlignError, match="FSDP1 is not supported; use FSDP2"):
+                adapt_trainer(trainer)
+        else:
+            assert adapt_trainer(trainer).kind == "DistillationTrainer"
