@@ -19,15 +19,15 @@ from opd_align.runs.manifest import question_digest
 from opd_align.teachers.contexts import Context, Demonstration
 from opd_align.teachers.demonstrations import DemonstrationWriters, collect_demonstrations
 from opd_align.teachers.eligibility import missing_demonstrations
-from opd_align.training.distributed import on_all_ranks
-from opd_align.types import OpdAlignError, Question
+from opd_align.training.distributed import EvaluationFailed, on_all_ranks
+from opd_align.types import Question
 
 logger = logging.getLogger(__name__)
 
 DEMONSTRATIONS = "demonstrations.json"
 
 
-class NoDemonstrationYet(OpdAlignError):
+class NoDemonstrationYet(EvaluationFailed):
     """The student could not write the demonstrations of a context for any question. It may be able to later."""
 
 
