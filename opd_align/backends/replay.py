@@ -36,6 +36,7 @@ from opd_align.types import (
     ScoreRequest,
     TeacherScores,
     Tokens,
+    shortened,
 )
 
 UNRECORDED = 2**32 - 1
@@ -216,7 +217,7 @@ class ReplayStudent:
     def _index(self, question: str) -> _Index:
         if question not in self._indexes:
             if question not in self.recording.questions:
-                raise OpdAlignError(f"question {question!r} is not in {self.recording.file}")
+                raise OpdAlignError(f"question {shortened(question)} is not in {self.recording.file}")
             self._indexes[question] = _Index(self.recording.questions[question])
         return self._indexes[question]
 
@@ -288,7 +289,7 @@ class ReplayStudent:
         if not all(own):
             at = own.index(False)
             raise OpdAlignError(
-                f"{self.recording.file}: question {question.id!r} has a rollout with token {int(path[at])} at position "
+                f"{self.recording.file}: question {shortened(question.id)} has a rollout with token {int(path[at])} at position "
                 f"{at}, whose probability is not recorded; record log_probs of this rollout"
             )
         children = sorted(known)
@@ -298,7 +299,7 @@ class ReplayStudent:
         if mass_T.max() > MAX_MASS:
             at = int(mass_T.argmax())
             raise OpdAlignError(
-                f"{self.recording.file}: question {question.id!r}: the recorded probabilities at position {at} of a "
+                f"{self.recording.file}: question {shortened(question.id)}: the recorded probabilities at position {at} of a "
                 f"rollout add up to {mass_T[at]:.3g}; all must come from one checkpoint at one temperature"
             )
         return depth_C, token_C, log_C

@@ -81,8 +81,13 @@ class _Reader:
             raise OpdAlignError(f"{self.file}, line {number}: not UTF-8 text") from error
         except RecursionError:
             raise OpdAlignError(f"{self.file}, line {number}: lists or objects are nested too deeply") from None
-        except ValueError as error:
-            raise OpdAlignError(f"{self.file}, line {number}: not JSON: {error}") from error
+        except json.JSONDecodeError as error:
+            raise OpdAlignError(
+                f"{self.file}, line {number}, column {error.colno}: not JSON: {error.msg}; the format has one JSON object "
+                "per line"
+            ) from error
+        except ValueError as error:  # an integer of more digits than Python converts
+            raise OpdAlignError(f"{self.file}, line {number}: not JSON: a number is too long") from error
         if not self.lines:
             raise OpdAlignError(f"{self.file}: there are no rollouts; docs/replay.md describes the format")
         for name, entry in self.lines.items():
@@ -208,7 +213,7 @@ class _Reader:
             launch,
             None if log_probs is None else _log_probs("log_probs", log_probs, len(tokens), zero=False),
             {
-                name: _log_probs(f"teacher_log_probs.{name}", values, len(tokens), zero=True)
+                name: _log_probs(f"teacher_log_probs of {shortened(name)}", values, len(tokens), zero=True)
                 for name, values in self._by_teacher("teacher_log_probs", line).items()
             },
             key,
@@ -223,7 +228,7 @@ class _Reader:
         teacher_p = self._by_teacher("teacher_p", line)
         for name, t in teacher_p.items():
             if type(t) not in (int, float) or not 0 <= t <= 1:
-                raise _LineError(f"teacher_p.{name} must be a probability in [0, 1], not {shortened(t)}")
+                raise _LineError(f"teacher_p of {shortened(name)} must be a probability in [0, 1], not {shortened(t)}")
         outcomes = line.get("outcomes")
         outcomes = [] if outcomes is None else outcomes
         if not isinstance(outcomes, list):

@@ -28,11 +28,11 @@ class Recorder:
         return getattr(self.family, name)
 
     def sample(self, requests: Sequence[SampleRequest]) -> Rollouts:
-        for request in requests:
-            one = self.family.sample([request])
-            graded = replace(one, outcome_R=self.family.grade(request.question, one))
-            self.rollouts.setdefault(request.question.id, []).append(graded)
-        return self.family.sample(requests)
+        (question,) = {request.question.id: request.question for request in requests}.values()
+        rollouts = self.family.sample(requests)
+        graded = replace(rollouts, outcome_R=self.family.grade(question, rollouts))
+        self.rollouts.setdefault(question.id, []).append(graded)
+        return rollouts
 
     def score(self, request: ScoreRequest, teachers: Sequence[ExactFamilyTeacher]) -> Any:
         self.paths.setdefault(request.question.id, []).append(request.completion)
