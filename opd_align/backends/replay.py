@@ -270,20 +270,23 @@ class ReplayStudent:
 
         The path's own tokens are among them. Values of branches come first, then those of rollouts in file order.
         """
-        known: dict[tuple[int, int], Sequence[float]] = {}
-        for branch in self._index(question.id).entry.branches:
-            depth = len(branch.prefix)
-            if depth < len(path) and shared_length(branch.prefix, path) == depth:
+        index, known = self._index(question.id), dict[tuple[int, int], Floats]()
+        for depth in range(len(path)) if index.branches else ():
+            for branch in index.branches_at(path[:depth]):
+                p = [branch.p, *(branch.teacher_p[name] for name in teachers)]
                 with np.errstate(divide="ignore"):
-                    known[depth, branch.token] = np.log([branch.p, *(branch.teacher_p[name] for name in teachers)])
+                    known[depth, branch.token] = np.log(p)
         covered = 0
         for rollout in rollouts:
-            if rollout.log_probs is None or any(name not in rollout.teacher_log_probs for name in teachers):
+            log_probs = [rollout.log_probs, *(rollout.teacher_log_probs.get(name) for name in teachers)]
+            if any(values is None for values in log_probs):
                 continue
             shared = shared_length(rollout.tokens, path)
-            log_T = np.stack([rollout.log_probs, *(rollout.teacher_log_probs[name] for name in teachers)], axis=-1)
-            for depth in [*range(covered, shared), *([shared] if shared < min(len(path), len(rollout.tokens)) else [])]:
-                known.setdefault((depth, int(rollout.tokens[depth])), log_T[depth])
+            leaves = shared < min(len(path), len(rollout.tokens))
+            for depth in [*range(covered, shared), *([shared] if leaves else [])]:
+                child = depth, int(rollout.tokens[depth])
+                if child not in known:
+                    known[child] = np.array([values[depth] for values in log_probs if values is not None])
             covered = max(covered, shared)
         own = [(depth, token) in known for depth, token in enumerate(path.tolist())]
         if not all(own):
@@ -317,6 +320,9 @@ class _Index:
         self.branches: Mapping[bytes, RecordedBranch] = {
             _digest(np.append(branch.prefix, np.uint32(branch.token))): branch for branch in entry.branches
         }
+        self._branches_at: defaultdict[bytes, list[RecordedBranch]] = defaultdict(list)
+        for branch in entry.branches:
+            self._branches_at[_digest(branch.prefix)].append(branch)
         self._same: dict[bytes, RecordedRollout] = {}
         for rollout in entry.rollouts:
             self._same.setdefault(_digest(rollout.tokens), rollout)
@@ -325,6 +331,10 @@ class _Index:
     def rollouts(self, prefix: Tokens) -> Sequence[RecordedRollout]:
         """The rollouts that were launched after a prefix."""
         return self._forced.get(_digest(prefix), []) if len(prefix) else self._natural
+
+    def branches_at(self, prefix: Tokens) -> Sequence[RecordedBranch]:
+        """The branches at a node."""
+        return self._branches_at.get(_digest(prefix), [])
 
     def same(self, completion: Tokens) -> RecordedRollout | None:
         """The first rollout with these tokens."""

