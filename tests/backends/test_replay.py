@@ -90,7 +90,7 @@ def test_reward_to_go_comes_from_the_recorded_log_probs(tmp_path: Path) -> None:
 
 
 def test_natural_rollouts_alone_are_right_where_they_are_certain(tmp_path: Path) -> None:
-    family = ExactFamily.random(40, 10, length=20, stakes=3.0, vocabulary=12, states=60)
+    family = ExactFamily.random(500, 12, length=60, stakes=2.0, vocabulary=12, states=60)
     file = write_lines(tmp_path / "natural.jsonl", natural_lines(family, 200))
     analysis = replayed(file, Settings(budget=Budget(initial=200, targeted=0), estimator="direct"))
     children: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
@@ -111,7 +111,7 @@ def test_natural_rollouts_alone_are_right_where_they_are_certain(tmp_path: Path)
         truth = cosine(unified_update(p, q), unified_update(p, np.log(t) - np.log(p)))
         right[node["question"], tuple(own), node["teacher"]] = bool((truth > 0) == (node["verdict"] == "helpful"))
     assert len(right) >= 10
-    assert np.mean([*right.values()]) >= 0.95
+    assert np.mean([*right.values()]) >= 0.9
 
 
 def test_outcomes_without_continuations_count_at_their_branch(tmp_path: Path) -> None:
