@@ -212,4 +212,6 @@ def _is_any(tokens: Tokens, wanted: Sequence[int]) -> NDArray[np.bool_]:
 def _check_teachers(recording: Recording, line: int, name: str, given: Mapping[str, Any]) -> None:
     missing = [teacher for teacher in recording.teachers if teacher not in given]
     if missing:
-        raise recording.error(line, f"{name} has no {shortened(missing[0])}, which other lines have; record all teachers")
+        raise recording.error(
+            line, f"{name} has no {shortened(missing[0])}, which other lines have; record all teachers"
+        )

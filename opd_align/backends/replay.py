@@ -114,9 +114,7 @@ class ReplayStudent:
     own_token_outcomes: bool = False
     token_text: Callable[[int], str] | None = None
     _indexes: dict[str, _Index] = field(default_factory=dict, init=False, repr=False)
-    _paths: defaultdict[str, list[Tokens]] = field(
-        default_factory=lambda: defaultdict(list), init=False, repr=False
-    )
+    _paths: defaultdict[str, list[Tokens]] = field(default_factory=lambda: defaultdict(list), init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.scorer is None:

@@ -14,7 +14,7 @@ from support.backend_contract import rows_of, tokens
 from support.fuzzing import cases, mutated, outcome
 from support.recorded_world import node_lines, recorded_analysis, rollout_lines, write_lines
 
-from opd_align import Budget, ExactFamily, GRPO, MiniLLM, OpdAlignError, ReverseKL, Rules, Settings, analyze
+from opd_align import GRPO, Budget, ExactFamily, MiniLLM, OpdAlignError, ReverseKL, Settings, analyze
 from opd_align.backends.replay import UNRECORDED, ReplayStudent
 from opd_align.backends.replay_file import read_recording
 from opd_align.core.alignment import cosine
@@ -330,7 +330,22 @@ def test_files_that_are_not_json_lines_are_rejected(content: bytes, tmp_path: Pa
 
 def test_mutated_files_are_read_or_rejected_in_one_line(tmp_path: Path) -> None:
     text = "".join(f"{json.dumps(line)}\n" for line in VALID).encode()
-    pieces = [b"[", b"]", b"null", b"-1", b"1e999", b"NaN", b"true", b'"', b"{}", b"\n", b"9" * 30, b'"q"', b"0.5", b","]
+    pieces = [
+        b"[",
+        b"]",
+        b"null",
+        b"-1",
+        b"1e999",
+        b"NaN",
+        b"true",
+        b'"',
+        b"{}",
+        b"\n",
+        b"9" * 30,
+        b'"q"',
+        b"0.5",
+        b",",
+    ]
     accepted = 0
     for case in cases(200, 20_000):
         file = tmp_path / "mutated.jsonl"

@@ -139,7 +139,9 @@ def test_a_bad_file_is_one_line_with_the_line_number(
     file = write_lines(tmp_path / "bad.jsonl", lines)
     assert main(["analyze", "--rollouts", str(file), "--out", str(tmp_path / "run")]) == 2
     (error,) = capsys.readouterr().err.splitlines()
-    assert error.endswith("line 5: outcome: 'correct' is not an outcome; use 1 or true, 0 or false, or null for unknown")
+    assert error.endswith(
+        "line 5: outcome: 'correct' is not an outcome; use 1 or true, 0 or false, or null for unknown"
+    )
     assert not (tmp_path / "run").exists()
     for line in lines:
         line.pop("teacher_log_probs", None)
@@ -168,7 +170,15 @@ def test_local_models_score_a_trl_dump_as_if_its_log_probs_were_recorded(
 ) -> None:
     common = ["--n-sig", "3", "--limit", "1"]
     models = ["--student", str(dump / "out/checkpoint-10"), "--teachers", "embedded:teacher"]
-    command = ["analyze", "--rollouts", str(dump / "rollouts.jsonl"), *models, *common, "--out", str(tmp_path / "local")]
+    command = [
+        "analyze",
+        "--rollouts",
+        str(dump / "rollouts.jsonl"),
+        *models,
+        *common,
+        "--out",
+        str(tmp_path / "local"),
+    ]
     assert main(command) == 0
     out = capsys.readouterr().out
     assert "probabilities computed by" in out

@@ -24,7 +24,11 @@ def write_output_dir(folder: Path, *, questions: int = 2, num_generations: int =
     chat = Chat(loaded.tokenizer)
     ends = chat.end_tokens(*loaded.configs)
     student = HFStudent(
-        "student", loaded.model, lambda question: chat.prompt(arithmetic.messages(question)), ends, Sampling(max_tokens=64)
+        "student",
+        loaded.model,
+        lambda question: chat.prompt(arithmetic.messages(question)),
+        ends,
+        Sampling(max_tokens=64),
     )
     grader = TextGrader(arithmetic, chat.decode, ends)
     rows = []
