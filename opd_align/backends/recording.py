@@ -166,8 +166,8 @@ class Recording:
                 if not rollout.truncated and not is_end[-1]:
                     raise self.error(
                         rollout.line,
-                        f"tokens end with {int(rollout.tokens[-1])}, which is no end-of-sequence token {listed}; append "
-                        "the one that ended the completion, or set truncated to true",
+                        f"tokens end with {int(rollout.tokens[-1])}, which is no end-of-sequence token {listed}; "
+                        "append the one that ended the completion, or set truncated to true",
                     )
 
     def _check_range(self, line: int, tokens: Tokens, vocabulary: int | None) -> None:

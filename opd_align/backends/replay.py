@@ -290,8 +290,8 @@ class ReplayStudent:
         if not all(own):
             at = own.index(False)
             raise OpdAlignError(
-                f"{self.recording.file}: question {shortened(question.id)} has a rollout with token {int(path[at])} at position "
-                f"{at}, whose probability is not recorded; record log_probs of this rollout"
+                f"{self.recording.file}: question {shortened(question.id)} has a rollout with token {int(path[at])} at "
+                f"position {at}, whose probability is not recorded; record log_probs of this rollout"
             )
         children = sorted(known)
         depth_C, token_C = (np.array(column, np.int64) for column in zip(*children, strict=True))
@@ -300,8 +300,8 @@ class ReplayStudent:
         if mass_T.max() > MAX_MASS:
             at = int(mass_T.argmax())
             raise OpdAlignError(
-                f"{self.recording.file}: question {shortened(question.id)}: the recorded probabilities at position {at} of a "
-                f"rollout add up to {mass_T[at]:.3g}; all must come from one checkpoint at one temperature"
+                f"{self.recording.file}: question {shortened(question.id)}: the recorded probabilities at position {at} "
+                f"of a rollout add up to {mass_T[at]:.3g}; all must come from one checkpoint at one temperature"
             )
         return depth_C, token_C, log_C
 

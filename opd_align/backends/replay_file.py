@@ -83,8 +83,8 @@ class _Reader:
             raise OpdAlignError(f"{self.file}, line {number}: lists or objects are nested too deeply") from None
         except json.JSONDecodeError as error:
             raise OpdAlignError(
-                f"{self.file}, line {number}, column {error.colno}: not JSON: {error.msg}; the format has one JSON object "
-                "per line"
+                f"{self.file}, line {number}, column {error.colno}: not JSON: {error.msg}; every line must be a "
+                "JSON object"
             ) from error
         except ValueError as error:  # an integer of more digits than Python converts
             raise OpdAlignError(f"{self.file}, line {number}: not JSON: a number is too long") from error

@@ -271,8 +271,8 @@ def _add_analysis_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--reuse", type=_path, metavar="DIR", help="reuse matching rollouts of another run directory")
     group.add_argument(
         "--rollouts", metavar="FILE",
-        help="analyze the rollouts in a file (docs/replay.md) instead of sampling; with --student and --teachers, those "
-        "models compute the probabilities, otherwise they are in the file",
+        help="analyze the rollouts in a file (docs/replay.md) instead of sampling; with --student and --teachers, "
+        "those models compute the probabilities, otherwise they are in the file",
     )  # fmt: skip
     cost = parser.add_argument_group("cost estimate")
     cost.add_argument(

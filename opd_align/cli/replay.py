@@ -200,7 +200,8 @@ def _local_models(
     name = config.student.name or short_name(config.student.model)
     scorer = HFStudent(name, weights[0].model, prompt, chat.end_tokens(*weights[0].configs), sampling)
     teachers = [HFTeacher(spec.name, each.model, prompt) for spec, each in zip(specs, weights[1:], strict=True)]
-    for reader in (scorer, *teachers):
+    readers: list[HFStudent | HFTeacher] = [scorer, *teachers]
+    for reader in readers:
         for question in questions:
             tokens = max(map(len, completions[question.id]))
             check_fits(question, prompt(question), tokens, reader.context_length, repr(reader.name))
@@ -220,8 +221,8 @@ def description(entries: Sequence[RecordedQuestion], analysis: Analysis) -> list
     else:
         shared = [n for entry in entries for n in _shared_lengths([rollout.tokens for rollout in entry.natural])]
         lines.append(
-            "Natural rollouts only: a token has a success rate only where many rollouts share the prefix before it. The "
-            f"median rollout is on its own after {np.median(shared):.0f} of {np.median([*map(len, natural)]):.0f} "
+            "Natural rollouts only: a token has a success rate only where many rollouts share the prefix before it. "
+            f"The median rollout is on its own after {np.median(shared):.0f} of {np.median([*map(len, natural)]):.0f} "
             f"tokens; nothing later is judged. Estimator: {analysis.settings.estimator}."
         )
     tokens, judged, decided = _judged(analysis)

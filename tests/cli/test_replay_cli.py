@@ -168,62 +168,44 @@ def test_reward_to_go_needs_the_tokens_of_every_rollout(
 def test_local_models_score_a_trl_dump_as_if_its_log_probs_were_recorded(
     dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    common = ["--n-sig", "3", "--limit", "1"]
+    # With keys in the file, both analyses choose the same paths.
+    lines = [line | {"key": index} for index, line in enumerate(lines_of(dump / "rollouts.jsonl"))]
+    file = write_lines(tmp_path / "rollouts.jsonl", lines)
+    common = ["--rollouts", str(file), "--n-sig", "3", "--limit", "1"]
     models = ["--student", str(dump / "out/checkpoint-10"), "--teachers", "embedded:teacher"]
-    command = [
-        "analyze",
-        "--rollouts",
-        str(dump / "rollouts.jsonl"),
-        *models,
-        *common,
-        "--out",
-        str(tmp_path / "local"),
-    ]
-    assert main(command) == 0
-    out = capsys.readouterr().out
-    assert "probabilities computed by" in out
-    assert "2 of 2" not in out
+    assert main(["analyze", *common, *models, "--out", str(tmp_path / "local")]) == 0
+    assert "probabilities computed by" in capsys.readouterr().out
     local = RunDirectory.load(tmp_path / "local")
     assert local.nodes.num_rows > 0
-    assert min(local.nodes["kl"].to_pylist()) >= 0
-    assert "Answer" in "".join(local.texts.values())
+    assert "".join(local.texts.values()).strip()
 
-    recording = read_recording(dump / "rollouts.jsonl")
+    recording = read_recording(file)
     student, teacher = load_model(str(dump / "out/checkpoint-10")), load_model("embedded:teacher")
     chat = Chat(student.tokenizer)
     prompt = RecordedPrompt(recording, chat)
     scorer = HFStudent("student", student.model, prompt, chat.end_tokens(*student.configs))
-    lines = []
-    for line, entry in zip(lines_of(dump / "rollouts.jsonl"), _rollouts(recording), strict=True):
-        rollouts = Rollouts.of([entry.tokens])
-        question = recording.questions[line["question"]].question
+    for line in lines:
+        rollouts, question = Rollouts.of([line["tokens"]]), recording.questions[line["question"]].question
         line["log_probs"] = scorer.token_log_probs(question, rollouts, None).tolist()
         log_t = scorer.token_log_probs(question, rollouts, HFTeacher("teacher", teacher.model, prompt))
         line["teacher_log_probs"] = {"teacher": log_t.tolist()}
-        lines.append(line)
-    file = write_lines(tmp_path / "recorded.jsonl", lines)
-    assert main(["analyze", "--rollouts", str(file), *common, "--out", str(tmp_path / "recorded")]) == 0
+    write_lines(file, lines)
+    assert main(["analyze", *common, "--out", str(tmp_path / "recorded")]) == 0
     recorded = RunDirectory.load(tmp_path / "recorded")
 
-    def children(analysis: Any) -> dict[tuple[Any, ...], tuple[float, float, float]]:
+    def children(analysis: Any) -> dict[tuple[int, int, int], tuple[float, float, int]]:
         rows = analysis.children.to_pylist()
-        own = {(row["path"], row["depth"]): row["token"] for row in rows if row["own"]}
-        found = {}
-        for row in rows:
-            prefix = tuple(own[row["path"], depth] for depth in range(row["depth"]))
-            found[(*prefix, row["token"])] = (row["p"], row["t"][0], row["visits"])
-        return found
+        return {(row["path"], row["depth"], row["token"]): (row["p"], row["t"][0], row["visits"]) for row in rows}
 
     one, other = children(local), children(recorded)
-    shared = [child for child in other if child in one]
-    assert len(shared) > 20
-    for child in shared:  # the path of another run may be another rollout, the counts at a node are the same
-        np.testing.assert_allclose(other[child], one[child], rtol=1e-3, atol=1e-4)
-
-
-def _rollouts(recording: Any) -> list[Any]:
-    every = [rollout for entry in recording.questions.values() for rollout in entry.rollouts]
-    return sorted(every, key=lambda rollout: rollout.line)
+    assert len(other) > 50
+    for child, values in other.items():
+        np.testing.assert_allclose(values, one[child], rtol=1e-3, atol=1e-4)
+    # Only the models know the tokens that no rollout took, so a recorded divergence is a lower bound.
+    kl = {(row["path"], row["depth"]): row["kl"] for row in local.nodes.to_pylist()}
+    compared = [(row["kl"], kl[row["path"], row["depth"]]) for row in recorded.nodes.to_pylist()]
+    assert compared
+    assert all(0 <= low <= exact + 1e-6 for low, exact in compared)
 
 
 @pytest.mark.parametrize(
