@@ -300,8 +300,8 @@ class ReplayStudent:
         if mass_T.max() > MAX_MASS:
             at = int(mass_T.argmax())
             raise OpdAlignError(
-                f"{self.recording.file}: question {shortened(question.id)}: the recorded probabilities at position {at} "
-                f"of a rollout add up to {mass_T[at]:.3g}; all must come from one checkpoint at one temperature"
+                f"{self.recording.file}: question {shortened(question.id)}: the probabilities at position {at} of a "
+                f"rollout add up to {mass_T[at]:.3g}; all must come from one checkpoint at one temperature"
             )
         return depth_C, token_C, log_C
 

@@ -171,7 +171,7 @@ def _local_models(
     from opd_align.backends.chat import Chat
     from opd_align.backends.hf import HFStudent, HFTeacher
     from opd_align.backends.loading import check_model, load_model, load_tokenizer, short_name
-    from opd_align.backends.scoring import check_tokenizers
+    from opd_align.backends.scoring import TokenizerMismatch, check_tokenizers
     from opd_align.settings import Sampling
 
     models: list[ModelConfig] = [config.student, *(spec.model for spec in specs if spec.model is not None)]
@@ -179,8 +179,13 @@ def _local_models(
         check_model(model.model, dtype=model.dtype, device=model.device)
     tokenizers = [load_tokenizer(model.model) for model in models]
     if recording.tokenizer not in (None, config.student.model):
-        tokenizer = load_tokenizer(str(recording.tokenizer))
-        check_tokenizers(tokenizers[0], tokenizer, f"{recording.tokenizer} (the recorded rollouts)")
+        try:
+            check_tokenizers(tokenizers[0], load_tokenizer(str(recording.tokenizer)), "")
+        except TokenizerMismatch:
+            raise TokenizerMismatch(
+                f"{recording.file} has token ids of {recording.tokenizer!r}, which are other tokens for "
+                f"{config.student.model!r}; name the student that sampled the rollouts"
+            ) from None
     for spec, tokenizer in zip(specs, tokenizers[1:], strict=True):
         check_tokenizers(tokenizers[0], tokenizer, spec.name)
     chat = Chat(tokenizers[0], config.student.thinking)

@@ -308,7 +308,7 @@ def test_probabilities_that_exceed_one_are_rejected(tmp_path: Path) -> None:
     more = VALID[4] | {"prefix": [], "token": 6, "p": 0.9}
     student = ReplayStudent.load(write_lines(tmp_path / "file.jsonl", [*VALID, more]))
     request = ScoreRequest(student.questions[0], tokens(1, 2, 0), np.empty(0, np.int64), NOTHING, 0.02)
-    with pytest.raises(OpdAlignError, match=r"'q': the recorded probabilities at position 0 .* add up to 1\.81"):
+    with pytest.raises(OpdAlignError, match=r"'q': the probabilities at position 0 of a rollout add up to 1\.81"):
         student.score(request, student.teachers)
 
 

@@ -162,6 +162,21 @@ def test_reward_to_go_needs_the_tokens_of_every_rollout(
     assert f"line {len(lines)}: objective 'minillm' needs the tokens of every rollout" in capsys.readouterr().err
 
 
+def test_a_tokenizer_in_the_file_gives_tokens_their_text(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings, *lines = lines_of(world / "natural.jsonl")
+    for tokenizer in ("embedded:student", "/no/such/folder"):
+        file = write_lines(tmp_path / "file.jsonl", [settings | {"tokenizer": tokenizer}, *lines])
+        out = tmp_path / tokenizer.replace("/", "")
+        assert main(["analyze", "--rollouts", str(file), "--limit", "1", "--out", str(out)]) == 0
+        texts = RunDirectory.load(out).texts
+        assert bool(texts) == (tokenizer == "embedded:student")
+    assert (
+        "Reports show token ids instead of text: the folder '/no/such/folder' does not exist" in capsys.readouterr().out
+    )
+
+
 # -- local models ---------------------------------------------------------------------------------------------
 
 
