@@ -168,9 +168,9 @@ def test_a_tokenizer_in_the_file_gives_tokens_their_text(
     settings, *lines = lines_of(world / "natural.jsonl")
     for tokenizer in ("embedded:student", "/no/such/folder"):
         file = write_lines(tmp_path / "file.jsonl", [settings | {"tokenizer": tokenizer}, *lines])
-        out = tmp_path / tokenizer.replace("/", "")
-        assert main(["analyze", "--rollouts", str(file), "--limit", "1", "--out", str(out)]) == 0
-        texts = RunDirectory.load(out).texts
+        run = tmp_path / tokenizer.replace("/", "")
+        assert main(["analyze", "--rollouts", str(file), "--limit", "1", "--out", str(run)]) == 0
+        texts = RunDirectory.load(run).texts
         assert bool(texts) == (tokenizer == "embedded:student")
     assert (
         "Reports show token ids instead of text: the folder '/no/such/folder' does not exist" in capsys.readouterr().out
