@@ -53,6 +53,10 @@ class _QuestionLines:
     rollouts: list[RecordedRollout] = field(default_factory=list)
     branches: dict[tuple[bytes, int], RecordedBranch] = field(default_factory=dict)
 
+    def as_question(self, name: str) -> Question:
+        """The question; a prompt that was recorded as text is shown where there is no other text."""
+        return Question(name, self.text or (self.prompt if isinstance(self.prompt, str) else ""), self.answer)
+
 
 class _Reader:
     def __init__(self, file: Path) -> None:
@@ -101,7 +105,7 @@ class _Reader:
             digest.hexdigest(),
             {
                 name: RecordedQuestion(
-                    Question(name, entry.text, entry.answer), entry.prompt, entry.rollouts, [*entry.branches.values()]
+                    entry.as_question(name), entry.prompt, entry.rollouts, [*entry.branches.values()]
                 )
                 for name, entry in self.lines.items()
             },

@@ -134,6 +134,12 @@ def _recorded(recording: Recording, config: StudyConfig, settings: Settings) -> 
             f"{recording.file} has no teacher_log_probs, which objective {needs_teacher[0]!r} needs; record them, or "
             "name local models (--student MODEL --teachers MODEL)"
         )
+    future = [objective.name for objective in settings.objectives if objective.signal == "future"]
+    for rollout in [each for entry in recording.questions.values() for each in entry.forced] if future else ():
+        if rollout.log_probs is None or any(teacher.name not in rollout.teacher_log_probs for teacher in teachers):
+            raise recording.error(
+                rollout.line, f"objective {future[0]!r} needs log_probs and teacher_log_probs of every rollout"
+            )
     return student, teachers
 
 

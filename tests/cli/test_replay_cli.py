@@ -156,6 +156,8 @@ def test_reward_to_go_needs_the_tokens_of_every_rollout(
     world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = lines_of(world / "natural.jsonl")
+    assert main(["analyze", "--rollouts", str(world / "world.jsonl"), "--objectives", "minillm"]) == 2
+    assert "objective 'minillm' needs log_probs and teacher_log_probs of every rollout" in capsys.readouterr().err
     lines.append({"question": "world-3", "prefix": [1], "token": 3, "p": 0.01, "outcomes": [1, 0]})
     file = write_lines(tmp_path / "file.jsonl", lines)
     assert main(["analyze", "--rollouts", str(file), "--objectives", "minillm"]) == 2
@@ -193,6 +195,7 @@ def test_local_models_score_a_trl_dump_as_if_its_log_probs_were_recorded(
     local = RunDirectory.load(tmp_path / "local")
     assert local.nodes.num_rows > 0
     assert "".join(local.texts.values()).strip()
+    assert local.questions["text"].to_pylist() == [lines[0]["prompt"]]
 
     recording = read_recording(file)
     student, teacher = load_model(str(dump / "out/checkpoint-10")), load_model("embedded:teacher")
