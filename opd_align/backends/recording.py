@@ -114,12 +114,14 @@ class Recording:
     end_tokens: tuple[int, ...]
     temperature: float | None
 
+    def outcome_branches(self, entry: RecordedQuestion) -> list[RecordedBranch]:
+        """The branches whose outcomes are evidence of rollouts; a branch that ends the completion needs no rollout."""
+        return [each for each in entry.branches if len(each.outcome_R) and each.token not in self.end_tokens]
+
     @property
     def has_forced(self) -> bool:
         """Whether there is any evidence besides natural rollouts: forced ones, or outcomes of branches."""
-        return any(
-            entry.forced or any(len(branch.outcome_R) for branch in entry.branches) for entry in self.questions.values()
-        )
+        return any(entry.forced or self.outcome_branches(entry) for entry in self.questions.values())
 
     def error(self, line: int, problem: str) -> OpdAlignError:
         """An error about a line of the file."""

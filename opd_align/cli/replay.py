@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from opd_align.backends.base import check_fits
-from opd_align.backends.recording import RecordedQuestion, Recording, shared_length
+from opd_align.backends.recording import Recording, shared_length
 from opd_align.backends.replay import RecordedPrompt, ReplayStudent
 from opd_align.backends.replay_file import read_recording
 from opd_align.cli.progress import progress
@@ -63,10 +63,12 @@ def analyze_rollouts(args: argparse.Namespace, config: StudyConfig) -> Analysis:
             args.out, student, teachers, questions, student, settings=settings, on_progress=on_progress,
             workers=args.workers or 1,
         )  # fmt: skip
-    entries = [recording.questions[question.id] for question in questions]
     source = f"computed by {config.student.model}" if local else "as recorded"
     names = ", ".join(teacher.name for teacher in teachers) or "none"
-    for line in [f"{recording.file}: probabilities {source}; teachers: {names}", *description(entries, analysis)]:
+    for line in [
+        f"{recording.file}: probabilities {source}; teachers: {names}",
+        *description(recording, questions, analysis),
+    ]:
         say(line)
     return analysis
 
@@ -102,13 +104,11 @@ def _settings(args: argparse.Namespace, config: StudyConfig, recording: Recordin
         # Where a rollout is on its own, nothing but its own outcome tells `backup` the value of the path.
         if args.estimator is None and not any(each.startswith("estimator=") for each in args.set):
             estimator = "direct"
-    outcomes_only = next(
-        (branch for entry in recording.questions.values() for branch in entry.branches if len(branch.outcome_R)), None
-    )
+    outcomes_only = [each for entry in recording.questions.values() for each in recording.outcome_branches(entry)]
     future = [objective.name for objective in settings.objectives if objective.signal == "future"]
-    if future and outcomes_only is not None:
+    if future and outcomes_only:
         raise recording.error(
-            outcomes_only.line,
+            outcomes_only[0].line,
             f"objective {future[0]!r} needs the tokens of every rollout; record rollouts with launch instead of "
             "outcomes of a branch",
         )
@@ -219,10 +219,14 @@ def _local_models(
     return ReplayStudent(recording, scorer, settings.estimator != "backup"), teachers
 
 
-def description(entries: Sequence[RecordedQuestion], analysis: Analysis) -> list[str]:
+def description(recording: Recording, questions: Sequence[Question], analysis: Analysis) -> list[str]:
     """What was recorded, and what an analysis of it can and cannot tell."""
+    entries = [recording.questions[question.id] for question in questions]
     natural = [rollout.tokens for entry in entries for rollout in entry.natural]
-    forced = sum(len(entry.forced) + sum(len(branch.outcome_R) for branch in entry.branches) for entry in entries)
+    forced = sum(
+        len(entry.forced) + sum(len(branch.outcome_R) for branch in recording.outcome_branches(entry))
+        for entry in entries
+    )
     lines = [f"{len(entries)} questions, {len(natural)} natural rollouts, {forced or 'no'} targeted ones."]
     if forced:
         lines.append(

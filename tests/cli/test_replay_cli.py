@@ -41,7 +41,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     recorded_analysis(folder / "world.jsonl", family, teachers, Settings(budget=Budget(initial=60, n_min=20)))
     natural = [
-        line for line in lines_of(folder / "world.jsonl") if "launch" not in line and not line.get("outcomes")
+        line for line in lines_of(folder / "world.jsonl") if "launch" not in line
     ]  # fmt: skip
     write_lines(folder / "natural.jsonl", natural)
     return folder
