@@ -40,9 +40,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         family.teacher("style", lambda world: world.style_teacher()),
     ]
     recorded_analysis(folder / "world.jsonl", family, teachers, Settings(budget=Budget(initial=60, n_min=20)))
-    natural = [
-        line for line in lines_of(folder / "world.jsonl") if "launch" not in line
-    ]  # fmt: skip
+    natural = [line for line in lines_of(folder / "world.jsonl") if "launch" not in line]
     write_lines(folder / "natural.jsonl", natural)
     return folder
 
