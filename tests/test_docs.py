@@ -12,7 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.trl_dump import write_output_dir
 
+from opd_align.backends.replay_file import read_recording
 from opd_align.cli.commands import _config
 from opd_align.cli.main import _parser, main
 from opd_align.core import objectives
@@ -75,6 +77,8 @@ def test_python_code_runs_as_printed(code: str, tmp_path: Path) -> None:
         node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }
     adds_to_trainer = "trainer." in code and "trainer" not in assigned
+    if "completions_00010.parquet" in code:
+        write_output_dir(tmp_path / "out")
     script = tmp_path / "snippet.py"
     script.write_text(f"{YOUR_TRAINER}{code}trainer.train()\n" if adds_to_trainer else code, encoding="utf-8")
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, timeout=600)
@@ -88,6 +92,9 @@ def test_python_code_runs_as_printed(code: str, tmp_path: Path) -> None:
         assert " passed\n" in done.stdout
     elif "gate=" in code:
         assert "gate/tokens_kept" in done.stdout
+    elif "rollouts.jsonl" in code:
+        recording = read_recording(tmp_path / "rollouts.jsonl")
+        assert {len(entry.natural) for entry in recording.questions.values()} == {40}
     else:
         assert done.stdout.index("good") < done.stdout.index("bad")
 

@@ -32,6 +32,10 @@ KEY_OF_FLAG = {
 def analyze(args: argparse.Namespace) -> int:
     config = _config(args)
     _check_flags(args, config)
+    if args.rollouts is not None:
+        from opd_align.cli.replay import analyze_rollouts
+
+        return _present(analyze_rollouts(args, config), args.out)
     if config.student.model == "exact":
         return _present(_analyze_exact(args, config), args.out)
     from opd_align.cli.progress import progress
@@ -63,7 +67,7 @@ def _config(args: argparse.Namespace) -> StudyConfig:
     overrides = [f"{key}={json.dumps(value)}" for key, value in values.items()]
     if args.seed is not None:
         overrides.append(f"rules.seed={args.seed}")
-    name = args.config or (None if args.student else "demo")
+    name = args.config or (None if args.student or getattr(args, "rollouts", None) else "demo")
     return read_config(name, [*overrides, *args.set])
 
 

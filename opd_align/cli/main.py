@@ -54,6 +54,7 @@ tables and writes an HTML report. Finished batches are saved to disk: if interru
   opd-align analyze --dry-run                                                estimated rollouts, time and cost
   opd-align analyze --estimator pooled --reuse runs/first --out runs/pooled  same rollouts, another estimator
   opd-align analyze --student exact --worlds 8                               synthetic worlds with known answers
+  opd-align analyze --rollouts rollouts.jsonl                                rollouts that another program recorded
   opd-align analyze --config boolq_qwen3_0.6b --engine ray --ray-address auto --out s3://bucket/boolq   on a cluster
 
 Teachers are model names, or contexts: the student itself with demonstrations added to its prompt. In a context's name,
@@ -268,6 +269,11 @@ def _add_analysis_arguments(parser: argparse.ArgumentParser) -> None:
     group = _add_settings_arguments(parser)
     group.add_argument("--workers", type=int, metavar="N", help="questions processed concurrently (default: 1)")
     group.add_argument("--reuse", type=_path, metavar="DIR", help="reuse matching rollouts of another run directory")
+    group.add_argument(
+        "--rollouts", metavar="FILE",
+        help="analyze the rollouts in a file (docs/replay.md) instead of sampling; with --student and --teachers, "
+        "those models compute the probabilities, otherwise they are in the file",
+    )  # fmt: skip
     cost = parser.add_argument_group("cost estimate")
     cost.add_argument(
         "--dry-run", action="store_true", help="sample a little to measure speed, print the estimate, and exit"
