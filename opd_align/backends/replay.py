@@ -412,6 +412,7 @@ class _Nodes:
                     (p_C, log_p_C, log_other_C), (p_C, log_p_C, log_m_C), (t_C, log_other_C, log_m_C),
                 )
             )  # fmt: skip
+        unknown_T = np.full(self.length, np.nan)  # the overlap needs the most likely tokens of both
         norms_T = np.sqrt(self._sum(self.depth_C, p_C**2) * self._sum(self.depth_C, t_C**2))
         return TeacherScores(
             log_t_C,
@@ -420,6 +421,8 @@ class _Nodes:
             (to_m_T + from_m_T) / 2,
             np.sqrt(self._sum(self.depth_C, (p_C - t_C) ** 2)),
             self._sum(self.depth_C, p_C * t_C) / norms_T,
+            unknown_T,
+            unknown_T,
         )
 
     def _dot(self, weight_C: Floats, value_C: Floats) -> Floats:
