@@ -69,7 +69,9 @@ def test_replaying_a_recorded_analysis_at_the_papers_budget_gives_the_same_nodes
     again = replayed(tmp_path / "world.jsonl", settings)
     assert direct.questions["targeted"].to_pylist()[0] > 1000
     assert_same_nodes(direct, again)
-    assert again.questions.equals(direct.questions)
+    # Entropies are lower bounds, and an overlap of the most likely tokens is not recorded.
+    unknown = ["student_entropy", "teacher_entropy", "overlap_ratio", "overlap_token_advantage"]
+    assert again.questions.drop_columns(unknown).equals(direct.questions.drop_columns(unknown))
 
 
 def test_other_estimators_use_the_recorded_rollouts_too(tmp_path: Path) -> None:
