@@ -16,7 +16,7 @@ from trl import DistillationTrainer, GRPOTrainer
 
 from opd_align import AlignmentCallback, Budget, ExactFamily, OpdAlignError, ReverseKL, Settings, analyze
 from opd_align.core.metric_registry import logged_metrics
-from opd_align.core.objectives import GRPO, DrGRPO
+from opd_align.core.objectives import GRPO, DrGRPO, GeneralisedJSD
 from opd_align.training.adapters import UNSUPPORTED, adapt_trainer
 from opd_align.training.gated_alignment import gate_weights
 from opd_align.training.gates import DivergenceAbove, FunctionGate, IncorrectOnly, Open, SignAgrees
@@ -155,6 +155,17 @@ def test_gmpo_is_not_taken_for_grpo(as_class: Any, trainers: dict[str, Any], mon
     assert (gmpo.kind, gmpo.objective, gmpo.unevaluated) == ("GMPOTrainer", GRPO(), ())
     monkeypatch.setattr(gmpo.trainer.args, "beta", 0.04)
     assert adapt_trainer(gmpo.trainer).unevaluated == ("the KL penalty (beta=0.04)",)
+
+
+def test_the_distillation_loss_of_a_gated_grpo_trainer(trainers: dict[str, Any], monkeypatch: Any) -> None:
+    trainer = trainers["grpo"]
+    runtime = SimpleNamespace(gate=Open(), verifier=verifier)
+    monkeypatch.setattr(trainer, "_gate_runtime", runtime, raising=False)
+    for beta, expected in ((0.5, GeneralisedJSD(0.5)), (1.0, ReverseKL())):
+        monkeypatch.setattr(trainer, "distillation_beta", beta, raising=False)
+        adapter = adapt_trainer(trainer)
+        assert (adapter.objective, adapter.distillation) == (DrGRPO(), expected)
+        assert adapter.unevaluated == ("that the advantages of incorrect completions are zero",)
 
 
 def test_a_class_is_not_recognised_by_its_name(as_class: Any) -> None:
