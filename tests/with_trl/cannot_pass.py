@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+SLIDING = "AlignmentCallback refuses a model with sliding-window layers when it is constructed, without vLLM"
+
 CANNOT_PASS: dict[tuple[str, str], str] = {
-    ("callback", "test_train[trl-internal-testing/tiny-Cohere2ForCausalLM]"): (
-        "the callback refuses models with sliding-window layers when it is added"
-    ),
+    ("callback", "test_train[trl-internal-testing/tiny-Cohere2ForCausalLM]"): SLIDING,
+    ("callback", "test_train_with_cast_lm_head_to_fp32[trl-internal-testing/tiny-Gemma2ForCausalLM]"): SLIDING,
 }
 """By mode and the name of the test function, with its parameters or for all of them."""
