@@ -17,6 +17,7 @@ _SUPERSCRIPT = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-", str
 _SUBSCRIPT = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
 _RAISED = re.compile(f"[{''.join(_SUPERSCRIPT)}]+")
 _LOWERED = re.compile(f"[{''.join(_SUBSCRIPT)}]+")
+_STACKED = re.compile(f"(\\d?) ?([{''.join(_SUPERSCRIPT)}]+)[⁄/∕]([{''.join(_SUBSCRIPT)}]+)")  # 3 ¹⁄₂
 _VULGAR = re.compile(r"(\d?)([¼-¾⅐-⅞])")
 _CJK = "぀-ヿ㐀-鿿가-힣"
 _CJK_EDGE = re.compile(rf"(?<=[{_CJK}])(?=[\w$\\(\-+])(?![{_CJK}])|(?<=[\w$)}}%])(?<![{_CJK}])(?=[{_CJK}])")
@@ -59,6 +60,7 @@ def plain_characters(text: str) -> str:
     """The text with superscripts, fractions, full-width and typographic characters written in ASCII and LaTeX."""
     if text.isascii():
         return text
+    text = _STACKED.sub(_stacked, text)
     text = _RAISED.sub(lambda m: _script("^", "".join(_SUPERSCRIPT[c] for c in m.group())), text)
     text = _LOWERED.sub(lambda m: _script("_", "".join(_SUBSCRIPT[c] for c in m.group())), text)
     text = _VULGAR.sub(_vulgar, text)
@@ -88,6 +90,11 @@ def strip_markup(words: str) -> str:
 
 def _script(mark: str, digits: str) -> str:
     return f"{mark}{digits}" if len(digits) == 1 else f"{mark}{{{digits}}}"
+
+
+def _stacked(match: re.Match[str]) -> str:
+    top, bottom = "".join(_SUPERSCRIPT[c] for c in match[2]), "".join(_SUBSCRIPT[c] for c in match[3])
+    return f"{match[1]} {top}/{bottom}".lstrip()
 
 
 def _vulgar(match: re.Match[str]) -> str:

@@ -20,6 +20,8 @@ from opd_align.tasks.extract import (
     Placement,
     strip_lead_in,
 )
+from opd_align.tasks.number_words import leading_number
+from opd_align.tasks.numbers import canonical_number
 
 _LETTER_FIRST = re.compile(
     r"(?P<open>[\(\[<]?)\s?(?P<letter>[A-Za-z])\s?(?P<close>[\)\]>]?)(?![A-Za-z\d'’])(?P<rest>.*)", re.DOTALL
@@ -31,6 +33,12 @@ _LETTER_ALSO = re.compile(
     r"then|option|choice|"
     r"the other|at least)\b){0,3}"
     r"[\s,]{0,2}\(?([A-Z])\)?(?![\w'’])(?!\)? (?:is|are|was|were)(?: both| all)? (?:wrong|incorrect|not|false))"
+)
+_SUBSCRIPT = re.compile(r"_\{?(\w)\}?")  # CO_2
+_AROUND_OPERATOR = re.compile(r"\s?([-+*/=^<>])\s?(?=[\w(\\-])")
+# "Neither Austen nor Dickens: Mary Shelley", "not B but C"
+_ALL_BUT = re.compile(
+    r"\W{0,3}(?:(?:it is|it's|is) )?(?:neither|not|none of)\b[^:.]{1,120}?(?::|,? but(?: rather)?\b|, it(?:'s| is)\b)", re.IGNORECASE
 )
 _LETTER_REMARK = re.compile(r"\s{0,2}(?:$|[).:,;\-—(\[]|(?:is|because|since|as|which|would|based|due|and|it)\b)")
 _MENTION = re.compile(
@@ -53,7 +61,7 @@ _WRONG_AFTER = re.compile(
     re.IGNORECASE,
 )
 _STATED = re.compile(
-    r"\b(?:it|this|that|which)(?:'s| is| must be| has to be| should be)\b|\bleav(?:es|ing)\b|"
+    r"\b(?:it|this|that|which)(?:'s| is| must be| has to be| should be)\b|\bleav(?:es|ing)\b|\b(?:remains|remaining|left) is\b|:\s?\(?[A-Z]\)?\W{0,3}$|"
     r"^\W{0,3}(?:definitely|certainly|clearly|probably)\b",
     re.IGNORECASE,
 )
@@ -117,7 +125,7 @@ def read_choice(words: str, placement: Placement, letters: str, choices: Sequenc
     if letter not in letters:
         return named or (AMBIGUOUS if first["letter"].isupper() and not re.match(r"\s?\w", rest) else None)
     if (also := _LETTER_ALSO.match(rest)) and also.group(1) in letters:
-        return AMBIGUOUS
+        return None if placement is Placement.BARE and re.search(r"[^\W\d_]{4}", rest) else AMBIGUOUS
     closed = bool(first["close"]) or rest[:1] in (".", ":", ")")
     if first["letter"].islower() and rest and not closed:
         return named  # "a cat"
@@ -143,7 +151,11 @@ def choice_by_text(words: str, choices: Sequence[str] | None) -> str | None:
 
 
 def normalised(words: str) -> str:
-    return strip_markup(str(words)).strip(" .,;:!(){}").casefold()
+    """Wording without case, markup, subscripts and spaces around operators; a number in words as digits."""
+    text = strip_markup(str(words)).strip(" .,;:!(){}").casefold()
+    text = _AROUND_OPERATOR.sub(r"\1", _SUBSCRIPT.sub(r"\1", text))
+    number = leading_number(text)
+    return canonical_number(number[0]) if number and not number[1].strip() else text
 
 
 def _letter_and_text(text: str, letters: str, choices: Sequence[str] | None) -> str | None:
@@ -188,13 +200,16 @@ def _text_of_another(rest: str, letter: str, letters: str, choices: Sequence[str
     """Whether the wording right after a letter is that of another choice, and not that of its own."""
     if choices is None:
         return False
-    wording = normalised(re.split(r"[,;]|\. |\bbecause\b|\bsince\b|\bis\b", rest.lstrip(").:-—=([ "), maxsplit=1)[0])
+    after_comma = re.match(r"\s?,", rest)
+    wording = normalised(re.split(r"[,;]|\. |\bbecause\b|\bsince\b|\bis\b", rest.lstrip("),.:-—=([ "), maxsplit=1)[0])
     if not wording:
         return False
     own = normalised(choices[letters.index(letter)])
     if wording.startswith(own) and own:
         return False
     others = [normalised(choice) for other, choice in zip(letters, choices, strict=False) if other != letter]
+    if after_comma:  # "C, Berlin", but not "C, Berlin being in Germany"
+        return wording in filter(None, others)
     return any(other and (wording == other or re.match(rf"{re.escape(other)}\b(?!\w)", wording)) for other in others)
 
 
@@ -203,6 +218,8 @@ def _mentioned(text: str, placement: Placement, letters: str, choices: Sequence[
     concluding = CONCLUDED.split(text)
     concluded = len(concluding) > 1 or bool(CONCLUSION.match(text) or _STATED.search(text))
     text = concluding[-1]  # "it cannot be C, so it must be B"
+    if (instead := _ALL_BUT.match(text)) is not None:
+        text, concluded = text[instead.end() :], True
     if (_NO_CHOICE.match(text) and not re.match(r"\W{0,3}not\b", text, re.IGNORECASE)) or HEDGE.search(text):
         return AMBIGUOUS
     mentioned: set[str] = set()

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 
 from opd_align.tasks.characters import MAX_ANSWER_CHARS, plain_characters
+from opd_align.tasks.prepare import prepared
 
 
 class Placement(Enum):
@@ -57,7 +58,6 @@ _THINK_TAG = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 # A model that repeats its instructions ("'Answer: $LETTER'") has not answered yet.
 _PLACEHOLDER = r"(?![^\w\n]{0,4}(?:LETTER|ANSWER|NUMBER|YOUR[ _]ANSWER)\b)"
 _NEXT_QUESTION = re.compile(r"\n[ \t*#]{0,6}(?:Question|Q|Problem|User|Human|Instruction)[ \t]?\d{0,3}[*_]{0,2}:")
-_STRUCK_OUT = re.compile(r"~~[^~\n]{1,200}~~")
 _COMMITMENT = re.compile(
     r"(?P<marker>"
     rf"\b(?:answer|ans|respuesta|r[ée]ponse|antwort|risposta|resposta)\b[*_` \t]{{0,6}}(?:[:=](?!=)|->|→|"
@@ -67,13 +67,14 @@ _COMMITMENT = re.compile(
     r"答[*_ ]{0,3}:"
     r"|(?:ответ)[*_ \t]{0,4}:"
     r"|^[ \t]{0,8}(?:#{1,6}[ \t]{0,4}|\*\*|__){1,2}(?:the[ \t])?(?:(?:final|correct|my)[ \t])?answer[ \t*_#]{0,8}$"
-    r")|(?P<box>\\f?boxed\s{0,3}\{|\\fbox\s{0,3}\{)|(?P<phrase>"
+    r")|(?P<box>\\(?:f?boxed|fbox|framebox)\s{0,3}\{)|(?P<phrase>"
     r"\b(?:(?:answer|(?:correct|right|best|true|final|my|only)[ \t](?:option|choice|statement|letter|one|pick|guess|"
     r"selection|response|result|solution))"
     r"(?:[ \t](?:to|for|here|among)\b[^.:\n]{0,80}?)?(?:[ \t]\w{1,12}ly,?)?"
     r"[*_ \t]{1,4}(?:is|should[ \t]be|must[ \t]be|would[ \t]be|will[ \t]be|has[ \t]to[ \t]be|comes[ \t](?:out[ \t])?to|"
     r"becomes|equals)\b"
-    r"|I(?:'d|'ll|[ \t]would|[ \t]will)?[ \t](?:choose|pick|select|go[ \t]with|opt[ \t]for|say|answer)\b"
+    r"|I(?:'d|'ll|[ \t]would|[ \t]will)?[ \t](?:choose|pick|select|go[ \t]with|opt[ \t]for|say|"
+    r"answer(?:[ \t](?:it|this|the[ \t]question|this[ \t]question)?[ \t]?with)?)\b"
     r"|(?:we|you)[ \t](?:should[ \t]|must[ \t])?(?:choose|pick|select)\b"
     r"|(?:respuesta[ \t](?:correcta[ \t])?es(?:[ \t]la)?|r[ée]ponse[ \t](?:correcte[ \t])?est|"
     r"antwort[ \t](?:ist|lautet)))"
@@ -83,7 +84,7 @@ _COMMITMENT = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _COMMITMENT_WORDS = (
-    "answer", "ans:", "ans.", "ans ", "ans=", "ans*", "boxed", "fbox", " option", " choice", " statement", " letter",
+    "answer", "ans:", "ans.", "ans ", "ans=", "ans*", "boxed", "fbox", "framebox", " option", " choice", " statement", " letter",
     " one ", " pick", " guess", " selection", " response", " result", " solution", " choose", " select", " go with",
     " opt for", " say", "respuesta", "reponse", "antwort", "risposta", "resposta",
 )  # fmt: skip
@@ -98,7 +99,7 @@ _ONLY_MARKUP = re.compile(r"(?:[\s*_#$`>~-]|\\[\[\]()])*")
 # What makes "the answer is C" something else than an answer, in the clause before it.
 _DENIED_BEFORE = re.compile(
     r"(?:\b(?:not|never|doubt|neither|cannot|if|whether|unless|suppose|supposing|assum\w{1,4}|imagine|why|how|until|"
-    r"hardly|wrong|mistaken\w{0,2}|no longer|no way|were|had|is|could)\b|n't\b)(?![^,;:]{0,60}[,;:])"
+    r"hardly|wrong|(?:false|untrue|incorrect) that|mistaken\w{0,2}|no longer|no way|were|had|is|could)\b|n't\b)(?![^,;:]{0,60}[,;:])"
     r"|\b(?:at first|initially|(?:might|may|could|would)(?: \w{1,8})? (?:think|say|believe|guess|assume|argue)|"
     r"tempting|tempted|people (?:think|say)|(?!I|we|passage|text|article|author)\b\w{2,} "
     r"(?:says?|said|claims?|claimed|thinks?|thought|believes?|believed|argues?) (?![^,;:]{0,60}[,;:])|"
@@ -109,7 +110,7 @@ _CLAUSE_START = re.compile(
     r"[.!?\n](?=\s|$)|\n|[;]|\b(?:so|thus|therefore|hence|but|because|then|and)\b|:", re.IGNORECASE
 )
 _RETRACTION = re.compile(
-    r"\b(?:(?:that|this|it|the above|my (?:previous |first )?answer)(?:'s| is| was| can't be| cannot be| isn't)"
+    r"\b(?:(?:that|this|it|the above|my (?:previous |first )?answer)(?:'s| is| was| can't be| cannot be| isn't| would be)"
     r"(?: (?:not|all|actually|clearly))? ?(?:wrong|incorrect|right|correct|a mistake|an error)\b|scratch that|"
     r"I (?:made|have made) (?:a|an) (?:mistake|error)|take that back|disregard|ignore (?:that|this)|"
     r"I was wrong(?! about)|"
@@ -128,7 +129,29 @@ _CHAT = re.compile(
     r"please|is there anything|have a|good luck|希望|如果你|如有)",
     re.IGNORECASE,
 )
-_SENTENCE_END = re.compile(r"(?<=[.!?])(?<!\b[A-Z]\.)(?<!Rs\.)(?<!approx\.)(?<!vs\.)[*_\"')\]]{0,4}\s+|\s*\n\s*")
+_SHORT_LINE = 100
+_UNFINISHED = re.compile(
+    r"(?:[,;:(=+*/-]|\b(?:and|then|so|the|a|an|of|to|s?he|they|we|I|it|is|are|was|that|which|with|for|from|in|by|or|but|"
+    r"because|if|as|her|his|their|our|not))\s*$",
+    re.IGNORECASE,
+)
+_REMARKS = re.compile(
+    r"\W{0,6}(?:(?:some|a few|two|three|further|additional|final|side|other) )?"
+    r"(?:remarks?|notes?|comments?|observations?|caveats?|P\.?S\.?|side note|for comparison)\W{0,3}(?::|$)",
+    re.IGNORECASE,
+)
+_OTHERWISE = re.compile(
+    r"\b(?:would(?:n't)?|wouldn't)\b|\b(?:it|that|there|he|she|they|this|one)'d\b|\bfor comparison\b|"
+    r"\b(?:was|is|were) not asked\b|\bcommon mistake\b|^\W{0,3}(?:by the way|incidentally|P\.?S\.?)\b",
+    re.IGNORECASE,
+)
+# "I would say 18" and "the answer would be 18" state an answer.
+_STANCE = re.compile(
+    r"\b(?:I|we|you)(?: would|'d)\b|\b(?:answer|result|total|so|thus|therefore|hence|which|choice|option)\b[^.]{0,40}"
+    r"\bwould\b",
+    re.IGNORECASE,
+)
+_SENTENCE_END = re.compile(r"(?<=[.!?])(?<![^:s] [A-Z]\.)(?<!^[A-Z]\.)(?<!Rs\.)(?<!approx\.)(?<!vs\.)[*_\"')\]]{0,4}\s+|\s*\n\s*")
 CONCLUSION = re.compile(
     r"\W{0,6}(?:(?:so|thus|therefore|hence|in conclusion|in summary|in total|altogether|in all|overall|"
     r"finally|as a result|"
@@ -140,11 +163,13 @@ CONCLUSION = re.compile(
 """How a sentence begins that states a result."""
 
 DENIAL_AFTER = re.compile(
-    r"\W{0,4}(?:(?:is|was|are|would be|seems?|looks?|can|must be|will be|sounds)? ?(?:also |clearly |"
+    r"[^\w.!?]{0,4}(?:(?:is|was|are|would be|seems?|looks?|can|must be|will be|sounds)? ?(?:also |clearly |"
     r"obviously |definitely )?"
     r"(?:incorrect|wrong|false|(?:not|n't|never|cannot)(?: be)? (?:the |quite |a )?"
     r"(?:correct|right|true|answer|best|valid|possible|it|final)|impossible|ruled out|excluded|out of the question)\b"
-    r"|(?:isn't|wasn't|can't be|cannot be|aren't|won't be)\b|(?:only )?(?:if|unless|provided|assuming)\b)",
+    r"|(?:only )?(?:if|unless|provided|assuming)\b)"
+    r"|[^\w.!?:,;]{0,4}(?:isn't|wasn't|can't be|cannot be|aren't|won't be|"
+    r"(?:is|was|are) (?:certainly |definitely )?(?:not|never))\b",
     re.IGNORECASE,
 )
 """After an answer, what denies it or makes it a condition: "C is incorrect", "C if x > 0"."""
@@ -157,7 +182,10 @@ NEGATION = re.compile(
 """What makes a clause say the opposite."""
 
 CONCLUDED = re.compile(
-    r"\b(?:so|therefore|thus|hence|which (?:means(?: that)?|is|are|equals|makes))\b,?|所以|因此", re.IGNORECASE
+    r"\b(?:so|therefore|thus|hence|which (?:means(?: that)?|is|are|equals|makes|leaves|gives)|(?<!\()that is|i\.e\.|"
+    r"in other words|as an? (?:decimal|fraction|percentage)(?: number)?|altogether|in total)(?!\w),?|"
+    r",\s(?:and )?(?:leaving|giving|making|totall?ing|yielding|resulting in|for a total of)\b|所以|因此|[⇒→∴]|=>|->",
+    re.IGNORECASE,
 )
 """Within a sentence, what a result follows."""
 
@@ -174,7 +202,7 @@ _LEAD_IN = re.compile(
     r"(?:final|correct|right|best|most likely|numerical|numeric)\b|(?:would|should|must|will|has to) be\b|"
     r"(?:I(?:'d| would)? (?:think|believe|guess|say|choose|pick|am confident|am sure|go with|select)|"
     r"probably|definitely|"
-    r"certainly|clearly|obviously|likely|most likely|simply|maybe|indeed|actually|surely)\b(?: that\b)?,?|"
+    r"certainly|absolutely|clearly|obviously|likely|most likely|simply|maybe|indeed|actually|surely)\b(?: that\b)?,?|"
     r"(?:answer|option|choice|statement|letter|result|solution|value|total|number)\b(?:\s(?:is|should be|"
     r"must be|would be|"
     r"equals)\b)?|(?:it|that|this|which)(?: is| was|'s| must be| should be| would be)\b|(?:是|为|选项|选择|选|第)|is\b)"
@@ -183,14 +211,21 @@ _LEAD_IN = re.compile(
 )
 
 
-def find_answer(text: str, read: Reader) -> str | None:
-    """The answer of a completion in the reader's canonical form; `None` if there is none, or several."""
+def find_answer(text: str, read: Reader, rewrite: Callable[[str], str] | None = None) -> str | None:
+    """The answer of a completion in the reader's canonical form; `None` if there is none, or several.
+
+    Args:
+        text: Completion, thinking included.
+        read: Reads one answer.
+        rewrite: Writes forms of an answer that only this kind has as "the answer is ...".
+    """
     response = strip_thinking(text)
     if response is None:
         return None
     response = plain_characters(response[-MAX_RESPONSE_CHARS:])[-MAX_RESPONSE_CHARS:]
-    if "~~" in response:
-        response = _STRUCK_OUT.sub("", response)
+    response = prepared(response)
+    if rewrite is not None:
+        response = rewrite(response)
     following = _NEXT_QUESTION.search(response, 1)
     if following:  # a base model that goes on with another question, after an answer to this one
         found = _find(response[: following.start()], read)
@@ -352,8 +387,7 @@ def _uncommitted(response: str, read: Reader, *, after_second_thought: bool = Fa
     lines = [line for line in tail.splitlines() if not _ONLY_MARKUP.fullmatch(line)]
     if len(response) > len(tail):
         lines = lines[1:]  # the first line may be cut in two, and its end alone could look like an answer
-    while len(lines) > 1 and _CHAT.match(lines[-1]):
-        lines = lines[:-1]
+    lines = _without_asides(lines)
     if not lines:
         return None
     if re.match(r"\s{0,4}\|.*\|\s{0,4}$", lines[-1]):  # the last row of a table
@@ -385,13 +419,37 @@ def _uncommitted(response: str, read: Reader, *, after_second_thought: bool = Fa
     return None
 
 
+def _without_asides(lines: list[str]) -> list[str]:
+    """Lines without what follows the answer: remarks, what would be the case otherwise, what is said to the user."""
+    for number, line in enumerate(lines[1:], start=1):
+        if _REMARKS.match(line):
+            lines = lines[:number]
+            break
+    lines = list(lines)
+    while lines:
+        starts = [0, *(match.end() for match in _SENTENCE_END.finditer(lines[-1]))]
+        start = next((start for start in reversed(starts) if lines[-1][start:].strip()), 0)
+        sentence = lines[-1][start:]
+        if not (_CHAT.match(sentence) or is_aside(sentence)) or (start == 0 and len(lines) == 1):
+            return lines
+        lines[-1] = lines[-1][:start].rstrip()
+        if not lines[-1]:
+            lines.pop()
+    return lines
+
+
+def is_aside(sentence: str) -> bool:
+    """Whether a sentence says what would be the case otherwise, or what was not asked."""
+    return bool(_OTHERWISE.search(sentence)) and not _STANCE.search(sentence)
+
+
 def _sentences_from_the_end(lines: list[str]) -> Iterator[tuple[str, bool]]:
     """The last sentences, without what is said to the user; the second value is whether it is the last one."""
     sentences = [part for line in lines[-4:] for part in _SENTENCE_END.split(line) if re.search(r"\w", part)]
-    while sentences and _CHAT.match(sentences[-1]):
-        sentences.pop()
+    # A short response is hardly ever cut off, but "x = 204, and then" is.
+    short = len(lines) == 1 and len(lines[0]) < _SHORT_LINE and not _UNFINISHED.search(lines[0])
     for number, sentence in enumerate(reversed(sentences[-4:])):
-        if number or re.search(
+        if (number or short) or re.search(
             r"[.!\])}$*=\d]\W*$|=\s?\S*[^\s,;:](?:\s[^\W\d]{1,15}){0,3}$|:\s?\(?[A-Z]\)?$", sentence
         ):  # an unfinished sentence states nothing
             yield sentence, number == 0
@@ -407,6 +465,6 @@ def _text_after(response: str, start: int) -> tuple[str | None, str]:
 
 
 def _read_text(words: str, placement: Placement, read: Reader) -> str | None:
-    box = re.search(r"\\f?boxed\s{0,3}\{|\\fbox\s{0,3}\{", words)
+    box = re.search(r"\\(?:f?boxed|fbox|framebox)\s{0,3}\{", words)
     content = boxed(words, box.end()) if box else None
     return read(content[0], Placement.BOX) if content else read(words, placement)

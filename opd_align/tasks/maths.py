@@ -13,7 +13,7 @@ from opd_align.tasks.characters import plain_characters, strip_markup
 from opd_align.tasks.evaluate import exact_value
 from opd_align.tasks.extract import AMBIGUOUS, DENIAL_AFTER, HEDGE, NEGATION, Placement, strip_lead_in
 from opd_align.tasks.math_pool import POOL
-from opd_align.tasks.numbers import base_value, canonical_number, read_number
+from opd_align.tasks.numbers import QUALIFIER, base_value, canonical_number, read_number
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+|/\d+)?")
 """The canonical form of a number."""
@@ -30,6 +30,11 @@ _COMMANDS = re.compile(
 _MATHS_MODE = re.compile(
     r"(?:\$|\\\()([^$\n]{1,300}?)(?:\$|\\\))"
     r"(?=[ *]{0,4}(?:$|[.,;!]|(?:because|since|as|by|from|which|units?|cm|square|degrees|inches|feet|meters)\b))"
+)
+_COMPOUND = re.compile(r"[^=,]*\w\s?[-+/^(][^=,]*=([^=,]+)")  # a + b = 10, f(3) = 10
+_ROUNDED = re.compile(r"\\approx(?![A-Za-z])|\\simeq(?![A-Za-z])|≈")
+_STATED = re.compile(
+    r"\b(?:is|are|equals?|be|gives?|get|obtain)\b:? (?P<plain>[^\s*].{0,120})$|\*\*(?P<bold>[^*\n]{1,120})\*\*"
 )
 _ALTERNATIVES = re.compile(r"\b(?:or|and)\b|\\lor\b|\\vee\b", re.IGNORECASE)
 _RELATION = re.compile(r"<|>|\\(?:leq?|geq?|lt|gt|neq?|leqslant|geqslant|in|notin|equiv|approx|sim)(?![A-Za-z])")
@@ -169,6 +174,9 @@ def read_maths(words: str, placement: Placement, *, whole: bool = False) -> str 
 
 def compare_expressions(found: str, gold: str) -> str:
     """Compares two answers: "same", "different", "unparseable", or "unknown" where math-verify fails."""
+    if _ROUNDED.search(found) and not _ROUNDED.search(gold):  # the exact value and the rounded one both count
+        replies = [compare_expressions(side, gold) for side in _ROUNDED.split(found)[-2:] if side.strip()]
+        return "same" if "same" in replies else replies[0] if replies else "unparseable"
     found, gold = _tidy(found), _tidy(gold)
     if found == gold:
         return "same"
@@ -222,6 +230,8 @@ def _expression(words: str, placement: Placement, whole: bool) -> str | None:
         return read_maths(segments[-1].group(1), Placement.MARKED, whole=whole)
     segment = None if placement is Placement.BOX else _MATHS_MODE.match(strip_lead_in(words.lstrip(" *:")))
     if segment and segment.group(1) != words:
+        if placement is Placement.BARE and re.search(r"\w", strip_lead_in(words.lstrip(" *:"))[segment.end() :]):
+            return None
         return read_maths(segment.group(1), Placement.MARKED, whole=whole)
     if not _is_expression(words):
         return None
@@ -229,6 +239,14 @@ def _expression(words: str, placement: Placement, whole: bool) -> str | None:
         return None
     # The original text: math-verify handles units and text commands better than `strip_markup`.
     expression = re.sub(r"\*\*|\$|\\[\[\]()]", "", strip_lead_in(words.strip())).replace("−", "-").strip(" .:")
+    rounded = _ROUNDED.split(expression, maxsplit=1)
+    if len(rounded) == 2 and rounded[0].strip() and not whole:
+        return f"{_last_side(rounded[0], whole)} \\approx {rounded[1].strip()}"
+    return _last_side(expression, whole) or None
+
+
+def _last_side(expression: str, whole: bool) -> str:
+    """The result of a chain of equations; "x^2 + y^2 = 1" is itself the result."""
     sides = re.split(r"(?<![<>!\\])=", expression)
     if (
         len(sides) > 1
@@ -237,19 +255,23 @@ def _expression(words: str, placement: Placement, whole: bool) -> str | None:
         and ";" not in expression
         and not _RELATION.search(expression)
     ):
-        # A chain of equations ends in its result; "x^2 + y^2 = 1" is the result.
         last = sides[-1].strip()
         expression = (
             last if len(sides) > 2 or _ASSIGNED.match(expression) or exact_value(sides[0]) is not None else expression
         )
         if exact_value(_tidy(last)) is not None:
             expression = last
-    return expression.strip() or None
+    return expression.strip()
 
 
 def _only_segment(words: str, whole: bool) -> str | None:
     """The expression of a sentence that ends in its only formula: "The point is $(2, 5)$."."""
+    words = words[: qualifier.start()] if (qualifier := QUALIFIER.search(words)) else words
     segments = list(_MATHS_MODE.finditer(words))
+    if not segments and (stated := _stated_expression(words)) is not None:
+        return stated
+    if len(segments) > 1 and (result := _COMPOUND.fullmatch(segments[-1].group(1).strip())):
+        return read_maths(result[1], Placement.BOX, whole=whole)  # $a = 3$, $b = 7$, and $a + b = 10$
     if len(segments) != 1 or HEDGE.search(words) or NEGATION.search(words):
         return None
     if re.search(r"[\d$]", words[: segments[0].start()] + words[segments[0].end() :]):
@@ -257,6 +279,17 @@ def _only_segment(words: str, whole: bool) -> str | None:
     if re.search(r"\b(?:than|least|most|up to)\s*$", words[: segments[0].start()]):
         return None
     return read_maths(segments[0].group(1), Placement.BOX, whole=whole)
+
+
+def _stated_expression(words: str) -> str | None:
+    """An expression without maths mode that a sentence ends in: "The height is 2√3"."""
+    stated = _STATED.search(words.strip().rstrip(". "))
+    if stated is None or HEDGE.search(words) or NEGATION.search(words):
+        return None
+    expression = (stated["plain"] or stated["bold"]).strip("*. ")
+    if not re.search(r"\\|[a-z] ?[-+^/*]|[-+^/*(] ?[a-z]", expression) or not _is_expression(expression):
+        return None
+    return read_maths(expression, Placement.BOX)
 
 
 def _is_expression(words: str) -> bool:

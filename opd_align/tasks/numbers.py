@@ -34,9 +34,9 @@ _NUMBER = re.compile(
 _LETTERS = {"k": 10**3, "m": 10**6, "mm": 10**6, "mn": 10**6, "b": 10**9, "bn": 10**9, "bil": 10**9, "t": 10**12}
 _DECIMAL_COMMA = re.compile(r"(?<![\d,.])(\d{1,3}(?:\.\d{3})+|\d{1,9}),(\d{1,2})(?![\d,]|\.\d)")
 _PARENTHESES = re.compile(r"\([^()]*\)")
-_FIRST_SENTENCE = re.compile(r"(.*?[\w)%}])(?:[;!?]+|\.+(?!\d))(?:\s.*|)", re.DOTALL)
+_FIRST_SENTENCE = re.compile(r"(.*?[\w)%}])(?:[;!?]+(?!\s?=)|\.+(?!\d))(?:\s.*|)", re.DOTALL)
 # After a number, these make it part of an expression: 2^10, 3!, 5√2, 5\pi, 2*3.
-_OPERATOR = re.compile(r"\s?(?:[\^*×·÷!√π\\+/_|<>(\[{]|-\s?\w|x ?\d)")
+_OPERATOR = re.compile(r"\s?(?:[\^*×·÷!√π\\+/_|<>(\[{]|-\s?[\w\\(]|x ?\d)")
 _UNIT_SLASH = re.compile(r"\s?/\s?[^\W\d]")
 _PREFIX = re.compile(
     rf"(?:(?:[{_CURRENCY}≈~=:-]|(?:US|USD|EUR|GBP|INR|Rs\.?|about|approximately|approx\.?|roughly|around|"
@@ -60,6 +60,14 @@ _BOUND_AFTER = re.compile(
     r"|\+(?!\s?\d)|at (?:least|most)\b|\\(?:le|ge|ne)\b|[<>])",
     re.IGNORECASE,
 )
+_MANY_POINTS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.]?\d)")  # 1.234.567
+_ROMAN = re.compile(r"\b(?=[IVXLCDM]{2})M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3}) ?(?:\(|= ?)(\d+)\)?")
+_ARROW = re.compile(r"^\W{0,2}(?:=>|->|[→⇒∴➜])\s?")
+# What is said about the result after it: "10, attained at x = 3".
+QUALIFIER = re.compile(
+    r"(?:,? (?:attained|achieved|reached|obtained|occurring|which occurs)|, (?:when|where))\b.*$", re.IGNORECASE | re.DOTALL
+)
+_EXPLANATION = re.compile(r":| because\b| since\b| by \w+ing\b| - | — ", re.IGNORECASE)
 _MINUS = re.compile(r"\b(?:negative|minus)\s(?=[\d.])", re.IGNORECASE)
 # Words that make a number part of an expression.
 _OPERATION_BEFORE = re.compile(
@@ -82,6 +90,7 @@ _LABEL = re.compile(
 _RULED_OUT = re.compile(r"not\b|never|isn't|wasn't|aren't|cannot|can't|don't|instead|rather|other", re.IGNORECASE)
 _STATEMENTS = re.compile(r"\s?(?:[,;]|\band\b|\.(?!\d))\s?")
 _EXPRESSION = re.compile(r"\d\s?[\^√π\\]|[,.]\d+[,.]\d{1,2}\b|\b\d+,\d{1,2}\b|\d:\d")
+_CANONICAL = re.compile(r"-?\d+(?:\.\d+|/\d+)?")
 _CONCLUSION = re.compile(r"(?:so|thus|hence|therefore|which|giving|then|finally)\b", re.IGNORECASE)
 
 
@@ -156,6 +165,15 @@ def gold_number(answer: object) -> Fraction | None:
         found = read_number(answer.rpartition("####")[2][:600], Placement.MARKED)
         return Fraction(found) if found else None
     return None
+
+
+def is_percentage_of(found: str | None, gold: str | None, text: str) -> bool:
+    """Whether an answer is written as a percentage of what the gold answer is a fraction of: 75% and 0.75."""
+    if not found or not gold or "/" in found or not _CANONICAL.fullmatch(found) or not _CANONICAL.fullmatch(gold):
+        return False
+    if Fraction(found) != 100 * Fraction(gold) or Fraction(gold) == 0:
+        return False
+    return bool(re.search(rf"(?<![\d.]){re.escape(found)}(?:\.0{{1,6}})?[ $}}*]{{0,4}}\\?(?:%|percent\b|per cent\b)", text))
 
 
 def read_number(words: str, placement: Placement, *, decimal_comma: bool = True) -> str | None:
@@ -253,6 +271,32 @@ def _only_word(text: str) -> str | None:
     return canonical_number(found[0])
 
 
+def main_statement(text: str) -> str:
+    """The part of a sentence that states its result: the last of several statements, without a qualification."""
+    for part in reversed(text.split(";")):
+        if _NUMBER.search(part):
+            text = part
+            break
+    qualifier = QUALIFIER.search(text)
+    if qualifier and _NUMBER.search(text, 0, qualifier.start()):
+        text = text[: qualifier.start()]
+    explanation = _EXPLANATION.search(text)
+    if explanation:
+        values = [_number_value(number) for number in _NUMBER.finditer(text)]
+        before = text[: explanation.start()]
+        if len(_NUMBER.findall(before)) == 1 and _is_explained(values):
+            return before
+    return text
+
+
+def _is_explained(values: list[Fraction | None]) -> bool:
+    """Whether the first number is the product or the sum of the others: "12 batteries: 4 for each of the 3 toys"."""
+    parts = [value for value in values[1:] if value is not None]
+    if len(parts) < 2 or len(parts) != len(values) - 1 or len(parts) > 6:
+        return False
+    return values[0] in (math.prod(parts), sum(parts))
+
+
 def _is_operand(text: str, number: re.Match[str]) -> bool:
     before = text[max(0, number.start() - 20) : number.start()]
     return bool(_OPERATION_BEFORE.search(before)) and not re.search(r"\b(?:by|over|a|i) $", before, re.IGNORECASE)
@@ -264,6 +308,8 @@ def _in_words(text: str, placement: Placement) -> str | None:
     if found is None:
         return None
     value, rest = found
+    if placement is Placement.BARE and not re.fullmatch(r" ?%?[^\W\d]{0,12}\.?", rest):
+        return None
     if any(_number_value(other) != value for other in _NUMBER.finditer(rest)) or any(
         map(leading_number, rest.lower().split())
     ):
@@ -272,8 +318,6 @@ def _in_words(text: str, placement: Placement) -> str | None:
         return None  # "one of the ways", "one thing"
     if DENIAL_AFTER.match(rest) or _BOUND_AFTER.match(rest):
         return AMBIGUOUS
-    if placement is Placement.BARE and not re.fullmatch(r" ?%?[^\W\d]{0,12}\.?", rest):
-        return None
     return canonical_number(value)
 
 
@@ -297,19 +341,21 @@ def _equation_result(text: str, whole: str) -> str | None:
 
 def _strip_decoration(words: str) -> str:
     text = _MINUS.sub("-", strip_markup(words.replace("US$", "$")))
+    text = _ROMAN.sub(r"\1", _MANY_POINTS.sub(lambda match: match.group().replace(".", ""), _ARROW.sub("", text)))
     bare = _PARENTHESES.sub(" ", text) if "(" in text else text
     return (bare if _NUMBER.search(bare) else text).strip()
 
 
 def _only_number(text: str) -> str | None:
     """The only number of a sentence; a number that is ruled out ("not 17") does not count."""
-    if HEDGE.search(text):
-        return AMBIGUOUS if _NUMBER.search(text) else None
     concluding = CONCLUDED.split(text)[-1]
     if _NUMBER.search(concluding):
         text = concluding  # "she pays $2 in tax, so she keeps $16"
+    if HEDGE.search(text):
+        return AMBIGUOUS if _NUMBER.search(text) else None
     if "=" in text:  # the last side that is a number: "2 * 9 = 18 = her daily income"
         text = next((side for side in reversed(text.split("=")) if _NUMBER.search(side)), text)
+    text = main_statement(text)
     if _EXPRESSION.search(text) and not re.search(r"\d\s?\^", text):
         return None
     values: set[Fraction | None] = set()

@@ -19,6 +19,13 @@ _TRUTH = {
     "ja": "True", "oui": "True", "vrai": "True", "wahr": "True", "richtig": "True", "sí": "True", "verdadero": "True",
     "cierto": "True", "vero": "True", "да": "True", "はい": "True", "nein": "False", "non": "False", "faux": "False",
     "falsch": "False", "falso": "False", "нет": "False", "いいえ": "False",
+    "sim": "True", "não": "False", "verdadeiro": "True", "verdadeira": "True", "verdadera": "True", "falsa": "False",
+    "vraie": "True", "fausse": "False", "sì": "True", "vera": "True", "correcto": "True", "correcta": "True",
+    "incorrecto": "False", "incorrecta": "False", "correto": "True", "incorreto": "False", "неверно": "False",
+    "верно": "True", "правда": "True", "истина": "True", "ложь": "False", "неправда": "False", "正しい": "True",
+    "正しくない": "False", "誤り": "False", "間違い": "False", "네": "True", "예": "True", "아니요": "False", "참": "True",
+    "거짓": "False", "si": "True", "accurate": "True", "inaccurate": "False", "affirmative": "True",
+    "negative": "False", "unwahr": "False", "stimmt": "True",
     "不正确": "False", "错误的": "False", "错的": "False", "untrue": "False", "不正确的": "False",
 }  # fmt: skip
 _OPPOSITE = {"True": "False", "False": "True"}
@@ -41,8 +48,8 @@ _REASON = re.compile(
 )
 # A predicate, not "a true story".
 _PREDICATE = re.compile(
-    r"\b(?P<word>true|false|untrue|correct|incorrect|wrong|falsch|wahr|vrai|faux|falso|verdadero|richtig|"
-    r"cierto)\b(?![ -]+(?!because|since|as|according|based|for|in|that|given|"
+    r"\b(?P<word>true|false(?! that (?:the answer|it|this|that)\b)|untrue|correct|incorrect|wrong|falsch|wahr|vraie?|"
+    r"faux|fausse|fals[oa]|verdader[oa]|verdadeir[oa]|richtig|cierto|accurate|inaccurate|yes|no(?= *$))\b(?![ -]+(?!because|since|as|according|based|for|in|that|given|"
     r"and|but|from|due|to|when|at|by|of|or|here|so|with|per|statement|not|today|anymore|any)[a-z])"
     r"|(?P<chinese>(?<!不)(?:正确|错误|对|错)(?:的)?(?!\w))",
     re.IGNORECASE,
@@ -57,6 +64,11 @@ _UNCERTAIN = re.compile(
     r"\b(?:partly|partially|half|sometimes|somewhat|mostly|largely|nearly|almost|might|may|could|possibly|perhaps|"
     r"either|true or false|doubt|opposite|contrary|converse|reverse|no (?:evidence|proof|indication|"
     r"information|way|mention)|both|used to|was once|would)\b",
+    re.IGNORECASE,
+)
+_SO = re.compile(
+    r"^\W{0,3}(?:(?:so|thus|therefore|hence|no|yes),? )?(?:this|that|it)(?: is|'s| was| isn't| wasn't)(?: not)?(?: indeed| actually)? "
+    r"(?:so|the case)[.! ]{0,3}$",
     re.IGNORECASE,
 )
 _ENDING = re.compile(r"(?::|—| - )\s?(true|false|yes|no)[.!\s]{0,3}$", re.IGNORECASE)
@@ -105,7 +117,7 @@ def _first_word(first: re.Match[str], placement: Placement) -> str | None:
     also = _ALSO.match(rest)
     if also and (_TRUTH[also.group(2).lower()] != value) != bool(also.group(1)):
         return AMBIGUOUS
-    if placement is Placement.OPENING and not re.match(r"\s?[.,:;!—-]|$", rest):
+    if placement is Placement.OPENING and not re.match(r"\s?[.,:;!(—-]|$", rest):
         return None  # "No doubt ..."
     if len(word) == 1 and word.isascii() and re.search(r"\w", rest):
         return None
@@ -120,6 +132,8 @@ def _first_word(first: re.Match[str], placement: Placement) -> str | None:
 
 def _predicate(text: str) -> str | None:
     """The truth value of sentences such as "the statement is not true"."""
+    if so := _SO.search(text):  # "This isn't so."
+        return None if _UNCERTAIN.search(text) or HEDGE.search(text) else "False" if _NEGATION.search(so[0]) else "True"
     if ending := _ENDING.search(text):
         return _TRUTH[ending[1].lower()]  # "No doubt about it: yes."
     later = re.split(

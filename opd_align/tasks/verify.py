@@ -20,12 +20,12 @@ from typing import Any, Protocol
 
 from opd_align.tasks import choices as choice_rules
 from opd_align.tasks import maths
-from opd_align.tasks.extract import MAX_RESPONSE_CHARS, Placement, find_answer, strip_thinking
-from opd_align.tasks.numbers import canonical_number, gold_number, read_number
+from opd_align.tasks.extract import Placement, find_answer
+from opd_align.tasks.numbers import canonical_number, gold_number, is_percentage_of, read_number
 from opd_align.tasks.truth import read_true_false
 from opd_align.types import OpdAlignError
 
-RULES_VERSION = 2
+RULES_VERSION = 3
 """Version of the rules by which answers are found and read; increased whenever a verdict can change."""
 
 _HASHES = re.compile(r"####[ \t]{0,3}(?=[-$€£]{0,2}\d[\d,. ]{0,30}%?\s{0,3}$)", re.MULTILINE)
@@ -132,7 +132,7 @@ class TrueFalse:
         return None
 
     def judge(self, text: str, answer: object, choices: Sequence[str] | None = None) -> Verdict:
-        return _compare(find_answer(_LINE_A.sub(r"\1Answer: ", text), read_true_false), self.canonical(answer))
+        return _compare(find_answer(text, read_true_false, _with_answer_lines), self.canonical(answer))
 
     def __call__(
         self,
@@ -172,9 +172,10 @@ class Choice:
 
     def judge(self, text: str, answer: object, choices: Sequence[str] | None = None) -> Verdict:
         letters = choice_rules.letters_of(choices)
-        response = choice_rules.with_called_correct((strip_thinking(text) or "")[-MAX_RESPONSE_CHARS:])
         found = find_answer(
-            response, lambda words, placement: choice_rules.read_choice(words, placement, letters, choices)
+            text,
+            lambda words, placement: choice_rules.read_choice(words, placement, letters, choices),
+            choice_rules.with_called_correct,
         )
         return _compare(found, self.canonical(answer, choices))
 
@@ -201,10 +202,8 @@ class Number:
         return None if value is None else canonical_number(value)
 
     def judge(self, text: str, answer: object, choices: Sequence[str] | None = None) -> Verdict:
-        return _compare(
-            find_answer(_LINE_A.sub(r"\1Answer: ", _HASHES.sub("\nAnswer: ", text)), read_number),
-            self.canonical(answer),
-        )
+        found, gold = find_answer(text, read_number, _with_answer_lines), self.canonical(answer)
+        return Verdict.CORRECT if is_percentage_of(found, gold, text) else _compare(found, gold)
 
     def __call__(
         self,
@@ -241,6 +240,8 @@ class Maths:
             return Verdict.UNKNOWN
         whole = maths.is_whole(gold)
         found = find_answer(text, lambda w, placement: maths.read_maths(w, placement, whole=whole))
+        if is_percentage_of(found, gold, text):
+            return Verdict.CORRECT
         if found is None or found == gold or (maths.NUMBER.fullmatch(gold) and maths.NUMBER.fullmatch(found)):
             return _compare(found, gold)
         return _VERDICT_OF[maths.compare_expressions(found, gold)]
@@ -262,6 +263,11 @@ _VERDICT_OF = {
     "unparseable": Verdict.UNPARSEABLE,
     "unknown": Verdict.UNKNOWN,
 }
+
+
+def _with_answer_lines(response: str) -> str:
+    """The text with "#### 18" and the reply to "Q: ..." written as "Answer: 18"."""
+    return _LINE_A.sub(r"\1Answer: ", _HASHES.sub("\nAnswer: ", response))
 
 
 def _compare(found: str | None, gold: str | None) -> Verdict:
