@@ -18,10 +18,11 @@ from opd_align.tasks.extract import (
     HEDGE,
     NEGATION,
     Placement,
+    after_denials,
     strip_lead_in,
 )
 from opd_align.tasks.number_words import leading_number
-from opd_align.tasks.numbers import canonical_number
+from opd_align.tasks.numbers import canonical_number, read_number
 
 _LETTER_FIRST = re.compile(
     r"(?P<open>[\(\[<]?)\s?(?P<letter>[A-Za-z])\s?(?P<close>[\)\]>]?)(?![A-Za-z\d'’])(?P<rest>.*)", re.DOTALL
@@ -36,10 +37,7 @@ _LETTER_ALSO = re.compile(
 )
 _SUBSCRIPT = re.compile(r"_\{?(\w)\}?")  # CO_2
 _AROUND_OPERATOR = re.compile(r"\s?([-+*/=^<>])\s?(?=[\w(\\-])")
-# "Neither Austen nor Dickens: Mary Shelley", "not B but C"
-_ALL_BUT = re.compile(
-    r"\W{0,3}(?:(?:it is|it's|is) )?(?:neither|not|none of)\b[^:.]{1,120}?(?::|,? but(?: rather)?\b|, it(?:'s| is)\b)", re.IGNORECASE
-)
+_A_NUMBER = re.compile(r"-?\d+(?:\.\d+|/\d+)?")
 _LETTER_REMARK = re.compile(r"\s{0,2}(?:$|[).:,;\-—(\[]|(?:is|because|since|as|which|would|based|due|and|it)\b)")
 _MENTION = re.compile(
     r"\(([A-Z])\)|(?<![\w(])([A-Z])\)|\b(?:option|choice|letter|answer|statement|选项|选) ?\(?([A-Z])\b"
@@ -57,11 +55,13 @@ _NOT_BEFORE = re.compile(
 _WRONG_AFTER = re.compile(
     r"[^.;]{0,60}?(?<!nothing)(?:,| and| or| nor|\)|\s)*\b(?:is|are|was|were|isn't|aren't)(?: both| all|"
     r" also| clearly| therefore)?"
-    r" ?(?:wrong|incorrect|not|false|eliminated|impossible|excluded|out)\b",
+    r" ?(?:wrong|incorrect|not|false|eliminated|impossible|excluded|out|second|next)\b"
+    r"|,? (?:(?:comes|came|is|was) |a close |the |in )?(?:second|runner-up|next best|second[- ]best)\b",
     re.IGNORECASE,
 )
 _STATED = re.compile(
     r"\b(?:it|this|that|which)(?:'s| is| must be| has to be| should be)\b|\bleav(?:es|ing)\b|\b(?:remains|remaining|left) is\b|:\s?\(?[A-Z]\)?\W{0,3}$|"
+    r",\s(?:option|answer|choice|letter)\s\(?[A-Z]\)?\W{0,3}$|"
     r"^\W{0,3}(?:definitely|certainly|clearly|probably)\b",
     re.IGNORECASE,
 )
@@ -218,8 +218,8 @@ def _mentioned(text: str, placement: Placement, letters: str, choices: Sequence[
     concluding = CONCLUDED.split(text)
     concluded = len(concluding) > 1 or bool(CONCLUSION.match(text) or _STATED.search(text))
     text = concluding[-1]  # "it cannot be C, so it must be B"
-    if (instead := _ALL_BUT.match(text)) is not None:
-        text, concluded = text[instead.end() :], True
+    if (instead := after_denials(text)) != text:
+        text, concluded = instead, True
     if (_NO_CHOICE.match(text) and not re.match(r"\W{0,3}not\b", text, re.IGNORECASE)) or HEDGE.search(text):
         return AMBIGUOUS
     mentioned: set[str] = set()
@@ -234,7 +234,7 @@ def _mentioned(text: str, placement: Placement, letters: str, choices: Sequence[
             denied = True
         else:
             mentioned.add(letter)
-    named = _named(text, letters, choices)
+    named = _by_number(text, choices) or _named(text, letters, choices)
     if named == AMBIGUOUS:
         return AMBIGUOUS
     if named and (not denied or mentioned):
@@ -245,6 +245,14 @@ def _mentioned(text: str, placement: Placement, letters: str, choices: Sequence[
     if mentioned and placement is Placement.SENTENCE and not concluded and not denied and unsupported:
         return None
     return next(iter(mentioned), None)
+
+
+def _by_number(text: str, choices: Sequence[str] | None) -> str | None:
+    """The letter of the number that a sentence states, if all choices are numbers."""
+    if choices is None or not all(map(_A_NUMBER.fullmatch, map(normalised, choices))):
+        return None
+    number = read_number(text, Placement.SENTENCE)
+    return choice_by_text(number, choices) if number else None
 
 
 def _named(text: str, letters: str, choices: Sequence[str] | None) -> str | None:
@@ -279,5 +287,6 @@ def _named(text: str, letters: str, choices: Sequence[str] | None) -> str | None
         if not _NOT_BEFORE.search(text[max(0, start - 40) : start])
         and not NEGATION.search(re.split(r"[,;:]", text[:start])[-1])
         and not DENIAL_AFTER.match(text, end)
+        and not _WRONG_AFTER.match(text, end)
     ]
     return AMBIGUOUS if len(stated) > 1 or (kept and not stated) else next(iter(stated), None)

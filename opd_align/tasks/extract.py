@@ -182,12 +182,27 @@ NEGATION = re.compile(
 """What makes a clause say the opposite."""
 
 CONCLUDED = re.compile(
-    r"\b(?:so|therefore|thus|hence|which (?:means(?: that)?|is|are|equals|makes|leaves|gives)|(?<!\()that is|i\.e\.|"
+    r"\b(?:so|therefore|thus|hence|which (?:means(?: that)?|is(?! \S+ (?:\w+ )?(?:more|less|fewer|times|higher|lower)\b)|are|equals|makes|leaves|gives)|(?<!\()that is|i\.e\.|"
     r"in other words|as an? (?:decimal|fraction|percentage)(?: number)?|altogether|in total)(?!\w),?|"
     r",\s(?:and )?(?:leaving|giving|making|totall?ing|yielding|resulting in|for a total of)\b|所以|因此|[⇒→∴]|=>|->",
     re.IGNORECASE,
 )
 """Within a sentence, what a result follows."""
+
+_NOT_BUT_ANY = re.compile(
+    r"\b(?:neither|not|none of)\b(?! only)[^.;:]{1,100}?(?:,? but(?: rather)?\b|[,;] (?:it(?:'s| is)|rather)\b)|"
+    r"^\W{0,3}(?:neither|not)\b[^.:]{1,120}:(?=\s)",
+    re.IGNORECASE,
+)
+
+
+def after_denials(sentence: str) -> str:
+    """What a sentence says instead of what it denies: "not B but C", "neither 2 nor 3: it is 5"."""
+    denied = None
+    for denied in _NOT_BUT_ANY.finditer(sentence):
+        pass
+    return sentence[denied.end() :] if denied and re.search(r"\w", sentence[denied.end() :]) else sentence
+
 
 HEDGE = re.compile(
     r"\b(?:if|(?:could|might|may) be|whether|unless|suppose|supposing|imagine|cannot be determined|"

@@ -13,6 +13,7 @@ from collections.abc import Callable
 _MAX_CHARS = 6_000
 """Number of characters at the end of a response whose words are looked at."""
 
+_WORD = re.compile(r"[^\W\d_]+")
 _ENGLISH_NUMBERS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
     "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand"
@@ -39,7 +40,7 @@ _RECOGNISED = {
     "más menos gana vende son tiene ganancia número hay",
     "pt": "resposta opção alternativa correta correto incorreta incorreto não então portanto segundo verdadeiro "
     "verdadeira menos mais são têm juntas lucro número há",
-    "fr": "réponse reponse donc selon vrai faux moins bonne choix sont gagne il est une reste au",
+    "fr": "réponse reponse pas donc selon vrai faux moins bonne choix sont gagne il est une reste au",
     "de": "antwort richtig richtige falsch nicht sondern also laut ist weniger mehr mindestens höchstens lautet "
     "ergebnis gewinn verdient sind und insgesamt",
     "it": "risposta opzione corretta giusta quindi secondo vero meno più sono guadagna numero perciò totale",
@@ -51,6 +52,16 @@ for _language, _words in _RECOGNISED.items():
     for _word in _words.split():
         if _word not in _AMBIGUOUS_WORDS:
             _LANGUAGE_OF.setdefault(_word, _language)
+
+_ENGLISH_TOO = set(
+    "zero once six seize dix mille cent null elf due sei sete tres mil un one uno trente pt um once sette oito onze doze"
+    " nove otto tre".split()
+)
+for _language, _words in _NUMBERS.items():
+    for _word in _WORD.findall(_words):
+        if len(_word) > 3 and _word not in _ENGLISH_TOO:
+            _LANGUAGE_OF.setdefault(_word, _language)
+_BOUNDS = re.compile(r"\b(?:(plus|moins) de|(mais|maior) (?:de|que)|(più|meno) di)\b", re.IGNORECASE)
 
 # Translations, in this order: longer expressions first.
 _TABLES = {
@@ -148,7 +159,6 @@ def _compiled(language: str) -> list[tuple[re.Pattern[str], str]]:
 
 
 _TRANSLATIONS = {language: _compiled(language) for language in _TABLES}
-_WORD = re.compile(r"[^\W\d_]+")
 _CJK = re.compile("[぀-ヿ㐀-鿿가-힣]")
 _POINTS_FOR_THOUSANDS = re.compile(r"(?<![\d.,])([1-9]\d{0,2}(?:\.\d{3})+)(?![\d.]?\d)")
 _TRAILING_CURRENCY = re.compile(r"(?<![\d.,])([1-9]\d{0,2}(?:\.\d{3})+)(?= ?(?:\\?\$|€|£|EUR|Euro|USD))")
@@ -160,6 +170,8 @@ def in_english(text: str) -> str:
     if "." in tail:  # a currency after the number is written where the point separates thousands
         tail = _TRAILING_CURRENCY.sub(_without_points, tail)
     languages = {_LANGUAGE_OF[word] for word in set(_WORD.findall(tail.lower())) & _LANGUAGE_OF.keys()}
+    if bound := _BOUNDS.search(tail):
+        languages.add(("fr", "pt", "it")[bound.lastindex - 1 if bound.lastindex else 0])
     if not tail.isascii() and _CJK.search(tail):
         languages.add("cjk")
     for language in sorted(languages):

@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from opd_align.tasks.characters import plain_characters, strip_markup
 from opd_align.tasks.evaluate import exact_value
-from opd_align.tasks.extract import AMBIGUOUS, DENIAL_AFTER, HEDGE, NEGATION, Placement, strip_lead_in
+from opd_align.tasks.extract import AMBIGUOUS, CONCLUDED, DENIAL_AFTER, HEDGE, NEGATION, Placement, after_denials, strip_lead_in
 from opd_align.tasks.math_pool import POOL
 from opd_align.tasks.numbers import QUALIFIER, base_value, canonical_number, read_number
 
@@ -31,6 +31,7 @@ _MATHS_MODE = re.compile(
     r"(?:\$|\\\()([^$\n]{1,300}?)(?:\$|\\\))"
     r"(?=[ *]{0,4}(?:$|[.,;!]|(?:because|since|as|by|from|which|units?|cm|square|degrees|inches|feet|meters)\b))"
 )
+_IS = re.compile(r"\b(?:is|are|equals|becomes)\s{0,2}$")
 _COMPOUND = re.compile(r"[^=,]*\w\s?[-+/^(][^=,]*=([^=,]+)")  # a + b = 10, f(3) = 10
 _ROUNDED = re.compile(r"\\approx(?![A-Za-z])|\\simeq(?![A-Za-z])|≈")
 _STATED = re.compile(
@@ -44,7 +45,7 @@ _SET_LIKE = re.compile(
 _BASE = re.compile(r"\(?([0-9A-Fa-f]{1,40})\)?_\{?(\d{1,2})\}?")
 _BASE_WORDS = re.compile(r"([0-9A-Fa-f]{1,40}) ?\(?(?:in )?base[ -](\d{1,2})\)?", re.IGNORECASE)
 _ASSIGNED = re.compile(
-    r"\s*\([a-z](?:,\s?[a-z]){1,3}\)\s*=(?!=)\s*|"
+    r"\s*\(\\?[a-z]{1,6}(?:,\s?\\?[a-z]{1,6}){1,3}\)\s*=(?!=)\s*|"
     r"\s*\\?[A-Za-z]\w{0,9}(?:_\{?\w{1,4}\}?)?(?:\([a-z, ]{1,8}\))?\s*=(?!=)\s*"
 )
 _NAMED_TUPLE = re.compile(r"[^=]{1,20}=\s*(?:[(\[]|\\\{).*[)\]}]$", re.DOTALL)
@@ -118,7 +119,11 @@ def read_words(words: str, placement: Placement, gold: str) -> str | None:
         found = re.search(rf"(?<!\w){re.escape(gold)}(?!\w)", text)
         if found is None or HEDGE.search(text):
             return None
-        return AMBIGUOUS if re.search(r"\b(?:not|n't|or|never|no)\b|n't\b", text) else gold
+        if re.search(r"\b(?:not|n't|or|never|no)\b|n't\b", text):
+            return AMBIGUOUS
+        # "Evelyn has the highest", "the student is Evelyn", not "... is Briana, with Evelyn a close second"
+        predicate = rf"(?:\b(?:is|are|was|be|so|thus|hence|therefore)|:|=),? (?:on |in |a |an |the ){{0,2}}{re.escape(gold)}(?!\w)"
+        return gold if found.start() == 0 or re.search(predicate, text) else None
     if text == gold or placement is Placement.BARE:
         return gold if text == gold else None
     if text.startswith(gold) and not re.match(r"\w", text[len(gold) :]):
@@ -266,12 +271,16 @@ def _last_side(expression: str, whole: bool) -> str:
 
 def _only_segment(words: str, whole: bool) -> str | None:
     """The expression of a sentence that ends in its only formula: "The point is $(2, 5)$."."""
+    concluding = after_denials(CONCLUDED.split(words)[-1])
+    words = concluding if _MATHS_MODE.search(concluding) else words
     words = words[: qualifier.start()] if (qualifier := QUALIFIER.search(words)) else words
     segments = list(_MATHS_MODE.finditer(words))
     if not segments and (stated := _stated_expression(words)) is not None:
         return stated
     if len(segments) > 1 and (result := _COMPOUND.fullmatch(segments[-1].group(1).strip())):
         return read_maths(result[1], Placement.BOX, whole=whole)  # $a = 3$, $b = 7$, and $a + b = 10$
+    if len(segments) > 1 and _IS.search(words[segments[-2].end() : segments[-1].start()]) and not HEDGE.search(words):
+        return read_maths(segments[-1].group(1), Placement.BOX, whole=whole)  # the maximum of $ab$ is $16$
     if len(segments) != 1 or HEDGE.search(words) or NEGATION.search(words):
         return None
     if re.search(r"[\d$]", words[: segments[0].start()] + words[segments[0].end() :]):

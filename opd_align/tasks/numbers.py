@@ -14,7 +14,7 @@ from fractions import Fraction
 
 from opd_align.tasks.characters import strip_markup
 from opd_align.tasks.evaluate import exact_value
-from opd_align.tasks.extract import AMBIGUOUS, CONCLUDED, DENIAL_AFTER, HEDGE, NEGATION, Placement, strip_lead_in
+from opd_align.tasks.extract import AMBIGUOUS, CONCLUDED, DENIAL_AFTER, HEDGE, NEGATION, Placement, after_denials, strip_lead_in
 from opd_align.tasks.number_words import NUMBER_WORD, SCALES, leading_number
 
 _DIGITS = r"(?:\d{1,2}(?:,\d{2})+,\d{3}(?!\d)|\d{1,3}(?:[, ']\d{3})+(?!\d)|\d{1,100})(?:\.\d{1,100})?|\.\d{1,100}"
@@ -65,9 +65,11 @@ _ROMAN = re.compile(r"\b(?=[IVXLCDM]{2})M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3
 _ARROW = re.compile(r"^\W{0,2}(?:=>|->|[→⇒∴➜])\s?")
 # What is said about the result after it: "10, attained at x = 3".
 QUALIFIER = re.compile(
-    r"(?:,? (?:attained|achieved|reached|obtained|occurring|which occurs)|, (?:when|where))\b.*$", re.IGNORECASE | re.DOTALL
+    r"(?:,? (?:attained|achieved|reached|obtained|occurring|which occurs)|, (?:when|where)|"
+    r",? (?:(?:which|that) is )?\S{1,12} (?:\w{1,12} )?(?:more|less|fewer|higher|lower|older|younger) than)\b.*$", re.IGNORECASE | re.DOTALL
 )
 _EXPLANATION = re.compile(r":| because\b| since\b| by \w+ing\b| - | — ", re.IGNORECASE)
+_POWERS = re.compile(r"(?=[^^]*\^)\d{1,9}(?:\s?[·×*^]\s?\d{1,9}){1,8}")
 _MINUS = re.compile(r"\b(?:negative|minus)\s(?=[\d.])", re.IGNORECASE)
 # Words that make a number part of an expression.
 _OPERATION_BEFORE = re.compile(
@@ -202,6 +204,8 @@ def read_number(words: str, placement: Placement, *, decimal_comma: bool = True)
     whole, text = text, sentence.group(1) if sentence else text
     if placement is Placement.BARE and re.fullmatch(r"\d+\s?!+", whole):
         return AMBIGUOUS  # a factorial or an exclamation
+    if placement is Placement.BARE and _POWERS.fullmatch(whole) and (value := exact_value(whole)) is not None:
+        return canonical_number(value)  # 4·5^2
     if placement is Placement.BARE and text != whole.rstrip(".!; "):
         return None
     if placement is Placement.MARKED and "$" in words and "!" in words and "!" not in text:
@@ -292,9 +296,9 @@ def main_statement(text: str) -> str:
 def _is_explained(values: list[Fraction | None]) -> bool:
     """Whether the first number is the product or the sum of the others: "12 batteries: 4 for each of the 3 toys"."""
     parts = [value for value in values[1:] if value is not None]
-    if len(parts) < 2 or len(parts) != len(values) - 1 or len(parts) > 6:
+    if len(parts) < 2 or len(parts) != len(values) - 1 or len(parts) > 30:
         return False
-    return values[0] in (math.prod(parts), sum(parts))
+    return values[0] in (math.prod(parts), sum(parts), len(parts))
 
 
 def _is_operand(text: str, number: re.Match[str]) -> bool:
@@ -348,7 +352,7 @@ def _strip_decoration(words: str) -> str:
 
 def _only_number(text: str) -> str | None:
     """The only number of a sentence; a number that is ruled out ("not 17") does not count."""
-    concluding = CONCLUDED.split(text)[-1]
+    concluding = after_denials(CONCLUDED.split(text)[-1])
     if _NUMBER.search(concluding):
         text = concluding  # "she pays $2 in tax, so she keeps $16"
     if HEDGE.search(text):
