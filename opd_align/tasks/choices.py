@@ -123,7 +123,8 @@ def read_choice(words: str, placement: Placement, letters: str, choices: Sequenc
     if named and re.match(r"\s?\w", rest) and not first["close"]:
         return named  # "A and B" where that is the text of choice C
     if letter not in letters:
-        return named or (AMBIGUOUS if first["letter"].isupper() and not re.match(r"\s?\w", rest) else None)
+        other_letter = first["letter"].isupper() and not re.match(r"\s?\w", rest)
+        return named or (AMBIGUOUS if other_letter and not (placement is Placement.BARE and rest) else None)
     if (also := _LETTER_ALSO.match(rest)) and also.group(1) in letters:
         return None if placement is Placement.BARE and re.search(r"[^\W\d_]{4}", rest) else AMBIGUOUS
     closed = bool(first["close"]) or rest[:1] in (".", ":", ")")

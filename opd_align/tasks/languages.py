@@ -71,7 +71,7 @@ _TABLES = {
         (r"(?:la )?respuesta(?: (?:correcta|final))*(?=\W{0,3}:)", "Answer"),
         (r"(?:la )?respuesta(?= \(?[A-Z]\b)", "option"),
         (r"(?:la )?(?:opción|letra|alternativa)(?: correcta)?", "option"),
-        (r",? ?sino(?: que)?(?: es)?(?: la| el)?\b", ", but"),
+        (r"sino(?: que)?(?: es)?(?: la| el)?", "but"),
         (r"no (?:es|son)(?: la| el)?", "is not"), (r"es(?= correct[ao]\b)", "is"),
         (r"\bincorrect[ao]s?", "incorrect"), (r"\bcorrect[ao]s?", "correct"),
         (r"(?:menos|menor(?:es)?) (?:de|que)", "less than"), (r"(?:más|mayor(?:es)?) (?:de|que)", "more than"),
@@ -85,7 +85,7 @@ _TABLES = {
         (r"(?:a )?resposta(?: (?:correta|certa|final))* não é(?: a| o)?", "the answer is not"),
         (r"(?:a )?resposta(?: (?:correta|certa|final))*(?=\W{0,3}:)", "Answer"),
         (r"(?:a )?(?:opção|letra|alternativa)(?: correta| certa)?", "option"),
-        (r",? ?(?:mas|e) sim(?: a| o)?\b", ", but"), (r"não (?:é|são)(?: a| o)?", "is not"), (r"é(?= corret[ao]\b)", "is"),
+        (r"(?:mas|e) sim(?: a| o)?", "but"), (r"não (?:é|são)(?: a| o)?", "is not"), (r"é(?= corret[ao]\b)", "is"),
         (r"\bincorret[ao]s?", "incorrect"), (r"\bcorret[ao]s?", "correct"),
         (r"(?:menos|menor) (?:de|do que|que)", "less than"), (r"(?:mais|maior) (?:de|do que|que)", "more than"),
         (r"(?:pelo menos|no mínimo|ao menos)", "at least"), (r"(?:no máximo)", "at most"),
@@ -99,7 +99,7 @@ _TABLES = {
         (r"(?:la )?(?:bonne )?r[ée]ponse(?: (?:correcte|finale))* n'est pas(?: la| le)?", "the answer is not"),
         (r"(?:la )?(?:bonne )?r[ée]ponse(?: (?:correcte|finale))*(?=\W{0,3}:)", "Answer"),
         (r"(?:la )?(?:bonne )?r[ée]ponse(?= \(?[A-Z]\b)", "option"), (r"(?:l'option|le choix|la lettre)", "option"),
-        (r"(?:ce )?n'est pas(?: la| le)?", "is not"), (r",? mais(?: plutôt)?(?: la| le)?\b", ", but"),
+        (r"(?:ce )?n'est pas(?: la| le)?", "is not"), (r"mais(?: plutôt)?(?: la| le)?", "but"),
         (r"est(?= correcte?\b)", "is"), (r"\bincorrecte?s?\b", "incorrect"), (r"\bcorrecte?s?\b", "correct"),
         (r"(?:moins de|moins que|inférieure? à)", "less than"), (r"(?:plus de|plus que|supérieure? à)", "more than"),
         (r"au moins", "at least"), (r"(?:au plus|au maximum)", "at most"), (r"au total|en tout", "in total"),
@@ -112,7 +112,7 @@ _TABLES = {
         (r"(?:die )?(?:(?:richtige|korrekte|endgültige) )?antwort (?:ist|lautet) nicht", "the answer is not"),
         (r"(?:die )?(?:(?:richtige|korrekte|endgültige) )?antwort(?=\W{0,3}:)", "Answer"),
         (r"(?:die )?antwort(?= \(?[A-Z]\b)", "option"), (r"(?:die )?(?:möglichkeit|auswahl)", "option"),
-        (r"ist (?:nicht|kein\w{0,2})", "is not"), (r"\bnicht\b", "not"), (r",? sondern", ", but"),
+        (r"ist (?:nicht|kein\w{0,2})", "is not"), (r"\bnicht\b", "not"), (r"sondern", "but"),
         (r"ist(?= (?:richtig|korrekt))", "is"), (r"\b(?:richtig|korrekt)\b(?=\W*$|\W*\n)", "correct"),
         (r"(?:weniger|kleiner|geringer) als", "less than"), (r"(?:mehr|größer) als", "more than"),
         (r"(?:mindestens|wenigstens)", "at least"), (r"(?:höchstens|maximal)", "at most"), (r"insgesamt", "in total"),
@@ -124,7 +124,7 @@ _TABLES = {
         (r"(?:la )?risposta(?: (?:corretta|giusta|finale))*(?: (?:è|sarebbe))(?: la| il)?", "the answer is"),
         (r"(?:la )?risposta(?: (?:corretta|giusta|finale))* non è(?: la| il)?", "the answer is not"),
         (r"(?:la )?risposta(?: (?:corretta|giusta|finale))*(?=\W{0,3}:)", "Answer"),
-        (r"(?:l')?opzione|la lettera", "option"), (r"non è(?: la| il)?", "is not"), (r",? (?:ma|bensì)\b(?: la)?", ", but"),
+        (r"(?:l')?opzione|la lettera", "option"), (r"non è(?: la| il)?", "is not"), (r"(?:ma|bensì)(?: la)?", "but"),
         (r"\bcorrett[ao]\b|\bgiust[ao]\b", "correct"), (r"(?:meno|minore) di", "less than"),
         (r"(?:più|maggiore) di", "more than"), (r"almeno", "at least"), (r"al massimo", "at most"),
         (r"quindi|perciò|dunque|pertanto", "so"), (r"in totale", "in total"), (r"potrebbe essere|forse", "could be"),
@@ -161,13 +161,13 @@ def _compiled(language: str) -> list[tuple[re.Pattern[str], str]]:
 _TRANSLATIONS = {language: _compiled(language) for language in _TABLES}
 _CJK = re.compile("[぀-ヿ㐀-鿿가-힣]")
 _POINTS_FOR_THOUSANDS = re.compile(r"(?<![\d.,])([1-9]\d{0,2}(?:\.\d{3})+)(?![\d.]?\d)")
-_TRAILING_CURRENCY = re.compile(r"(?<![\d.,])([1-9]\d{0,2}(?:\.\d{3})+)(?= ?(?:\\?\$|€|£|EUR|Euro|USD))")
+_TRAILING_CURRENCY = re.compile(r"(?<![\d.,])([1-9]\d{0,2}(?:\.\d{3})+)(?= \$(?!\w)| ?(?:€|EUR|Euro))")
 
 
 def in_english(text: str) -> str:
     """The text with the words that decide how it is read translated; English text is returned as it is."""
     tail = text[-_MAX_CHARS:]
-    if "." in tail:  # a currency after the number is written where the point separates thousands
+    if "." in tail and tail.count("$") < 2:  # a currency after the number is written where the point separates thousands
         tail = _TRAILING_CURRENCY.sub(_without_points, tail)
     languages = {_LANGUAGE_OF[word] for word in set(_WORD.findall(tail.lower())) & _LANGUAGE_OF.keys()}
     if bound := _BOUNDS.search(tail):

@@ -32,6 +32,7 @@ _MATHS_MODE = re.compile(
     r"(?=[ *]{0,4}(?:$|[.,;!]|(?:because|since|as|by|from|which|units?|cm|square|degrees|inches|feet|meters)\b))"
 )
 _IS = re.compile(r"\b(?:is|are|equals|becomes)\s{0,2}$")
+_SEGMENT = re.compile(r"(?:\$|\\\()([^$\n]{1,300}?)(?:\$|\\\))")
 _COMPOUND = re.compile(r"[^=,]*\w\s?[-+/^(][^=,]*=([^=,]+)")  # a + b = 10, f(3) = 10
 _ROUNDED = re.compile(r"\\approx(?![A-Za-z])|\\simeq(?![A-Za-z])|≈")
 _STATED = re.compile(
@@ -262,11 +263,16 @@ def _last_side(expression: str, whole: bool) -> str:
     ):
         last = sides[-1].strip()
         expression = (
-            last if len(sides) > 2 or _ASSIGNED.match(expression) or exact_value(sides[0]) is not None else expression
+            last if len(sides) > 2 or _ASSIGNED.match(expression) or _is_constant(sides[0]) else expression
         )
         if exact_value(_tidy(last)) is not None:
             expression = last
     return expression.strip()
+
+
+def _is_constant(side: str) -> bool:
+    """Whether a side of an equation has no variable, so that the equation only computes it."""
+    return bool(side.strip()) and not re.search(r"[A-Za-z]", _COMMANDS.sub("", side))
 
 
 def _only_segment(words: str, whole: bool) -> str | None:
@@ -274,7 +280,9 @@ def _only_segment(words: str, whole: bool) -> str | None:
     concluding = after_denials(CONCLUDED.split(words)[-1])
     words = concluding if _MATHS_MODE.search(concluding) else words
     words = words[: qualifier.start()] if (qualifier := QUALIFIER.search(words)) else words
-    segments = list(_MATHS_MODE.finditer(words))
+    segments = list(_SEGMENT.finditer(words))
+    if segments and not _MATHS_MODE.match(words, segments[-1].start()):
+        return None
     if not segments and (stated := _stated_expression(words)) is not None:
         return stated
     if len(segments) > 1 and (result := _COMPOUND.fullmatch(segments[-1].group(1).strip())):

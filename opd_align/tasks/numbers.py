@@ -231,7 +231,7 @@ def _first_number(text: str, placement: Placement) -> str | None:
         if re.match(
             r"(?:not|n't|never|less|more|fewer|greater|at (?:least|most)|[<>]|\\[lgn]e\b)", text, re.IGNORECASE
         ):
-            return AMBIGUOUS if _NUMBER.search(text) else None
+            return AMBIGUOUS if _NUMBER.search(text) and placement is not Placement.BARE else None
         return _in_words(text[before.end() :] if before else text, placement)
     unit = text[first.end() :]
     if placement is Placement.BARE and not re.fullmatch(
