@@ -73,6 +73,7 @@ _COMMITMENT = re.compile(
     r"(?:[ \t](?:to|for|here|among)\b[^.:\n]{0,80}?)?(?:[ \t]\w{1,12}ly,?)?"
     r"[*_ \t]{1,4}(?:is|should[ \t]be|must[ \t]be|would[ \t]be|will[ \t]be|has[ \t]to[ \t]be|comes[ \t](?:out[ \t])?to|"
     r"becomes|equals)\b"
+    r"|I(?:'m|[ \t]am)[ \t]going[ \t]with\b"
     r"|I(?:'d|'ll|[ \t]would|[ \t]will)?[ \t](?:choose|pick|select|go[ \t]with|opt[ \t]for|say|"
     r"answer(?:[ \t](?:it|this|the[ \t]question|this[ \t]question)?[ \t]?with)?)\b"
     r"|(?:we|you)[ \t](?:should[ \t]|must[ \t])?(?:choose|pick|select)\b"
@@ -85,7 +86,7 @@ _COMMITMENT = re.compile(
 )
 _COMMITMENT_WORDS = (
     "answer", "ans:", "ans.", "ans ", "ans=", "ans*", "boxed", "fbox", "framebox", " option", " choice", " statement", " letter",
-    " one ", " pick", " guess", " selection", " response", " result", " solution", " choose", " select", " go with",
+    " one ", " pick", " guess", " selection", " response", " result", " solution", " choose", " select", " go with", "going with",
     " opt for", " say", "respuesta", "reponse", "antwort", "risposta", "resposta",
 )  # fmt: skip
 _NOT_BUT = re.compile(r"\W{0,4}not [^.,;\n]{1,40}?,? but (?:rather )?", re.IGNORECASE)
@@ -129,6 +130,11 @@ _CHAT = re.compile(
     r"please|is there anything|have a|good luck|希望|如果你|如有)",
     re.IGNORECASE,
 )
+_INERT = re.compile(
+    r"\W{0,3}(?:[^\W\d]+\W{1,2}){0,6}[^\W\d]*!+\W{0,3}$|\W{0,3}(?:done|q\.?e\.?d|easy|simple|great|good|nice)\b\W{0,3}$",
+    re.IGNORECASE,
+)  # "Nice and simple!"
+_ANSWER_WORD = re.compile(r"\b(?:[A-Z]|(?i:true|false|yes|no|right|correct|wrong|incorrect))\b")
 _SHORT_LINE = 100
 _UNFINISHED = re.compile(
     r"(?:[,;:(=+*/-]|\b(?:and|then|so|the|a|an|of|to|s?he|they|we|I|it|is|are|was|that|which|with|for|from|in|by|or|but|"
@@ -205,7 +211,7 @@ def after_denials(sentence: str) -> str:
 
 
 HEDGE = re.compile(
-    r"\b(?:if|(?:could|might|may) be|whether|unless|suppose|supposing|imagine|cannot be determined|"
+    r"\b(?:if|could be|might|(?-i:may) (?:be|have)|maybe|perhaps|possibly|doubt|whether|unless|suppose|supposing|imagine|cannot be determined|"
     r"can't be determined|unclear|not sure|unsure|"
     r"don't know|do not know|would have been|at first|initially|might think)\b|\?\W{0,3}$",
     re.IGNORECASE,
@@ -217,7 +223,7 @@ _LEAD_IN = re.compile(
     r"(?:final|correct|right|best|most likely|numerical|numeric)\b|(?:would|should|must|will|has to) be\b|"
     r"(?:I(?:'d| would)? (?:think|believe|guess|say|choose|pick|am confident|am sure|go with|select)|"
     r"probably|definitely|"
-    r"certainly|absolutely|clearly|obviously|likely|most likely|simply|maybe|indeed|actually|surely)\b(?: that\b)?,?|"
+    r"certainly|absolutely|clearly|obviously|likely|most likely|simply|indeed|actually|surely)\b(?: that\b)?,?|"
     r"(?:answer|option|choice|statement|letter|result|solution|value|total|number)\b(?:\s(?:is|should be|"
     r"must be|would be|"
     r"equals)\b)?|(?:it|that|this|which)(?: is| was|'s| must be| should be| would be)\b|(?:是|为|选项|选择|选|第)|is\b)"
@@ -454,7 +460,9 @@ def _without_asides(lines: list[str]) -> list[str]:
 
 
 def is_aside(sentence: str) -> bool:
-    """Whether a sentence says what would be the case otherwise, or what was not asked."""
+    """Whether a sentence says what would be the case otherwise, what was not asked, or nothing ("Nice!")."""
+    if _INERT.match(sentence) and not _ANSWER_WORD.search(sentence) and not NEGATION.search(sentence):
+        return True
     return bool(_OTHERWISE.search(sentence)) and not _STANCE.search(sentence)
 
 

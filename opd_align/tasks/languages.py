@@ -44,9 +44,9 @@ _RECOGNISED = {
     "de": "antwort richtig richtige falsch nicht sondern also laut ist weniger mehr mindestens höchstens lautet "
     "ergebnis gewinn verdient sind und insgesamt",
     "it": "risposta opzione corretta giusta quindi secondo vero meno più sono guadagna numero perciò totale",
-    "ru": "ответ вариант правильный верный верно неверно следовательно значит поэтому меньше больше менее более итого",
+    "ru": "не ответ вариант правильный верный верно неверно следовательно значит поэтому меньше больше менее более итого",
 }
-_AMBIGUOUS_WORDS = {"mais", "son", "il", "est", "une", "au", "also", "mehr", "und", "secondo", "vero", "totale", "hay"}
+_AMBIGUOUS_WORDS = {"mais", "son", "il", "est", "une", "au", "also", "und", "secondo", "vero", "totale", "hay"}
 _LANGUAGE_OF: dict[str, str] = {}
 for _language, _words in _RECOGNISED.items():
     for _word in _words.split():
@@ -61,11 +61,16 @@ for _language, _words in _NUMBERS.items():
     for _word in _WORD.findall(_words):
         if len(_word) > 3 and _word not in _ENGLISH_TOO:
             _LANGUAGE_OF.setdefault(_word, _language)
-_BOUNDS = re.compile(r"\b(?:(plus|moins) de|(mais|maior) (?:de|que)|(più|meno) di)\b", re.IGNORECASE)
+_PHRASES = re.compile(
+    r"\b(?:(?P<fr>(?:plus|moins) de)|(?P<pt>(?:mais|maior) (?:de|que)|é a [A-Z])|(?P<it>(?:più|meno) di)|(?P<es>es la [A-Z]))\b",
+    re.IGNORECASE,
+)
 
 # Translations, in this order: longer expressions first.
 _TABLES = {
     "es": [
+        (r"(?:la )?(?:opción|letra|alternativa) correcta es(?: la)?(?: opción| letra)?", "the answer is"),
+        (r"es la(?= [A-Z]\b)", "it is"),
         (r"(?:la )?respuesta(?: (?:correcta|final))*(?: (?:es|sería))(?! no\b)(?: la| el)?", "the answer is"),
         (r"(?:la )?respuesta(?: (?:correcta|final))* no es(?: la| el)?", "the answer is not"),
         (r"(?:la )?respuesta(?: (?:correcta|final))*(?=\W{0,3}:)", "Answer"),
@@ -81,6 +86,8 @@ _TABLES = {
         (r"no (?:lo )?sé|no estoy segur[oa]", "not sure"), (r"(?<=[A-D] )o(?= (?:la )?[A-D]\b)", "or"),
     ],
     "pt": [
+        (r"(?:a )?(?:opção|letra|alternativa) (?:correta|certa) é(?: a)?(?: opção| letra)?", "the answer is"),
+        (r"é a(?= [A-Z]\b)", "it is"),
         (r"(?:a )?resposta(?: (?:correta|certa|final))*(?: (?:é|seria))(?: a| o)?", "the answer is"),
         (r"(?:a )?resposta(?: (?:correta|certa|final))* não é(?: a| o)?", "the answer is not"),
         (r"(?:a )?resposta(?: (?:correta|certa|final))*(?=\W{0,3}:)", "Answer"),
@@ -108,6 +115,8 @@ _TABLES = {
         (r"(?<=[A-D] )ou(?= (?:la )?[A-D]\b)", "or"),
     ],
     "de": [
+        (r"(?:die )?richtige (?:option|lösung|wahl) ist|richtig ist(?= (?:\W{0,3}[A-Z]\b|option|antwort))", "the answer is"),
+        (r"es ist(?= [A-Z]\b)", "it is"),
         (r"(?:die )?(?:(?:richtige|korrekte|endgültige) )?antwort (?:ist|lautet|wäre)(?! nicht\b)", "the answer is"),
         (r"(?:die )?(?:(?:richtige|korrekte|endgültige) )?antwort (?:ist|lautet) nicht", "the answer is not"),
         (r"(?:die )?(?:(?:richtige|korrekte|endgültige) )?antwort(?=\W{0,3}:)", "Answer"),
@@ -121,6 +130,7 @@ _TABLES = {
         (r"\boder\b", "or"),
     ],
     "it": [
+        (r"(?:l')?opzione (?:corretta|giusta) è(?: la)?", "the answer is"),
         (r"(?:la )?risposta(?: (?:corretta|giusta|finale))*(?: (?:è|sarebbe))(?: la| il)?", "the answer is"),
         (r"(?:la )?risposta(?: (?:corretta|giusta|finale))* non è(?: la| il)?", "the answer is not"),
         (r"(?:la )?risposta(?: (?:corretta|giusta|finale))*(?=\W{0,3}:)", "Answer"),
@@ -130,6 +140,7 @@ _TABLES = {
         (r"quindi|perciò|dunque|pertanto", "so"), (r"in totale", "in total"), (r"potrebbe essere|forse", "could be"),
     ],
     "ru": [
+        (r"(?:правильный|верный) вариант(?: ответа)?\s?[-—:]", "the answer is"),
         (r"(?:правильный |верный |окончательный )?ответ(?=\W{0,3}:)", "Answer"),
         (r"(?:правильный |верный )?ответ\s?[-—](?!\s?не\b)", "the answer is"),
         (r"(?:правильный |верный )?ответ\s?[-—]?\s?не\b", "the answer is not"), (r", а\b", ", but"),
@@ -170,8 +181,8 @@ def in_english(text: str) -> str:
     if "." in tail and tail.count("$") < 2:  # a currency after the number is written where the point separates thousands
         tail = _TRAILING_CURRENCY.sub(_without_points, tail)
     languages = {_LANGUAGE_OF[word] for word in set(_WORD.findall(tail.lower())) & _LANGUAGE_OF.keys()}
-    if bound := _BOUNDS.search(tail):
-        languages.add(("fr", "pt", "it")[bound.lastindex - 1 if bound.lastindex else 0])
+    if phrase := _PHRASES.search(tail):
+        languages.add(phrase.lastgroup or "es")
     if not tail.isascii() and _CJK.search(tail):
         languages.add("cjk")
     for language in sorted(languages):
@@ -188,15 +199,27 @@ def _without_points(match: re.Match[str]) -> str:
     return match[1].replace(".", "")
 
 
+def _english(number: int) -> str:
+    tens, ones = divmod(number, 10)
+    return " ".join([_ENGLISH_NUMBERS[18 + tens], *([_ENGLISH_NUMBERS[ones]] if ones else [])])
+
+
 def _translator(language: str) -> Callable[[str], str]:
     words = dict(zip(_NUMBERS[language].split(), _ENGLISH_NUMBERS, strict=True))
     if language == "de":  # fünfunddreißig
         units = dict(list(words.items())[2:10]) | {"ein": "one"}
         tens = dict(list(words.items())[20:28])
         words |= {f"{one}und{ten}": f"{tens[ten]} {units[one]}" for one in units for ten in tens}
+        _LANGUAGE_OF.update(dict.fromkeys(words.keys() - _ENGLISH_TOO - {"acht", "drei"}, "de"))
+    if language == "fr":  # quarante-deux, soixante-douze, quatre-vingt-trois
+        low = list(words.items())[1:20]
+        for ten, start in (("vingt", 20), ("trente", 30), ("quarante", 40), ("cinquante", 50), ("soixante", 60), ("quatre-vingt", 80)):
+            for value, (one, _) in enumerate(low, start=1):
+                if value < 10 or start in (60, 80):
+                    words[f"{ten}-{one}"] = _english(start + value)
     # One is an article in most of these languages.
     words = {word: number for word, number in words.items() if number != "one" or language == "de"}
-    pattern = re.compile(rf"(?<![\w-])(?:{'|'.join(sorted(words, key=len, reverse=True))})(?![\w-])", re.IGNORECASE)
+    pattern = re.compile(rf"(?<![\w-])(?:{'|'.join(sorted(words, key=len, reverse=True))})(?!\w|-\w)", re.IGNORECASE)
     joined = re.compile(r"\b((?:twen|thir|for|fif|six|seven|eigh|nine)ty) (?:y|e|et) (?=(?:two|three|four|five|six|"
                         r"seven|eight|nine)\b)")  # fmt: skip
     return lambda text: joined.sub(r"\1 ", pattern.sub(lambda match: words[match.group().lower()], text))

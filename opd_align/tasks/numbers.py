@@ -24,7 +24,7 @@ _CURRENCY = "€£¥₹"
 _NUMBER = re.compile(
     rf"(?<![\w.^,/])(?P<sign>[-+]?)(?P<currency>[{_CURRENCY}]?)(?P<inner>-?)"
     rf"(?:(?P<whole>\d{{1,9}})(?: | and |-)(?=\d{{1,6}} ?/ ?\d))?(?P<top>{_DIGITS})"
-    rf"(?: ?/ ?(?P<bottom>\d{{1,100}})(?![\d.]))?"
+    rf"(?: ?/ ?(?P<bottom>\d{{1,100}})(?!\d|\.\d))?"
     rf"(?:[eE](?P<exponent>[-+]?\d{{1,3}})(?!\w)| ?[×x*·] ?10\^(?P<ten>-?\d{{1,3}})(?!\w))?"
     rf"(?:(?:\^|\*\*)\(?(?P<power>-?\d{{1,4}})\)?(?![\w.^]))?"
     rf"(?P<base>_\d{{1,2}}(?!\w))?"
@@ -65,10 +65,13 @@ _ROMAN = re.compile(r"\b(?=[IVXLCDM]{2})M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3
 _ARROW = re.compile(r"^\W{0,2}(?:=>|->|[→⇒∴➜])\s?")
 # What is said about the result after it: "10, attained at x = 3".
 QUALIFIER = re.compile(
-    r"(?:,? (?:attained|achieved|reached|obtained|occurring|which occurs)|, (?:when|where)|"
+    r"(?:,? (?:attained|achieved|reached|obtained|occurring|which occurs|namely)|, (?:when|where|having|given|using)|"
+    r",? (?:because|since)|,? (?:(?:which|that) is )?(?:twice|half|double|\S{1,12} times) (?:as|the|that|of)|"
     r",? (?:(?:which|that) is )?\S{1,12} (?:\w{1,12} )?(?:more|less|fewer|higher|lower|older|younger) than)\b.*$", re.IGNORECASE | re.DOTALL
 )
 _EXPLANATION = re.compile(r":| because\b| since\b| by \w+ing\b| - | — ", re.IGNORECASE)
+_NOT_QUITE = re.compile(r"\bnot (?:quite|exactly|really)\b", re.IGNORECASE)
+_CONTRAST = re.compile(r",? \b(?:but|however|yet)\b|, (?:and )?now\b", re.IGNORECASE)
 _POWERS = re.compile(r"(?=[^^]*\^)\d{1,9}(?:\s?[·×*^]\s?\d{1,9}){1,8}")
 _MINUS = re.compile(r"\b(?:negative|minus)\s(?=[\d.])", re.IGNORECASE)
 # Words that make a number part of an expression.
@@ -282,7 +285,7 @@ def main_statement(text: str) -> str:
             text = part
             break
     qualifier = QUALIFIER.search(text)
-    if qualifier and _NUMBER.search(text, 0, qualifier.start()):
+    if qualifier and len(_NUMBER.findall(text[: qualifier.start()])) == 1:
         text = text[: qualifier.start()]
     explanation = _EXPLANATION.search(text)
     if explanation:
@@ -299,6 +302,18 @@ def _is_explained(values: list[Fraction | None]) -> bool:
     if len(parts) < 2 or len(parts) != len(values) - 1 or len(parts) > 30:
         return False
     return values[0] in (math.prod(parts), sum(parts), len(parts))
+
+
+def _result_of_the_others(text: str) -> set[Fraction | None]:
+    """The last number of a sentence, if it follows from the others: "After giving away 8 of 50 pens, he has 42"."""
+    *parts, last = [_number_value(number) for number in _NUMBER.finditer(text)]
+    known = [part for part in parts if part is not None]
+    if len(known) != len(parts) or not 2 <= len(parts) <= 6 or last is None:
+        return set(parts) | {last}
+    results = {math.prod(known), sum(known), max(known) - (sum(known) - max(known))}
+    if len(known) == 2 and min(known) > 0:
+        results.add(max(known) / min(known))
+    return {last} if last in results else set(parts) | {last}
 
 
 def _is_operand(text: str, number: re.Match[str]) -> bool:
@@ -355,8 +370,11 @@ def _only_number(text: str) -> str | None:
     concluding = after_denials(CONCLUDED.split(text)[-1])
     if _NUMBER.search(concluding):
         text = concluding  # "she pays $2 in tax, so she keeps $16"
-    if HEDGE.search(text):
+    if HEDGE.search(text) or _NOT_QUITE.search(text):
         return AMBIGUOUS if _NUMBER.search(text) else None
+    contrasted = _CONTRAST.split(text)[-1]
+    if _NUMBER.search(contrasted) and not NEGATION.search(contrasted):
+        text = contrasted  # "the textbook gives 42, but I get 40"
     if "=" in text:  # the last side that is a number: "2 * 9 = 18 = her daily income"
         text = next((side for side in reversed(text.split("=")) if _NUMBER.search(side)), text)
     text = main_statement(text)
@@ -384,6 +402,8 @@ def _only_number(text: str) -> str | None:
             values.add(_number_value(number))
     if not values and not denied and not re.search(r"\d", text):
         return _only_word(text)
+    if len(values) > 1 and not denied:
+        values = _result_of_the_others(text)
     if len(values) != 1:
         return AMBIGUOUS if values or denied else None
     value = values.pop()

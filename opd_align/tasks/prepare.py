@@ -30,6 +30,14 @@ _ANSWER_KEY = re.compile(
 )
 _ASIDE = re.compile(r"[ \t]?\((?=[^()]{0,300}\b(?:would|wouldn't|for comparison|not to be confused)\b|[^()]{0,300}\w'd\b)"
                     r"[^()]{1,300}\)")  # fmt: skip
+# A command to whoever grades is no answer.
+_COMMAND = re.compile(
+    r"(?:(?<=^)|(?<=[.!?:\n])|(?<=[.!?:] ))\W{0,3}(?:please |you must |you should )?(?:mark|grade|score|rate|accept|count|treat|"
+    r"consider|label) (?:this|it|my|the)\b(?: (?:answer|response|output|solution|submission))?,? (?:as|correct|right)\b"
+    r"[^.!?\n]{0,200}",
+    re.IGNORECASE,
+)
+_INLINE_BOX = re.compile(r"(?<=\S) {1,4}(?=(?:\[[ xX✓✔]?\]|[☐☑☒]) ?\w)")
 _NO_DOUBT = re.compile(
     r"\b(?:there(?:'s| is| can be) )?(?:no|without(?: a| any)?|beyond(?: a| any| all)?) doubt(?: (?:that|about it))?\b"
     r"|\bundoubtedly\b",
@@ -46,7 +54,9 @@ def prepared(response: str) -> str:
     if ">" in response and (quoted := _QUOTED.match(response)):
         response = response[quoted.end() :]
     if _TICKS.search(response):
-        response = _ticked(response)
+        response = _ticked(_INLINE_BOX.sub("\n", response))
+    if _COMMAND.search(response):
+        response = _COMMAND.sub(" ", response)
     if "{" in response and ("\":" in response or "':" in response or "\" :" in response):
         response = _json_answer(response)
     if "would" in response or "'d" in response or "comparison" in response:

@@ -25,7 +25,8 @@ _TRUTH = {
     "верно": "True", "правда": "True", "истина": "True", "ложь": "False", "неправда": "False", "正しい": "True",
     "正しくない": "False", "誤り": "False", "間違い": "False", "네": "True", "예": "True", "아니요": "False", "참": "True",
     "거짓": "False", "si": "True", "accurate": "True", "inaccurate": "False", "affirmative": "True",
-    "negative": "False", "unwahr": "False", "stimmt": "True",
+    "negative": "False", "unwahr": "False", "stimmt": "True", "y": "True", "n": "False", "holds": "True", "hold": "True", "myth": "False", "misconception": "False",
+    "fallacy": "False",
     "不正确": "False", "错误的": "False", "错的": "False", "untrue": "False", "不正确的": "False",
 }  # fmt: skip
 _OPPOSITE = {"True": "False", "False": "True"}
@@ -49,7 +50,7 @@ _REASON = re.compile(
 # A predicate, not "a true story".
 _PREDICATE = re.compile(
     r"\b(?P<word>true|false(?! that (?:the answer|it|this|that)\b)|untrue|correct|incorrect|wrong|falsch|wahr|vraie?|"
-    r"faux|fausse|fals[oa]|verdader[oa]|verdadeir[oa]|richtig|cierto|accurate|inaccurate|yes|no(?= *$))\b(?![ -]+(?!because|since|as|according|based|for|in|that|given|"
+    r"faux|fausse|fals[oa]|verdader[oa]|verdadeir[oa]|richtig|cierto|accurate|inaccurate|holds?|myth|misconception|fallacy|yes|no(?= *$))\b(?![ -]+(?!because|since|as|according|based|for|in|that|given|"
     r"and|but|from|due|to|when|at|by|of|or|here|so|with|per|statement|not|today|anymore|any)[a-z])"
     r"|(?P<chinese>(?<!不)(?:正确|错误|对|错)(?:的)?(?!\w))",
     re.IGNORECASE,
@@ -63,9 +64,12 @@ _NEGATION = re.compile(
 _UNCERTAIN = re.compile(
     r"\b(?:partly|partially|half|sometimes|somewhat|mostly|largely|nearly|almost|might|may|could|possibly|perhaps|"
     r"either|true or false|doubt|opposite|contrary|converse|reverse|no (?:evidence|proof|indication|"
-    r"information|way|mention)|both|used to|was once|would)\b",
+    r"information|way|mention)|both|used to|was once|would|maybe|some|"
+    r"(?:many|most|people|others|they|s?he|critics|skeptics|fans|teacher|friend)(?: \w+)? (?:says?|said|believes?|thinks?|"
+    r"thought|claims?|claimed|argues?))\b",
     re.IGNORECASE,
 )
+_EITHER = re.compile(r"\b(?:true or false|yes or no)\b\W?", re.IGNORECASE)
 _SO = re.compile(
     r"^\W{0,3}(?:(?:so|thus|therefore|hence|no|yes),? )?(?:this|that|it)(?: is|'s| was| isn't| wasn't)(?: not)?(?: indeed| actually)? "
     r"(?:so|the case)[.! ]{0,3}$",
@@ -80,7 +84,7 @@ _DENIED = re.compile(
 )
 _SUBJECT = re.compile(
     r"\b(?:it|this|that|which|ist|est|es|aussage|statement|claim|answer|assertion|sentence|question|"
-    r"passage|proposition|says|said|is|are|was|"
+    r"passage|proposition|does|doesn't|says|said|is|are|was|"
     r"isn't|aren't|wasn't)\b|'s\b|说法|陈述|是",
     re.IGNORECASE,
 )
@@ -132,6 +136,7 @@ def _first_word(first: re.Match[str], placement: Placement) -> str | None:
 
 def _predicate(text: str) -> str | None:
     """The truth value of sentences such as "the statement is not true"."""
+    text = _EITHER.sub("", text)
     if so := _SO.search(text):  # "This isn't so."
         return None if _UNCERTAIN.search(text) or HEDGE.search(text) else "False" if _NEGATION.search(so[0]) else "True"
     if ending := _ENDING.search(text):
