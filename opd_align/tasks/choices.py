@@ -19,6 +19,7 @@ from opd_align.tasks.extract import (
     NEGATION,
     Placement,
     after_denials,
+    is_aside,
     strip_lead_in,
 )
 from opd_align.tasks.number_words import leading_number
@@ -37,6 +38,7 @@ _LETTER_ALSO = re.compile(
 )
 _SUBSCRIPT = re.compile(r"_\{?(\w)\}?")  # CO_2
 _AROUND_OPERATOR = re.compile(r"\s?([-+*/=^<>])\s?(?=[\w(\\-])")
+_REPLY = re.compile(r"^\W{0,3}(?:no|nope|well|ok|right|rather|actually|yes),? ", re.IGNORECASE)  # "C? No, B."
 _A_NUMBER = re.compile(r"-?\d+(?:\.\d+|/\d+)?")
 _LETTER_REMARK = re.compile(r"\s{0,2}(?:$|[).:,;\-—(\[]|(?:is|because|since|as|which|would|based|due|and|it)\b)")
 _MENTION = re.compile(
@@ -84,7 +86,11 @@ _CALLED_CORRECT = re.compile(
     r" (?:is|must be|seems|looks|has to be) (?:therefore |thus |indeed |clearly |definitely )?(?:the |"
     r"most likely the |the only )?"
     r"(?:correct|right|best|most (?:accurate|appropriate|likely|suitable|plausible)|answer)\b"
-    r"(?! (?:if|only|when|for|in)\b)(?!,? but)"
+    r"(?! (?:if|only|when|for|in|to)\b)(?!,? but)"
+)
+_JUDGED = re.compile(
+    r"(?:^|(?<=[.;,] )|(?<=\n))[ \t*-]{0,6}\(?([A-Z])\)?[).:]?\*{0,2}(?:[:—=]| -| is)? {0,2}(yes|no|right|wrong|correct|incorrect)\b[.;,!]?(?=\s|$)",
+    re.IGNORECASE,
 )
 _ORDINAL_CORRECT = re.compile(
     r"\b[Tt]he (first|second|third|fourth|fifth|last) (?:option|choice|one|answer|statement)"
@@ -100,6 +106,10 @@ def letters_of(choices: Sequence[str] | None) -> str:
 
 def with_called_correct(response: str) -> str:
     """The text with "B is correct" written as "the answer is B", which `extract` looks for."""
+    judged = _JUDGED.findall(response)
+    accepted = [letter for letter, word in judged if word.lower() in ("yes", "right", "correct")]
+    if len(judged) > 1 and len(accepted) == 1 and len({letter for letter, _ in judged}) == len(judged):
+        response = f"{_JUDGED.sub('', response)}\nAnswer: {accepted[0]}"  # "A: no. B: yes. C: no."
     if "正确" in response or "对" in response:
         response = _CALLED_CORRECT_CHINESE.sub(r"the answer is \1.", response)
     response = _LISTED_CORRECT.sub(r"the answer is \1.", response)
@@ -118,7 +128,9 @@ def read_choice(words: str, placement: Placement, letters: str, choices: Sequenc
     first = _LETTER_FIRST.fullmatch(text)
     named = choice_by_text(whole, choices) or choice_by_text(text, choices)
     if first is None:
-        return named or (None if placement is Placement.BARE else _in_words(text, letters, choices))
+        if placement is Placement.BARE:
+            return named or (_in_words(text, letters, choices) if _ORDINAL.fullmatch(text) else None)
+        return named or _in_words(text, letters, choices)
     letter, rest = first["letter"].upper(), first["rest"]
     if named and re.match(r"\s?\w", rest) and not first["close"]:
         return named  # "A and B" where that is the text of choice C
@@ -148,6 +160,7 @@ def choice_by_text(words: str, choices: Sequence[str] | None) -> str | None:
     if choices is None or not (text := normalised(words)):
         return None
     same = [letter for letter, choice in zip(letters_of(choices), choices, strict=False) if normalised(choice) == text]
+    same = same or [letter for letter, name in _last_names(choices).items() if name == text]
     return same[0] if len(same) == 1 else None
 
 
@@ -218,11 +231,16 @@ def _mentioned(text: str, placement: Placement, letters: str, choices: Sequence[
     """The only choice that a sentence names and does not rule out."""
     concluding = CONCLUDED.split(text)
     concluded = len(concluding) > 1 or bool(CONCLUSION.match(text) or _STATED.search(text))
-    text = concluding[-1]  # "it cannot be C, so it must be B"
+    before, text = "".join(concluding[-2:-1]), concluding[-1]  # "it cannot be C, so it must be B"
+    text = _last_clause(text, letters, choices)
     if (instead := after_denials(text)) != text:
         text, concluded = instead, True
+    if choices is not None and (whole := _whole_wording(text, choices)):
+        return whole
     if (_NO_CHOICE.match(text) and not re.match(r"\W{0,3}not\b", text, re.IGNORECASE)) or HEDGE.search(text):
         return AMBIGUOUS
+    text = _REPLY.sub("", text)
+    concluded = concluded or bool(re.fullmatch(r"\W{0,3}[A-Z]\W{0,3}", text))
     mentioned: set[str] = set()
     denied = False
     for match in _MENTION.finditer(text):
@@ -240,12 +258,35 @@ def _mentioned(text: str, placement: Placement, letters: str, choices: Sequence[
         return AMBIGUOUS
     if named and (not denied or mentioned):
         mentioned.add(named)
+    elif not named and before and mentioned and (equal := _by_number(before, choices)):
+        mentioned.add(equal)  # "the result is 18, which is option B"
     if len(mentioned) > 1:
         return AMBIGUOUS
     unsupported = not named or (NEGATION.search(text) and not _NOT_BEFORE_ANY.search(text))
     if mentioned and placement is Placement.SENTENCE and not concluded and not denied and unsupported:
         return None
     return next(iter(mentioned), None)
+
+
+def _last_clause(text: str, letters: str, choices: Sequence[str] | None) -> str:
+    """The last of several statements, unless it only says what would be the case otherwise or what comes second."""
+    clauses = [clause for clause in text.split(";") if clause.strip()]
+    while len(clauses) > 1:
+        names_one = any(match[0].strip("() ") in letters for match in _MENTION.finditer(clauses[-1]))
+        if not is_aside(clauses[-1]) and (names_one or _named(clauses[-1], letters, choices)):
+            return clauses[-1]
+        clauses.pop()
+    return clauses[0] if clauses else text
+
+
+def _whole_wording(text: str, choices: Sequence[str]) -> str | None:
+    """The letter of a choice such as "cannot be determined", whose wording is no statement otherwise."""
+    folded = normalised(text)
+    for letter, wording in zip(letters_of(choices), map(normalised, choices), strict=False):
+        if (_NO_CHOICE.match(wording) or HEDGE.search(wording)) and len(wording) > 6:
+            if re.match(rf"(?:it |this |that |so |the \w+ )?{re.escape(wording)}(?!\w)", folded):
+                return letter
+    return None
 
 
 def _by_number(text: str, choices: Sequence[str] | None) -> str | None:
@@ -256,11 +297,25 @@ def _by_number(text: str, choices: Sequence[str] | None) -> str | None:
     return choice_by_text(number, choices) if number else None
 
 
+def _last_names(choices: Sequence[str]) -> dict[str, str]:
+    """Last words of choices that are names, by letter, where no other choice contains them: Shelley, Dickens."""
+    words = [str(choice).split() for choice in choices]
+    names = {
+        letter: row[-1].casefold()
+        for letter, row in zip(letters_of(choices), words, strict=False)
+        if len(row) > 1 and len(row[-1]) > 3 and all(word[:1].isupper() and word.isalpha() for word in row)
+    }
+    every = [word.casefold() for row in words for word in row]
+    return {letter: name for letter, name in names.items() if every.count(name) == 1}
+
+
 def _named(text: str, letters: str, choices: Sequence[str] | None) -> str | None:
     """The letter of the only choice whose text occurs in a sentence, not ruled out."""
     if choices is None:
         return None
+    text = _AROUND_OPERATOR.sub(r"\1", text)
     folded = text.casefold()
+    shortened = _last_names(choices)
     found: dict[str, tuple[int, int]] = {}
     for letter, choice in zip(letters, choices, strict=False):
         wording = normalised(choice)
@@ -271,7 +326,9 @@ def _named(text: str, letters: str, choices: Sequence[str] | None) -> str | None
             if short:
                 found[letter] = (short.end() - 1, short.end())
             continue
-        if match := re.search(rf"(?<!\w){re.escape(wording)}(?!\w)", folded):
+        alias = shortened.get(letter)
+        pattern = re.escape(wording) + (f"|{re.escape(alias)}" if alias else "")
+        if match := re.search(rf"(?<!\w)(?:{pattern})(?!\w)", folded):
             found[letter] = match.span()
     inner = {
         letter

@@ -13,6 +13,7 @@ from opd_align.tasks.characters import plain_characters, strip_markup
 from opd_align.tasks.evaluate import exact_value
 from opd_align.tasks.extract import AMBIGUOUS, CONCLUDED, DENIAL_AFTER, HEDGE, NEGATION, Placement, after_denials, strip_lead_in
 from opd_align.tasks.math_pool import POOL
+from opd_align.tasks.number_words import SCALES
 from opd_align.tasks.numbers import QUALIFIER, base_value, canonical_number, read_number
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+|/\d+)?")
@@ -31,12 +32,18 @@ _MATHS_MODE = re.compile(
     r"(?:\$|\\\()([^$\n]{1,300}?)(?:\$|\\\))"
     r"(?=[ *]{0,4}(?:$|[.,;!]|(?:because|since|as|by|from|which|units?|cm|square|degrees|inches|feet|meters)\b))"
 )
+_RULED_OUT = re.compile(r"\b(?:not|n't|never|neither|nor|than|least|most|up to|over|under|above|below)\s*$", re.IGNORECASE)
+_DENIED_TAIL = re.compile(r",? (?:and |but )?(?:not|rather than|instead of) [^,;.]{1,60}(?=[,;.]|$)", re.IGNORECASE)
+_SCALED_TEXT = re.compile(
+    r"(\d[\d.,]*)\s?(?:\\[,; ])?\s?\\(?:text|mathrm|mbox)\{\s*(thousand|million|billion|trillion|dozen)s?\b[^{}]*\}", re.IGNORECASE
+)
 _IS = re.compile(r"\b(?:is|are|equals|becomes)\s{0,2}$")
 _SEGMENT = re.compile(r"(?:\$|\\\()([^$\n]{1,300}?)(?:\$|\\\))")
 _COMPOUND = re.compile(r"[^=,]*\w\s?[-+/^(][^=,]*=([^=,]+)")  # a + b = 10, f(3) = 10
 _ROUNDED = re.compile(r"\\approx(?![A-Za-z])|\\simeq(?![A-Za-z])|≈")
 _STATED = re.compile(
-    r"\b(?:is|are|equals?|be|gives?|get|obtain)\b:? (?P<plain>[^\s*].{0,120})$|\*\*(?P<bold>[^*\n]{1,120})\*\*"
+    r"(?:\b(?:is|are|equals?|be|gives?|get|obtain)\b:?|\w:) (?P<plain>[^\s*].{0,120})$|"
+    r"(?:^|\b(?:so|thus|hence|then|get|have)\b,? )(?P<named>[a-z] ?= ?.{1,60})$|\*\*(?P<bold>[^*\n]{1,120})\*\*"
 )
 _ALTERNATIVES = re.compile(r"\b(?:or|and)\b|\\lor\b|\\vee\b", re.IGNORECASE)
 _RELATION = re.compile(r"<|>|\\(?:leq?|geq?|lt|gt|neq?|leqslant|geqslant|in|notin|equiv|approx|sim)(?![A-Za-z])")
@@ -144,6 +151,8 @@ def read_maths(words: str, placement: Placement, *, whole: bool = False) -> str 
     if placement is Placement.OPENING:
         return None
     words = plain_characters(words)
+    if placement is not Placement.BOX and " " in words:
+        words = _DENIED_TAIL.sub("", words) if re.search(r"[\d$}]", _DENIED_TAIL.sub("", words)) else words
     text = strip_lead_in(strip_markup(words)).rstrip(". ")
     if "boxed" in text or text.count("{") != text.count("}"):
         return None  # truncated
@@ -202,6 +211,8 @@ def compare_expressions(found: str, gold: str) -> str:
         _SET_LIKE.search(gold) or _SET_LIKE.search(found)
     ):
         return "different"
+    if "=" in found and "=" not in gold and (identity := _identity(found)):
+        found = identity
     if "=" in found and "=" not in gold and not _RELATION.search(gold):
         return "different"
     if found == gold:
@@ -233,6 +244,8 @@ def _expression(words: str, placement: Placement, whole: bool) -> str | None:
         segments = list(_MATHS_MODE.finditer(words))
         if HEDGE.search(words) or not segments:
             return None
+        if len(segments) > 1 or _RULED_OUT.search(words[: segments[-1].start()]):
+            return AMBIGUOUS
         return read_maths(segments[-1].group(1), Placement.MARKED, whole=whole)
     segment = None if placement is Placement.BOX else _MATHS_MODE.match(strip_lead_in(words.lstrip(" *:")))
     if segment and segment.group(1) != words:
@@ -241,7 +254,7 @@ def _expression(words: str, placement: Placement, whole: bool) -> str | None:
         return read_maths(segment.group(1), Placement.MARKED, whole=whole)
     if not _is_expression(words):
         return None
-    if placement is Placement.BARE and "$" not in words and "\\" not in words:
+    if placement is Placement.BARE and "$" not in words and "\\" not in words and not (whole and "=" in words):
         return None
     # The original text: math-verify handles units and text commands better than `strip_markup`.
     expression = re.sub(r"\*\*|\$|\\[\[\]()]", "", strip_lead_in(words.strip())).replace("−", "-").strip(" .:")
@@ -283,8 +296,11 @@ def _only_segment(words: str, whole: bool) -> str | None:
     segments = list(_SEGMENT.finditer(words))
     if segments and not _MATHS_MODE.match(words, segments[-1].start()):
         return None
-    if not segments and (stated := _stated_expression(words)) is not None:
+    if not segments and (stated := _stated_expression(words, whole)) is not None:
         return stated
+    if whole and len(segments) > 1 and all(_ASSIGNED.match(segment.group(1)) for segment in segments):
+        listed = ", ".join(segment.group(1) for segment in segments)
+        return None if HEDGE.search(words) or NEGATION.search(words) else listed  # $x = 1$ and $x = 4$
     if len(segments) > 1 and (result := _COMPOUND.fullmatch(segments[-1].group(1).strip())):
         return read_maths(result[1], Placement.BOX, whole=whole)  # $a = 3$, $b = 7$, and $a + b = 10$
     if len(segments) > 1 and _IS.search(words[segments[-2].end() : segments[-1].start()]) and not HEDGE.search(words):
@@ -298,15 +314,16 @@ def _only_segment(words: str, whole: bool) -> str | None:
     return read_maths(segments[0].group(1), Placement.BOX, whole=whole)
 
 
-def _stated_expression(words: str) -> str | None:
+def _stated_expression(words: str, whole: bool) -> str | None:
     """An expression without maths mode that a sentence ends in: "The height is 2√3"."""
     stated = _STATED.search(words.strip().rstrip(". "))
     if stated is None or HEDGE.search(words) or NEGATION.search(words):
         return None
-    expression = (stated["plain"] or stated["bold"]).strip("*. ")
-    if not re.search(r"\\|[a-z] ?[-+^/*]|[-+^/*(] ?[a-z]", expression) or not _is_expression(expression):
+    expression = (stated["plain"] or stated["named"] or stated["bold"]).strip("*. ")
+    formula = re.search(r"\\|[a-z] ?[-+^/*]|[-+^/*(] ?[a-z]|^\(.*,.*\)$", expression) or (whole and stated["named"])
+    if not formula or not _is_expression(expression):
         return None
-    return read_maths(expression, Placement.BOX)
+    return read_maths(expression, Placement.BOX, whole=whole)
 
 
 def _is_expression(words: str) -> bool:
@@ -323,6 +340,8 @@ def _words(text: str) -> str:
 def _tidy(expression: str) -> str:
     """One way to write what LaTeX writes in many: no spacing commands, units, degrees and percent signs."""
     expression = expression.strip().rstrip(".")
+    if "{" in expression:
+        expression = _SCALED_TEXT.sub(lambda m: f"{m[1]} \\times {SCALES[m[2].lower()]}", expression)
     for pattern, replacement in _TIDY:
         expression = pattern.sub(replacement, expression)
     without_text = _TEXT.sub(lambda m: " , " if m[1].strip() in ("and", "or") else " ", expression).strip()
@@ -351,6 +370,13 @@ def _without_name(expression: str) -> str:
     name = _ASSIGNED.match(expression)
     rest = expression[name.end() :] if name else expression
     return rest if "=" not in rest else expression
+
+
+def _identity(expression: str) -> str | None:
+    """The right side of an equation whose sides have the same variables: `(x^2-1)/(x-1) = x+1`."""
+    sides = expression.split("=")
+    variables = [set(re.findall(r"[a-zA-Z]", _COMMANDS.sub("", side))) for side in sides]
+    return sides[-1] if len(sides) == 2 and variables[0] == variables[1] and variables[0] else None
 
 
 def _items(expression: str) -> tuple[str, list[str]] | None:
