@@ -10,20 +10,19 @@ import re
 from collections.abc import Sequence
 
 from opd_align.tasks.characters import strip_markup
-from opd_align.tasks.extract import (
-    AMBIGUOUS,
+from opd_align.tasks.extract import AMBIGUOUS, Placement
+from opd_align.tasks.number_words import leading_number
+from opd_align.tasks.numbers import canonical_number, read_number
+from opd_align.tasks.statements import (
     CONCLUDED,
     CONCLUSION,
     DENIAL_AFTER,
     HEDGE,
     NEGATION,
-    Placement,
     after_denials,
     is_aside,
     strip_lead_in,
 )
-from opd_align.tasks.number_words import leading_number
-from opd_align.tasks.numbers import canonical_number, read_number
 
 _LETTER_FIRST = re.compile(
     r"(?P<open>[\(\[<]?)\s?(?P<letter>[A-Za-z])\s?(?P<close>[\)\]>]?)(?![A-Za-z\d'’])(?P<rest>.*)", re.DOTALL

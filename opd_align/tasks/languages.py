@@ -14,10 +14,38 @@ _MAX_CHARS = 6_000
 """Number of characters at the end of a response whose words are looked at."""
 
 _WORD = re.compile(r"[^\W\d_]+")
-_ENGLISH_NUMBERS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand"
-).split()
+_ENGLISH_NUMBERS = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+    "twenty",
+    "thirty",
+    "forty",
+    "fifty",
+    "sixty",
+    "seventy",
+    "eighty",
+    "ninety",
+    "hundred",
+    "thousand",
+]
 _NUMBERS = {
     "es": "cero uno dos tres cuatro cinco seis siete ocho nueve diez once doce trece catorce quince dieciséis diecisiete "
     "dieciocho diecinueve veinte treinta cuarenta cincuenta sesenta setenta ochenta noventa cien mil",
@@ -54,8 +82,36 @@ for _language, _words in _RECOGNISED.items():
             _LANGUAGE_OF.setdefault(_word, _language)
 
 _ENGLISH_TOO = set(
-    "zero once six seize dix mille cent null elf due sei sete tres mil un one uno trente pt um once sette oito onze doze"
-    " nove otto tre".split()
+    [
+        "zero",
+        "once",
+        "six",
+        "seize",
+        "dix",
+        "mille",
+        "cent",
+        "null",
+        "elf",
+        "due",
+        "sei",
+        "sete",
+        "tres",
+        "mil",
+        "un",
+        "one",
+        "uno",
+        "trente",
+        "pt",
+        "um",
+        "once",
+        "sette",
+        "oito",
+        "onze",
+        "doze",
+        "nove",
+        "otto",
+        "tre",
+    ]
 )
 for _language, _words in _NUMBERS.items():
     for _word in _WORD.findall(_words):
@@ -162,7 +218,10 @@ _TABLES = {
 
 def _compiled(language: str) -> list[tuple[re.Pattern[str], str]]:
     return [
-        (re.compile(pattern if language == "cjk" else rf"(?:(?<!\w)|(?=,))(?:{pattern})(?!\w)", re.IGNORECASE), replacement)
+        (
+            re.compile(pattern if language == "cjk" else rf"(?:(?<!\w)|(?=,))(?:{pattern})(?!\w)", re.IGNORECASE),
+            replacement,
+        )
         for pattern, replacement in _TABLES[language]
     ]
 
@@ -176,7 +235,9 @@ _TRAILING_CURRENCY = re.compile(r"(?<![\d.,])([1-9]\d{0,2}(?:\.\d{3})+)(?= \$(?!
 def in_english(text: str) -> str:
     """The text with the words that decide how it is read translated; English text is returned as it is."""
     tail = text[-_MAX_CHARS:]
-    if "." in tail and tail.count("$") < 2:  # a currency after the number is written where the point separates thousands
+    if (
+        "." in tail and tail.count("$") < 2
+    ):  # a currency after the number is written where the point separates thousands
         tail = _TRAILING_CURRENCY.sub(_without_points, tail)
     languages = {_LANGUAGE_OF[word] for word in set(_WORD.findall(tail.lower())) & _LANGUAGE_OF.keys()}
     if phrase := _PHRASES.search(tail):
@@ -211,7 +272,14 @@ def _translator(language: str) -> Callable[[str], str]:
         _LANGUAGE_OF.update(dict.fromkeys(words.keys() - _ENGLISH_TOO - {"acht", "drei"}, "de"))
     if language == "fr":  # quarante-deux, soixante-douze, quatre-vingt-trois
         low = list(words.items())[1:20]
-        for ten, start in (("vingt", 20), ("trente", 30), ("quarante", 40), ("cinquante", 50), ("soixante", 60), ("quatre-vingt", 80)):
+        for ten, start in (
+            ("vingt", 20),
+            ("trente", 30),
+            ("quarante", 40),
+            ("cinquante", 50),
+            ("soixante", 60),
+            ("quatre-vingt", 80),
+        ):
             for value, (one, _) in enumerate(low, start=1):
                 if value < 10 or start in (60, 80):
                     words[f"{ten}-{one}"] = _english(start + value)

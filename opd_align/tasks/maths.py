@@ -11,10 +11,11 @@ from fractions import Fraction
 
 from opd_align.tasks.characters import plain_characters, strip_markup
 from opd_align.tasks.evaluate import exact_value
-from opd_align.tasks.extract import AMBIGUOUS, CONCLUDED, DENIAL_AFTER, HEDGE, NEGATION, Placement, after_denials, strip_lead_in
+from opd_align.tasks.extract import AMBIGUOUS, Placement
 from opd_align.tasks.math_pool import POOL
 from opd_align.tasks.number_words import SCALES
 from opd_align.tasks.numbers import QUALIFIER, base_value, canonical_number, read_number
+from opd_align.tasks.statements import CONCLUDED, DENIAL_AFTER, HEDGE, NEGATION, after_denials, strip_lead_in
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+|/\d+)?")
 """The canonical form of a number."""
@@ -32,10 +33,13 @@ _MATHS_MODE = re.compile(
     r"(?:\$|\\\()([^$\n]{1,300}?)(?:\$|\\\))"
     r"(?=[ *]{0,4}(?:$|[.,;!]|(?:because|since|as|by|from|which|units?|cm|square|degrees|inches|feet|meters)\b))"
 )
-_RULED_OUT = re.compile(r"\b(?:not|n't|never|neither|nor|than|least|most|up to|over|under|above|below)\s*$", re.IGNORECASE)
+_RULED_OUT = re.compile(
+    r"\b(?:not|n't|never|neither|nor|than|least|most|up to|over|under|above|below)\s*$", re.IGNORECASE
+)
 _DENIED_TAIL = re.compile(r",? (?:and |but )?(?:not|rather than|instead of) [^,;.]{1,60}(?=[,;.]|$)", re.IGNORECASE)
 _SCALED_TEXT = re.compile(
-    r"(\d[\d.,]*)\s?(?:\\[,; ])?\s?\\(?:text|mathrm|mbox)\{\s*(thousand|million|billion|trillion|dozen)s?\b[^{}]*\}", re.IGNORECASE
+    r"(\d[\d.,]*)\s?(?:\\[,; ])?\s?\\(?:text|mathrm|mbox)\{\s*(thousand|million|billion|trillion|dozen)s?\b[^{}]*\}",
+    re.IGNORECASE,
 )
 _IS = re.compile(r"\b(?:is|are|equals|becomes)\s{0,2}$")
 _SEGMENT = re.compile(r"(?:\$|\\\()([^$\n]{1,300}?)(?:\$|\\\))")
@@ -275,9 +279,7 @@ def _last_side(expression: str, whole: bool) -> str:
         and not _RELATION.search(expression)
     ):
         last = sides[-1].strip()
-        expression = (
-            last if len(sides) > 2 or _ASSIGNED.match(expression) or _is_constant(sides[0]) else expression
-        )
+        expression = last if len(sides) > 2 or _ASSIGNED.match(expression) or _is_constant(sides[0]) else expression
         if exact_value(_tidy(last)) is not None:
             expression = last
     return expression.strip()

@@ -14,8 +14,9 @@ from fractions import Fraction
 
 from opd_align.tasks.characters import strip_markup
 from opd_align.tasks.evaluate import exact_value
-from opd_align.tasks.extract import AMBIGUOUS, CONCLUDED, DENIAL_AFTER, HEDGE, NEGATION, Placement, after_denials, strip_lead_in
+from opd_align.tasks.extract import AMBIGUOUS, Placement
 from opd_align.tasks.number_words import NUMBER_WORD, SCALES, leading_number
+from opd_align.tasks.statements import CONCLUDED, DENIAL_AFTER, HEDGE, NEGATION, after_denials, strip_lead_in
 
 _DIGITS = r"(?:\d{1,2}(?:,\d{2})+,\d{3}(?!\d)|\d{1,3}(?:[, ']\d{3})+(?!\d)|\d{1,100})(?:\.\d{1,100})?|\.\d{1,100}"
 _WORD_SCALES = "|".join(sorted(map(re.escape, SCALES), key=len, reverse=True))
@@ -61,13 +62,16 @@ _BOUND_AFTER = re.compile(
     re.IGNORECASE,
 )
 _MANY_POINTS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.]?\d)")  # 1.234.567
-_ROMAN = re.compile(r"\b(?=[IVXLCDM]{2})M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3}) ?(?:\(|= ?)(\d+)\)?")
+_ROMAN = re.compile(
+    r"\b(?=[IVXLCDM]{2})M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3}) ?(?:\(|= ?)(\d+)\)?"
+)
 _ARROW = re.compile(r"^\W{0,2}(?:=>|->|[→⇒∴➜])\s?")
 # What is said about the result after it: "10, attained at x = 3".
 QUALIFIER = re.compile(
     r"(?:,? (?:attained|achieved|reached|obtained|occurring|which occurs|namely)|, (?:when|where|having|given|using)|"
     r",? (?:because|since)|,? (?:(?:which|that) is )?(?:twice|half|double|\S{1,12} times) (?:as|the|that|of)|"
-    r",? (?:(?:which|that) is )?\S{1,12} (?:\w{1,12} )?(?:more|less|fewer|higher|lower|older|younger) than)\b.*$", re.IGNORECASE | re.DOTALL
+    r",? (?:(?:which|that) is )?\S{1,12} (?:\w{1,12} )?(?:more|less|fewer|higher|lower|older|younger) than)\b.*$",
+    re.IGNORECASE | re.DOTALL,
 )
 _EXPLANATION = re.compile(r":| because\b| since\b| by \w+ing\b| - | — ", re.IGNORECASE)
 _NOT_QUITE = re.compile(r"\bnot (?:quite|exactly|really)\b", re.IGNORECASE)
@@ -178,7 +182,9 @@ def is_percentage_of(found: str | None, gold: str | None, text: str) -> bool:
         return False
     if Fraction(found) != 100 * Fraction(gold) or Fraction(gold) == 0:
         return False
-    return bool(re.search(rf"(?<![\d.]){re.escape(found)}(?:\.0{{1,6}})?[ $}}*]{{0,4}}\\?(?:%|percent\b|per cent\b)", text))
+    return bool(
+        re.search(rf"(?<![\d.]){re.escape(found)}(?:\.0{{1,6}})?[ $}}*]{{0,4}}\\?(?:%|percent\b|per cent\b)", text)
+    )
 
 
 def read_number(words: str, placement: Placement, *, decimal_comma: bool = True) -> str | None:

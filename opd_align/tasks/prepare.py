@@ -57,7 +57,7 @@ def prepared(response: str) -> str:
         response = _ticked(_INLINE_BOX.sub("\n", response))
     if _COMMAND.search(response):
         response = _COMMAND.sub(" ", response)
-    if "{" in response and ("\":" in response or "':" in response or "\" :" in response):
+    if "{" in response and ('":' in response or "':" in response or '" :' in response):
         response = _json_answer(response)
     if "would" in response or "'d" in response or "comparison" in response:
         response = _ASIDE.sub("", response)

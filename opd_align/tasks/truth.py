@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 
 from opd_align.tasks.characters import strip_markup
-from opd_align.tasks.extract import AMBIGUOUS, CONCLUSION, HEDGE, Placement, strip_lead_in
+from opd_align.tasks.extract import AMBIGUOUS, Placement
+from opd_align.tasks.statements import CONCLUSION, HEDGE, strip_lead_in
 
 _TRUTH = {
     "true": "True", "yes": "True", "t": "True", "correct": "True", "yep": "True", "yeah": "True", "是": "True",
