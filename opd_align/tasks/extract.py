@@ -32,6 +32,7 @@ from opd_align.tasks.statements import (
     CONCLUSION,
     DENIAL_AFTER,
     SENTENCE_END,
+    is_aside,
     sentences_from_the_end,
     without_asides,
 )
@@ -103,6 +104,7 @@ _BOX_RULED_OUT = re.compile(
     re.IGNORECASE,
 )
 _MARKED_NEGATION = re.compile(r"\W{0,6}(?:(?:not|neither|never|none|没|不)\b|n't\b)", re.IGNORECASE)
+_QUESTION = re.compile(r"\W{0,3}[^.!?\n]{1,60}\?[\"')*]{0,3}\s+(?=\S)")
 _ONLY_MARKUP = re.compile(r"(?:[\s*_#$`>~-]|\\[\[\]()])*")
 # What makes "the answer is C" something else than an answer, in the clause before it.
 _DENIED_BEFORE = re.compile(
@@ -306,6 +308,10 @@ def _uncommitted(response: str, read: Reader, *, after_second_thought: bool = Fa
     lines = without_asides(lines)
     if not lines:
         return None
+    if not after_second_thought and (later := _second_thought(lines, read)):
+        return later
+    if len(lines) == 1 and (question := _QUESTION.match(lines[0])):
+        lines = [lines[0][question.end() :]]  # "True? No."
     if re.match(r"\s{0,4}\|.*\|\s{0,4}$", lines[-1]):  # the last row of a table
         cells = [cell for cell in lines[-1].split("|") if cell.strip()]
         return read(cells[-1], Placement.BARE) if cells else None
@@ -325,6 +331,8 @@ def _uncommitted(response: str, read: Reader, *, after_second_thought: bool = Fa
         if found is not None:
             return found
     for sentence, is_last in sentences_from_the_end(lines):
+        if is_aside(sentence):
+            return None
         if not is_last and not CONCLUSION.match(sentence):
             return None
         found = read(sentence, Placement.SENTENCE)
@@ -333,6 +341,13 @@ def _uncommitted(response: str, read: Reader, *, after_second_thought: bool = Fa
         if CONCLUSION.match(sentence):
             return None
     return None
+
+
+def _second_thought(lines: list[str], read: Reader) -> str | None:
+    """The answer after a second thought, in a text without a marker: "No, wait. Yes."."""
+    text = "\n".join(lines)
+    places = [match for match in _SECOND_THOUGHT.finditer(text) if re.search(r"\w", text[: match.start()])]
+    return _uncommitted(text[places[-1].end() :], read, after_second_thought=True) if places else None
 
 
 def _text_after(response: str, start: int) -> tuple[str | None, str]:

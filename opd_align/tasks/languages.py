@@ -65,16 +65,16 @@ _NUMBERS = {
 # For each language: its own words, by which it is recognised.
 _RECOGNISED = {
     "es": "respuesta opción correcta correcto incorrecta incorrecto sino según entonces verdadero verdadera porque está "
-    "más menos gana vende son tiene ganancia número hay",
+    "verdad cierto elijo escojo dólares millones casi más menos gana vende son tiene ganancia número hay",
     "pt": "resposta opção alternativa correta correto incorreta incorreto não então portanto segundo verdadeiro "
-    "verdadeira menos mais são têm juntas lucro número há",
-    "fr": "réponse reponse pas donc selon vrai faux moins bonne choix sont gagne il est une reste au",
-    "de": "antwort richtig richtige falsch nicht sondern also laut ist weniger mehr mindestens höchstens lautet "
+    "verdadeira verdade escolho quase milhões menos mais são têm juntas lucro número há",
+    "fr": "choisis presque réponse reponse pas donc selon vrai faux moins bonne choix sont gagne il est une reste au",
+    "de": "stimmt wähle knapp millionen milliarden antwort richtig richtige falsch nicht sondern also laut ist weniger mehr mindestens höchstens lautet "
     "ergebnis gewinn verdient sind und insgesamt",
-    "it": "risposta opzione corretta giusta quindi secondo vero meno più sono guadagna numero perciò totale",
-    "ru": "не ответ вариант правильный верный верно неверно следовательно значит поэтому меньше больше менее более итого",
+    "it": "scelgo milioni risposta opzione corretta giusta quindi secondo vero meno più sono guadagna numero perciò totale",
+    "ru": "это сто выбираю почти не ответ вариант правильный верный верно неверно следовательно значит поэтому меньше больше менее более итого",
 }
-_AMBIGUOUS_WORDS = {"mais", "son", "il", "est", "une", "au", "also", "und", "secondo", "vero", "totale", "hay"}
+_AMBIGUOUS_WORDS = {"mais", "son", "il", "est", "une", "au", "also", "und", "secondo", "totale", "hay"}
 _LANGUAGE_OF: dict[str, str] = {}
 for _language, _words in _RECOGNISED.items():
     for _word in _words.split():
@@ -118,13 +118,16 @@ for _language, _words in _NUMBERS.items():
         if len(_word) > 3 and _word not in _ENGLISH_TOO:
             _LANGUAGE_OF.setdefault(_word, _language)
 _PHRASES = re.compile(
-    r"\b(?:(?P<fr>(?:plus|moins) de)|(?P<pt>(?:mais|maior) (?:de|que)|é a [A-Z])|(?P<it>(?:più|meno) di)|(?P<es>es la [A-Z]))\b",
+    r"\b(?:(?P<fr>(?:plus|moins) de|c'est (?:la|le|exact|vrai|faux))|(?P<pt>(?:mais|maior) (?:de|que)|é a [A-Z])|(?P<it>(?:più|meno) di)|(?P<es>es la [A-Z]))\b",
     re.IGNORECASE,
 )
 
 # Translations, in this order: longer expressions first.
 _TABLES = {
     "es": [
+        (r"no es (?:verdad|cierto)", "it is not true"), (r"es (?:verdad|cierto)", "it is true"),
+        (r"(?:yo )?(?:elijo|escojo|elegiría)(?: la)?(?: opción| letra| respuesta)?", "I choose"), (r"casi", "nearly"),
+        (r"millones", "million"), (r"(?<=\d )mil", "thousand"),
         (r"(?:la )?(?:opción|letra|alternativa) correcta es(?: la)?(?: opción| letra)?", "the answer is"),
         (r"(?:la )?respuesta(?: (?:correcta|final))*(?: (?:es|sería))(?! no\b)(?: la| el)?", "the answer is"),
         (r"(?:la )?respuesta(?: (?:correcta|final))* no es(?: la| el)?", "the answer is not"),
@@ -141,6 +144,9 @@ _TABLES = {
         (r"no (?:lo )?sé|no estoy segur[oa]", "not sure"), (r"(?<=[A-D] )o(?= (?:la )?[A-D]\b)", "or"),
     ],
     "pt": [
+        (r"não é verdade", "it is not true"), (r"é verdade", "it is true"), (r"quase", "nearly"),
+        (r"(?:eu )?escolho(?: a)?(?: opção| letra| resposta| alternativa)?", "I choose"),
+        (r"milhões", "million"), (r"(?<=\d )mil", "thousand"),
         (r"(?:a )?(?:opção|letra|alternativa) (?:correta|certa) é(?: a)?(?: opção| letra)?", "the answer is"),
         (r"(?:a )?resposta(?: (?:correta|certa|final))*(?: (?:é|seria))(?: a| o)?", "the answer is"),
         (r"(?:a )?resposta(?: (?:correta|certa|final))* não é(?: a| o)?", "the answer is not"),
@@ -155,6 +161,9 @@ _TABLES = {
         (r"não sei|não tenho certeza", "not sure"), (r"(?<=[A-D] )ou(?= (?:a )?[A-D]\b)", "or"),
     ],
     "fr": [
+        (r"ce n'est pas (?:exact|vrai|juste|le cas)", "it is not true"), (r"c'est (?:exact|vrai|juste)", "it is true"),
+        (r"(?:je )?(?:choisis|prends)(?: la| le)?(?: réponse| lettre)?|je dirais(?: la| le)?", "I choose"),
+        (r"c'est(?: la| le)?(?= [A-Z]\b)", "it is"), (r"presque", "nearly"), (r"millions", "million"),
         (r"(?:la )?(?:bonne )?r[ée]ponse(?: (?:correcte|finale))*(?: (?:est|serait))(?! pas\b)(?: la| le| l')?",
          "the answer is"),
         (r"(?:la )?(?:bonne )?r[ée]ponse(?: (?:correcte|finale))* n'est pas(?: la| le)?", "the answer is not"),
@@ -169,6 +178,9 @@ _TABLES = {
         (r"(?<=[A-D] )ou(?= (?:la )?[A-D]\b)", "or"),
     ],
     "de": [
+        (r"das (?:stimmt|trifft) nicht(?: zu)?", "it is not true"), (r"das stimmt|das trifft zu", "it is true"),
+        (r"ich (?:wähle|nehme|entscheide mich für)(?: antwort| option)?", "I choose"), (r"beinahe|knapp", "nearly"),
+        (r"millionen", "million"), (r"milliarden", "billion"),
         (r"(?:die )?richtige (?:option|lösung|wahl) ist|richtig ist(?= (?:\W{0,3}[A-Z]\b|option|antwort))", "the answer is"),
         (r"es ist(?= [A-Z]\b)", "it is"),
         (r"(?:die )?(?:(?:richtige|korrekte|endgültige) )?antwort (?:ist|lautet|wäre)(?! nicht\b)", "the answer is"),
@@ -184,6 +196,8 @@ _TABLES = {
         (r"\boder\b", "or"),
     ],
     "it": [
+        (r"non è vero", "it is not true"), (r"è vero", "it is true"), (r"scelgo(?: la)?", "I choose"),
+        (r"milioni", "million"), (r"quasi", "nearly"),
         (r"(?:l')?opzione (?:corretta|giusta) è(?: la)?", "the answer is"),
         (r"(?:la )?risposta(?: (?:corretta|giusta|finale))*(?: (?:è|sarebbe))(?: la| il)?", "the answer is"),
         (r"(?:la )?risposta(?: (?:corretta|giusta|finale))* non è(?: la| il)?", "the answer is not"),
@@ -194,6 +208,9 @@ _TABLES = {
         (r"quindi|perciò|dunque|pertanto", "so"), (r"in totale", "in total"), (r"potrebbe essere|forse", "could be"),
     ],
     "ru": [
+        (r"это не (?:так|правда|верно)|это неверно|это неправда|неправда", "it is not true"),
+        (r"это (?:правда|верно|так)", "it is true"), (r"(?:я )?выбираю(?: вариант| ответ)?", "I choose"),
+        (r"ответ(?= [A-Z]\b)", "the answer is"), (r"почти", "nearly"), (r"миллион\w{0,3}", "million"),
         (r"(?:правильный|верный) вариант(?: ответа)?\s?[-—:]", "the answer is"),
         (r"(?:правильный |верный |окончательный )?ответ(?=\W{0,3}:)", "Answer"),
         (r"(?:правильный |верный )?ответ\s?[-—](?!\s?не\b)", "the answer is"),
@@ -205,6 +222,11 @@ _TABLES = {
         (r"всего|итого", "in total"), (r"(?<=[A-D] )или(?= [A-D]\b)", "or"),
     ],
     "cjk": [
+        (r"这(?:并)?不是真的|不是这样|違います|間違っています|そうではありません|아닙니다|틀렸습니다", " it is not true "),
+        (r"这是真的|没错|そうです|その通りです|正しいです|맞습니다", " it is true "),
+        (r"正确(?:的)?(?:选项|答案)(?:是|为|:)", " the answer is "),
+        (r"(?P<x>(?<![A-Za-z])[A-Z]) ?[がは이가]? ?(?:正解|正しい|正答|答え|정답)(?!は|で(?:は|も)な|く)(?:です|である|입니다)?",
+         " the answer is \\g<x> "),
         (r"(?:少于|小于|不到|低于|不足)", " less than "), (r"(?:多于|大于|超过|高于)", " more than "), (r"至少", " at least "),
         (r"至多|最多", " at most "), (r"不是(?= ?[A-Z]\b| ?\d)", " not "), (r"選択肢|选项", " option "),
         (r"答えは|正解は|答は|解答は", " the answer is "), (r"(?:정답|답)(?:은|는)", " the answer is "),

@@ -16,7 +16,7 @@ from opd_align.tasks.characters import strip_markup
 from opd_align.tasks.evaluate import exact_value
 from opd_align.tasks.extract import AMBIGUOUS, Placement
 from opd_align.tasks.number_words import NUMBER_WORD, SCALES, leading_number
-from opd_align.tasks.statements import CONCLUDED, DENIAL_AFTER, HEDGE, NEGATION, after_denials, strip_lead_in
+from opd_align.tasks.statements import CONCLUDED, DENIAL_AFTER, HEDGE, NEGATION, after_denials, is_aside, strip_lead_in
 
 _DIGITS = r"(?:\d{1,2}(?:,\d{2})+,\d{3}(?!\d)|\d{1,3}(?:[, ']\d{3})+(?!\d)|\d{1,100})(?:\.\d{1,100})?|\.\d{1,100}"
 _WORD_SCALES = "|".join(sorted(map(re.escape, SCALES), key=len, reverse=True))
@@ -42,7 +42,7 @@ _UNIT_SLASH = re.compile(r"\s?/\s?[^\W\d]")
 _PREFIX = re.compile(
     rf"(?:(?:[{_CURRENCY}≈~=:-]|(?:US|USD|EUR|GBP|INR|Rs\.?|about|approximately|approx\.?|roughly|around|"
     rf"exactly|only|just|"
-    r"precisely|nearly|almost|equals?|is|simply|a total of|the number|probably|definitely|surely|"
+    r"precisely|equals?|is|simply|a total of|the number|probably|definitely|surely|"
     r"clearly)(?![a-z])) ?){0,3}",
     re.IGNORECASE,
 )
@@ -50,7 +50,7 @@ _PREFIX = re.compile(
 _BOUND_BEFORE = re.compile(
     r"(?:\b(?:(?:less|more|greater|fewer|smaller|larger|bigger|higher|lower|older|younger|longer|shorter|"
     r"other|rather) than"
-    r"|at least|at most|over|under|above|below|up to|between|from|exceeds?|minimum of|maximum of|within|not|never"
+    r"|at least|at most|nearly|almost|not even|over|under|above|below|up to|between|from|exceeds?|minimum of|maximum of|within|not|never"
     r"|isn't|wasn't|aren't|cannot be|can't be|don't get|instead of)"
     r"(?: (?:exactly|about|quite|just|equal to|be|the|a))?|[<>]|\\(?:le|ge|ne|neq)\b|\bnot [≈=])"
     rf"\s{{0,2}}[-+({_CURRENCY}]{{0,2}}$",
@@ -69,13 +69,15 @@ _ARROW = re.compile(r"^\W{0,2}(?:=>|->|[→⇒∴➜])\s?")
 # What is said about the result after it: "10, attained at x = 3".
 QUALIFIER = re.compile(
     r"(?:,? (?:attained|achieved|reached|obtained|occurring|which occurs|namely)|, (?:when|where|having|given|using)|"
-    r",? (?:because|since)|,? (?:(?:which|that) is )?(?:twice|half|double|\S{1,12} times) (?:as|the|that|of)|"
+    r",? (?:because|since)|, (?:which|that|and (?:that|it)) would|, \S{1,12} of which|"
+    r",? (?:at|for|when|with|if) (?:\$|\\\()?[a-z] ?=|,? (?:(?:which|that) is )?(?:twice|half|double|\S{1,12} times) (?:as|the|that|of)|"
     r",? (?:(?:which|that) is )?\S{1,12} (?:\w{1,12} )?(?:more|less|fewer|higher|lower|older|younger) than)\b.*$",
     re.IGNORECASE | re.DOTALL,
 )
 _EXPLANATION = re.compile(r":| because\b| since\b| by \w+ing\b| - | — ", re.IGNORECASE)
 _NOT_QUITE = re.compile(r"\bnot (?:quite|exactly|really)\b", re.IGNORECASE)
 _CONTRAST = re.compile(r",? \b(?:but|however|yet)\b|, (?:and )?now\b", re.IGNORECASE)
+_IS_RESULT = re.compile(r"([-+*/×·÷] ?\d+) (?:is|makes|equals|gives) (?=\$?\d)")  # 10 * 10 is 100
 _POWERS = re.compile(r"(?=[^^]*\^)\d{1,9}(?:\s?[·×*^]\s?\d{1,9}){1,8}")
 _MINUS = re.compile(r"\b(?:negative|minus)\s(?=[\d.])", re.IGNORECASE)
 # Words that make a number part of an expression.
@@ -86,7 +88,7 @@ _OPERATION_BEFORE = re.compile(
     re.IGNORECASE,
 )
 _OPERATION_AFTER = re.compile(
-    r"\s?(?:squared|cubed|factorial|plus|minus|divided|multiplied|times (?=\d|a |the )|to the power|"
+    r"(?:st|nd|rd|th)\b|\s?(?:squared|cubed|factorial|plus|minus|divided|multiplied|times (?=\d|a |the )|to the power|"
     r"choose|(?:tenth|hundredth|"
     r"thousandth|millionth|billionth|third|fourth|fifth|quarter)s?|hal(?:f|ves)|[xyzn])\b",
     re.IGNORECASE,
@@ -182,9 +184,10 @@ def is_percentage_of(found: str | None, gold: str | None, text: str) -> bool:
         return False
     if Fraction(found) != 100 * Fraction(gold) or Fraction(gold) == 0:
         return False
-    return bool(
-        re.search(rf"(?<![\d.]){re.escape(found)}(?:\.0{{1,6}})?[ $}}*]{{0,4}}\\?(?:%|percent\b|per cent\b)", text)
-    )
+    if re.search(rf"(?<![\d.]){re.escape(found)}(?:\.0{{1,6}})?[ $}}*]{{0,4}}\\?(?:%|per ?cent\b)", text):
+        return True
+    in_words = [leading_number(words) for words in re.findall(r"([a-z]+(?:[ -][a-z]+)?) per ?cent\b", text.lower())]
+    return any(number is not None and number[0] == Fraction(found) for number in in_words)
 
 
 def read_number(words: str, placement: Placement, *, decimal_comma: bool = True) -> str | None:
@@ -287,7 +290,7 @@ def _only_word(text: str) -> str | None:
 def main_statement(text: str) -> str:
     """The part of a sentence that states its result: the last of several statements, without a qualification."""
     for part in reversed(text.split(";")):
-        if _NUMBER.search(part):
+        if _NUMBER.search(part) and not is_aside(part):
             text = part
             break
     qualifier = QUALIFIER.search(text)
@@ -308,6 +311,14 @@ def _is_explained(values: list[Fraction | None]) -> bool:
     if len(parts) < 2 or len(parts) != len(values) - 1 or len(parts) > 30:
         return False
     return values[0] in (math.prod(parts), sum(parts), len(parts))
+
+
+def _computed(text: str) -> str | None:
+    """The number of an equation that computes it on the right: "18 = 9 × 2"."""
+    left, _, right = text.rstrip(". ").rpartition("=")
+    number = _NUMBER.fullmatch(left.rpartition("=")[2].strip())
+    value = _number_value(number) if number and re.search(r"\d\s?[-+*/×·÷]\s?\d", right) else None
+    return canonical_number(value) if value is not None and exact_value(right) == value else None
 
 
 def _result_of_the_others(text: str) -> set[Fraction | None]:
@@ -381,6 +392,9 @@ def _only_number(text: str) -> str | None:
     contrasted = _CONTRAST.split(text)[-1]
     if _NUMBER.search(contrasted) and not NEGATION.search(contrasted):
         text = contrasted  # "the textbook gives 42, but I get 40"
+    text = _IS_RESULT.sub(r"\1 = ", text)
+    if "=" in text and (computed := _computed(text)) is not None:
+        return computed
     if "=" in text:  # the last side that is a number: "2 * 9 = 18 = her daily income"
         text = next((side for side in reversed(text.split("=")) if _NUMBER.search(side)), text)
     text = main_statement(text)

@@ -23,8 +23,8 @@ _BOX = re.compile(
 _TICKS = re.compile(r"\[[ xX✓✔]?\]|[☐❌✗☑☒✅✔✓]")
 _ANSWER_KEY = re.compile(
     r"[\"'](?:(?:final|predicted|correct|my|your|model|selected|chosen)[_ -]?)?"
-    r"(?:answer|ans|label|result|prediction|output|choice|option|value|verdict|solution|response|letter|total|truth)"
-    r"(?:_?(?:key|value|letter|text|label))?[\"']\s{0,4}:\s{0,4}"
+    r"(?:answer|ans|label|result|prediction|output|choice|option|value|verdict|solution|response|letter|total|truth|final)"
+    r"(?:_?(?:key|value|letter|text|label|cost|price|option|choice|income|number|amount))?[\"']\s{0,4}:\s{0,4}"
     r"(?P<value>\"(?:[^\"\\\n]|\\.){0,300}\"|'[^'\n]{0,300}'|\[[^\[\]\n]{0,200}\]|[^\s,}\]\n][^,}\]\n]{0,100})",
     re.IGNORECASE,
 )
@@ -70,7 +70,7 @@ def _ticked(response: str) -> str:
     """A list of checkboxes as the one that is ticked; without any if none or several are."""
     boxes = list(_BOX.finditer(response))
     if len(boxes) < 2:
-        return response
+        return _BOX.sub("", response) if boxes and boxes[0]["open"] else response
     ticked = [box for box in boxes if box["ticked"] or box["mark"]]
     answer = f"\nAnswer: {ticked[0]['first'] or ticked[0]['last']}\n" if len(ticked) == 1 else "\n"
     kept = "".join(

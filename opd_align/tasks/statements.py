@@ -34,16 +34,20 @@ _REMARKS = re.compile(
 )
 _OTHERWISE = re.compile(
     r"\b(?:would(?:n't)?|wouldn't)\b|\b(?:it|that|there|he|she|they|this|one)'d\b|\bfor comparison\b|"
-    r"\b(?:was|is|were) not asked\b|\bcommon mistake\b|^\W{0,3}(?:by the way|incidentally|P\.?S\.?)\b",
+    r"\b(?:book|student|friend|brother|sister|key|teacher|calculator|websites?|people|textbook|colleague|classmate)s? "
+    r"(?:says?|said|claims?|claimed|thinks?|thought|believes?|answered|wrote)\b|\b(?:was|is|were) not asked\b|\bcommon mistake\b|^\W{0,3}(?:by the way|incidentally|P\.?S\.?)\b",
     re.IGNORECASE,
 )
-# "I would say 18" and "the answer would be 18" state an answer.
+_OTHERWISE_CLAUSE = re.compile(r"[,;] (?![^,;]{0,20}\bbut\b)[^,;.]{0,120}\b(?:would|wouldn't)\b[^,;.]{0,120}\W{0,3}$")
+_CONDITION = re.compile(r"\W{0,3}(?:if|had|were|without|with|counting|unless|otherwise|suppose|should|but)\b", re.IGNORECASE)
 _STANCE = re.compile(
     r"\b(?:I|we|you)(?: would|'d)\b|\b(?:answer|result|total|so|thus|therefore|hence|which|choice|option)\b[^.]{0,40}"
     r"\bwould\b",
     re.IGNORECASE,
 )
 SENTENCE_END = re.compile(
+    r"(?<= [A-Z]\.)\s+(?=(?:On|So|The|It|But|Then|Now|After|Not|That|This|However|Second|Third|Finally|Hence|Thus|"
+    r"Therefore|First|Next|My|I)\b)|"
     r"(?<=[.!?])(?<![^:s] [A-Z]\.)(?<!^[A-Z]\.)(?<!Rs\.)(?<!approx\.)(?<!vs\.)[*_\"')\]]{0,4}\s+|\s*\n\s*"
 )
 CONCLUSION = re.compile(
@@ -62,7 +66,8 @@ DENIAL_AFTER = re.compile(
     r"(?:incorrect|wrong|false|(?:not|n't|never|cannot)(?: be)? (?:the |quite |a )?"
     r"(?:correct|right|true|answer|best|valid|possible|it|final)|impossible|ruled out|excluded|out of the question)\b"
     r"|(?:only )?(?:if|unless|provided|assuming)\b)"
-    r"|[^\w.!?:,;]{0,4}(?:isn't|wasn't|can't be|cannot be|aren't|won't be|"
+    r"|[^\w.!?:,;]{0,4}(?:(?:is|was|seems|looks) (?:far |much |a bit |clearly )?too (?:low|high|small|large|big|much|many|few)|"
+    r"(?:is|was) (?:only )?an? (?:lower|upper) bound|isn't|wasn't|can't be|cannot be|aren't|won't be|"
     r"(?:is|was|are) (?:certainly |definitely )?(?:not|never))\b",
     re.IGNORECASE,
 )
@@ -93,7 +98,8 @@ _NOT_BUT_ANY = re.compile(
 HEDGE = re.compile(
     r"\b(?:if|could be|might|(?-i:may) (?:be|have)|maybe|perhaps|possibly|doubt|whether|unless|suppose|supposing|imagine|cannot be determined|"
     r"can't be determined|unclear|not sure|unsure|"
-    r"don't know|do not know|would have been|at first|initially|might think)\b|\?\W{0,3}$",
+    r"don't know|do not know|answer is not (?:given|stated|known)|"
+    r"which (?:is|was) (?:wrong|incorrect|false|not|a mistake|an error)|would have been|at first|initially|might think)\b|\?\W{0,3}$",
     re.IGNORECASE,
 )
 """What makes a sentence no statement of a result."""
@@ -125,6 +131,9 @@ def without_asides(lines: list[str]) -> list[str]:
             lines = lines[:number]
             break
     lines = list(lines)
+    if lines and (clause := _OTHERWISE_CLAUSE.search(lines[-1])) and not is_stance(clause.group()):
+        if not _CONDITION.match(SENTENCE_END.split(lines[-1][: clause.start()])[-1]):
+            lines[-1] = lines[-1][: clause.start()] + "."
     while lines:
         starts = [0, *(match.end() for match in SENTENCE_END.finditer(lines[-1]))]
         start = next((start for start in reversed(starts) if lines[-1][start:].strip()), 0)
@@ -141,7 +150,12 @@ def is_aside(sentence: str) -> bool:
     """Whether a sentence says what would be the case otherwise, what was not asked, or nothing ("Nice!")."""
     if _INERT.match(sentence) and not _ANSWER_WORD.search(sentence) and not NEGATION.search(sentence):
         return True
-    return bool(_OTHERWISE.search(sentence)) and not _STANCE.search(sentence)
+    return bool(_OTHERWISE.search(sentence)) and not is_stance(sentence)
+
+
+def is_stance(sentence: str) -> bool:
+    """Whether "would" states an answer: "I would say 18", "the answer would be 18"."""
+    return bool(_STANCE.search(sentence))
 
 
 def sentences_from_the_end(lines: list[str]) -> Iterator[tuple[str, bool]]:

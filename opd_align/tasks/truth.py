@@ -51,7 +51,7 @@ _REASON = re.compile(
 # A predicate, not "a true story".
 _PREDICATE = re.compile(
     r"\b(?P<word>true|false(?! that (?:the answer|it|this|that)\b)|untrue|correct|incorrect|wrong|falsch|wahr|vraie?|"
-    r"faux|fausse|fals[oa]|verdader[oa]|verdadeir[oa]|richtig|cierto|accurate|inaccurate|holds?|myth|misconception|fallacy|yes|no(?= *$))\b(?![ -]+(?!because|since|as|according|based|for|in|that|given|"
+    r"faux|fausse|fals[oa]|verdader[oa]|verdadeir[oa]|richtig|cierto|accurate|inaccurate|holds?|myth|misconception|fallacy|yes|right(?=\W*$)|no(?= *$))\b(?![ -]+(?!because|since|as|according|based|for|in|that|given|"
     r"and|but|from|due|to|when|at|by|of|or|here|so|with|per|statement|not|today|anymore|any)[a-z])"
     r"|(?P<chinese>(?<!不)(?:正确|错误|对|错)(?:的)?(?!\w))",
     re.IGNORECASE,
@@ -70,13 +70,26 @@ _UNCERTAIN = re.compile(
     r"thought|claims?|claimed|argues?))\b",
     re.IGNORECASE,
 )
+_OPPOSITE_TRUE = re.compile(
+    r"^\W{0,3}(?:(?:no|so|in fact|actually),? )?(?:the )?(?:opposite|reverse|contrary) is (?:true|the case|correct)\W{0,3}$", re.IGNORECASE
+)
 _EITHER = re.compile(r"\b(?:true or false|yes or no)\b\W?", re.IGNORECASE)
+_AFTER_FIRST = re.compile(
+    r"\s?[.,:;!(—-]|$|\s(?:it|they|he|she|there|you|we|that|one) (?:is|are|do|does|can|was|were|has|have|did|may)(?:n't| not)?\b",
+    re.IGNORECASE,
+)
+_DENIED_FLATLY = re.compile(
+    r"\W{0,3}(?:no way|not (?:at all|so|in the least|by any means|really)|by no means|(?:absolutely|certainly|definitely|of course|"
+    r"clearly|surely|obviously|probably) not|not a chance)(?=\s?[.,;:!—-]|\W*$)",
+    re.IGNORECASE,
+)
+_CONTRADICTED = re.compile(r"\W{0,3}(?:it|this|that)(?:'s| is) (?:indeed |actually )?(true|false|correct|wrong|incorrect)\b", re.IGNORECASE)
 _SO = re.compile(
     r"^\W{0,3}(?:(?:so|thus|therefore|hence|no|yes),? )?(?:this|that|it)(?: is|'s| was| isn't| wasn't)(?: not)?(?: indeed| actually)? "
     r"(?:so|the case)[.! ]{0,3}$",
     re.IGNORECASE,
 )
-_ENDING = re.compile(r"(?::|—| - )\s?(true|false|yes|no)[.!\s]{0,3}$", re.IGNORECASE)
+_ENDING = re.compile(r"(?::|—| - |,? so )\s?(true|false|yes|no)[.!\s]{0,3}$", re.IGNORECASE)
 _BOTH_NAMED = re.compile(r"^\(?(?:true|yes)(?:\s?/\s?| or )(?:false|no)(?:\)?:?|\?)\s+(?=\w)", re.IGNORECASE)
 _DENIED = re.compile(
     r"\W{0,3}(?:is|was|would be|seems|can|cannot|can't|isn't)\b.{0,20}?(?:incorrect|wrong|false|not|be\b|"
@@ -104,6 +117,8 @@ def read_true_false(words: str, placement: Placement) -> str | None:
         return _predicate(stripped)
     if placement is Placement.LOOSE:
         return _predicate(stripped)
+    if placement is not Placement.BOX and (flat := _DENIED_FLATLY.match(stripped)):
+        return None if placement is Placement.BARE and re.search(r"\w", stripped[flat.end() :]) else "False"
     text = _BOTH_NAMED.sub("", text)
     first = _FIRST.fullmatch(_BOTH_NAMED.sub("", stripped)) or _FIRST.fullmatch(text)
     if first is None:
@@ -122,10 +137,13 @@ def _first_word(first: re.Match[str], placement: Placement) -> str | None:
     also = _ALSO.match(rest)
     if also and (_TRUTH[also.group(2).lower()] != value) != bool(also.group(1)):
         return AMBIGUOUS
-    if placement is Placement.OPENING and not re.match(r"\s?[.,:;!(—-]|$", rest):
+    if placement is Placement.OPENING and not _AFTER_FIRST.match(rest):
         return None  # "No doubt ..."
     if len(word) == 1 and word.isascii() and re.search(r"\w", rest):
         return None
+    contradicted = _CONTRADICTED.match(rest)
+    if contradicted and word in ("yes", "no") and _TRUTH[contradicted[1].lower()] != value:
+        return AMBIGUOUS  # "No, it's true."
     if rest.lstrip("\"')").startswith("?") or _DENIED.match(rest):
         return AMBIGUOUS
     if word not in ("true", "false") and not _REASON.match(rest) and word.isascii():
@@ -138,6 +156,8 @@ def _first_word(first: re.Match[str], placement: Placement) -> str | None:
 def _predicate(text: str) -> str | None:
     """The truth value of sentences such as "the statement is not true"."""
     text = _EITHER.sub("", text)
+    if _OPPOSITE_TRUE.search(text):
+        return "False"
     if so := _SO.search(text):  # "This isn't so."
         return None if _UNCERTAIN.search(text) or HEDGE.search(text) else "False" if _NEGATION.search(so[0]) else "True"
     if ending := _ENDING.search(text):
