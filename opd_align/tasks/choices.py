@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from opd_align.tasks.characters import strip_markup
 from opd_align.tasks.extract import AMBIGUOUS, Placement
+from opd_align.tasks.choice_statements import stated_choice
 from opd_align.tasks.number_words import leading_number
 from opd_align.tasks.numbers import canonical_number, read_number
 from opd_align.tasks.statements import (
@@ -35,8 +36,18 @@ _LETTER_ALSO = re.compile(
     r"the other|at least)\b){0,3}"
     r"[\s,]{0,2}\(?([A-Z])\)?(?![\w'’])(?!\)? (?:is|are|was|were)(?: both| all)? (?:wrong|incorrect|not|false))"
 )
+_ARTICLE = re.compile(r"^(?:it|this|that|the|an?|they|there) (?=\w{2})")
 _SUBSCRIPT = re.compile(r"_\{?(\w)\}?")  # CO_2
 _AROUND_OPERATOR = re.compile(r"\s?([-+*/=^<>])\s?(?=[\w(\\-])")
+_EQUATED = re.compile(r"\b(?:i\.e\.|that is|which is)")
+# The end of a sentence that names what is left or chosen.
+_FINALLY = re.compile(
+    r"\b(?:it (?:has to|must|should) be|it's|it is|I(?:'d)? (?:choose|pick|go with|say)|by elimination,|only|(?:that )?leaves(?: us with)?|"
+    r"leaving(?: us with)?|what(?:'s| is) left is|what remains is) (?:option |choice |only )?\(?([A-Z])\)?"
+    r"(?: (?:remains|is left|left|is possible|that remains))?\W{0,3}$",
+    re.IGNORECASE,
+)
+_SURE = re.compile(r"\s?[,—-]\s?(?:surely|definitely|certainly|clearly|obviously|of course|for sure|no question)", re.IGNORECASE)
 _REPLY = re.compile(r"^\W{0,3}(?:no|nope|well|ok|right|rather|actually|yes),? ", re.IGNORECASE)  # "C? No, B."
 _A_NUMBER = re.compile(r"-?\d+(?:\.\d+|/\d+)?")
 _LETTER_REMARK = re.compile(r"\s{0,2}(?:$|[).:,;\-—(\[]|(?:is|because|since|as|which|would|based|due|and|it)\b)")
@@ -60,6 +71,7 @@ _WRONG_AFTER = re.compile(
     r"|,? (?:(?:comes|came|is|was) |a close |the |in )?(?:second|runner-up|next best|second[- ]best)\b",
     re.IGNORECASE,
 )
+_LOWER_RANKED = re.compile(r"\b(?:second|next)(?:[- ]\w+)? (?:is|was|comes) (?:the )?$", re.IGNORECASE)
 _STATED = re.compile(
     r"\b(?:it|this|that|which)(?:'s| is| must be| has to be| should be)\b|\bleav(?:es|ing)\b|\b(?:remains|remaining|left) is\b|:\s?\(?[A-Z]\)?\W{0,3}$|"
     r",\s(?:option|answer|choice|letter)\s\(?[A-Z]\)?\W{0,3}$|"
@@ -72,6 +84,7 @@ _ORDINAL = re.compile(
     r"was) (?:not|wrong))",
     re.IGNORECASE,
 )
+_UNDETERMINED = re.compile(r"\bnot\b|\bnever\b|\bneither\b|\bnone\b|\bunknown\b")
 _NO_CHOICE = re.compile(
     r"\W{0,3}(?:none|neither|unknown|n/?a\b|all of|both|not enough|cannot|can't|I (?:do not|don't|am not|"
     r"cannot|can't)|unclear|"
@@ -120,6 +133,8 @@ def read_choice(words: str, placement: Placement, letters: str, choices: Sequenc
     """The letter that a text gives as its answer; an `extract.Reader` once letters and choices are known."""
     whole = strip_markup(words).strip(".,;: {}")
     text = strip_lead_in(whole)
+    if choices is not None and placement is not Placement.BOX and (stated := stated_choice(whole, letters, choices)):
+        return stated
     if placement is Placement.OPENING:
         return _letter_and_text(text, letters, choices)
     if placement in (Placement.LOOSE, Placement.SENTENCE):
@@ -136,7 +151,7 @@ def read_choice(words: str, placement: Placement, letters: str, choices: Sequenc
     if letter not in letters:
         other_letter = first["letter"].isupper() and not re.match(r"\s?\w", rest)
         return named or (AMBIGUOUS if other_letter and not (placement is Placement.BARE and rest) else None)
-    if (also := _LETTER_ALSO.match(rest)) and also.group(1) in letters:
+    if (also := _LETTER_ALSO.match(rest)) and also.group(1) in letters and also.group(1) != letter:
         return None if placement is Placement.BARE and re.search(r"[^\W\d_]{4}", rest) else AMBIGUOUS
     closed = bool(first["close"]) or rest[:1] in (".", ":", ")")
     if first["letter"].islower() and rest and not closed:
@@ -166,6 +181,7 @@ def choice_by_text(words: str, choices: Sequence[str] | None) -> str | None:
 def normalised(words: str) -> str:
     """Wording without case, markup, subscripts and spaces around operators; a number in words as digits."""
     text = strip_markup(str(words)).strip(" .,;:!(){}").casefold()
+    text = _ARTICLE.sub("", text.replace("can't", "can not").replace("cannot", "can not").replace("n't", " not"))
     text = _AROUND_OPERATOR.sub(r"\1", _SUBSCRIPT.sub(r"\1", text))
     number = leading_number(text)
     return canonical_number(number[0]) if number and not number[1].strip() else text
@@ -174,6 +190,8 @@ def normalised(words: str) -> str:
 def _letter_and_text(text: str, letters: str, choices: Sequence[str] | None) -> str | None:
     """The letter of a text that begins with letter and wording of one choice: "A) Paris, not B) London"."""
     first = _LETTER_FIRST.fullmatch(text)
+    if first is not None and first["letter"] in letters and _SURE.fullmatch(first["rest"]):
+        return first["letter"]  # "C, of course"
     if first is None or choices is None or first["letter"] not in letters:
         return None
     rest = re.sub(r"^[\s).:\]-]{1,4}", "", first["rest"] if not first["close"] else first["rest"] + " ", count=1)
@@ -228,9 +246,19 @@ def _text_of_another(rest: str, letter: str, letters: str, choices: Sequence[str
 
 def _mentioned(text: str, placement: Placement, letters: str, choices: Sequence[str] | None) -> str | None:
     """The only choice that a sentence names and does not rule out."""
-    concluding = CONCLUDED.split(text)
+    whole_text, concluding = text, CONCLUDED.split(text)
     concluded = len(concluding) > 1 or bool(CONCLUSION.match(text) or _STATED.search(text))
     before, text = "".join(concluding[-2:-1]), concluding[-1]  # "it cannot be C, so it must be B"
+    equated = bool(_EQUATED.search(whole_text))
+    contrasted = re.split(r"(?<!\ball)(?<!anything)(?<!everything)(?<!nothing)(?<!none),? \bbut\b", text, flags=re.IGNORECASE)
+    if len(contrasted) > 1 and not NEGATION.search(contrasted[-1]) and _names(contrasted[-1], letters, choices):
+        text, concluded = contrasted[-1], True  # "B is close, but C is better"
+    if choices is not None:
+        text = _without_parentheses(text, letters, choices)
+    if final := _FINALLY.search(text):
+        stated = re.split(r"[,;:]| but ", text[: final.start()])[-1]
+        if final[1] in letters and not NEGATION.search(stated) and not HEDGE.search(text):
+            return final[1]
     text = _last_clause(text, letters, choices)
     if (instead := after_denials(text)) != text:
         text, concluded = instead, True
@@ -259,6 +287,8 @@ def _mentioned(text: str, placement: Placement, letters: str, choices: Sequence[
         mentioned.add(named)
     elif not named and before and mentioned and (equal := _by_number(before, choices)):
         mentioned.add(equal)  # "the result is 18, which is option B"
+    if equated and named:  # "D, i.e. Paris"
+        mentioned |= {letter for match in _MENTION.findall(before) for letter in match if letter and letter in letters}
     if len(mentioned) > 1:
         return AMBIGUOUS
     unsupported = not named or (NEGATION.search(text) and not _NOT_BEFORE_ANY.search(text))
@@ -267,12 +297,27 @@ def _mentioned(text: str, placement: Placement, letters: str, choices: Sequence[
     return next(iter(mentioned), None)
 
 
+def _names(text: str, letters: str, choices: Sequence[str] | None) -> bool:
+    """Whether a clause names a choice."""
+    return any(match[0].strip("() ") in letters for match in _MENTION.finditer(text)) or bool(
+        _named(text, letters, choices)
+    )
+
+
+def _without_parentheses(text: str, letters: str, choices: Sequence[str]) -> str:
+    """A sentence without remarks in parentheses, if the rest names a choice: "winter (summer in the north)"."""
+    wordings = set(map(normalised, choices))
+    bare = re.sub(
+        r"\(([^()]{2,})\)", lambda match: match.group() if normalised(match[1]) in wordings else " ", text
+    )
+    return bare if bare != text and _names(bare, letters, choices) else text
+
+
 def _last_clause(text: str, letters: str, choices: Sequence[str] | None) -> str:
     """The last of several statements, unless it only says what would be the case otherwise or what comes second."""
     clauses = [clause for clause in text.split(";") if clause.strip()]
     while len(clauses) > 1:
-        names_one = any(match[0].strip("() ") in letters for match in _MENTION.finditer(clauses[-1]))
-        if not is_aside(clauses[-1]) and (names_one or _named(clauses[-1], letters, choices)):
+        if not is_aside(clauses[-1]) and _names(clauses[-1], letters, choices):
             return clauses[-1]
         clauses.pop()
     return clauses[0] if clauses else text
@@ -282,7 +327,7 @@ def _whole_wording(text: str, choices: Sequence[str]) -> str | None:
     """The letter of a choice such as "cannot be determined", whose wording is no statement otherwise."""
     folded = normalised(text)
     for letter, wording in zip(letters_of(choices), map(normalised, choices), strict=False):
-        if (_NO_CHOICE.match(wording) or HEDGE.search(wording)) and len(wording) > 6:
+        if (_NO_CHOICE.match(wording) or _UNDETERMINED.search(wording)) and len(wording) > 6:
             if re.match(rf"(?:it |this |that |so |the \w+ )?{re.escape(wording)}(?!\w)", folded):
                 return letter
     return None
@@ -313,6 +358,7 @@ def _named(text: str, letters: str, choices: Sequence[str] | None) -> str | None
     if choices is None:
         return None
     text = _AROUND_OPERATOR.sub(r"\1", text)
+    text = text.replace("can't", "can not").replace("cannot", "can not").replace("n't", " not")
     folded = text.casefold()
     shortened = _last_names(choices)
     found: dict[str, tuple[int, int]] = {}
@@ -341,7 +387,8 @@ def _named(text: str, letters: str, choices: Sequence[str] | None) -> str | None
     stated = [
         letter
         for letter, (start, end) in kept.items()
-        if not _NOT_BEFORE.search(text[max(0, start - 40) : start])
+        if not _LOWER_RANKED.search(text[max(0, start - 40) : start])
+        and not _NOT_BEFORE.search(text[max(0, start - 40) : start])
         and not NEGATION.search(re.split(r"[,;:]", text[:start])[-1])
         and not DENIAL_AFTER.match(text, end)
         and not _WRONG_AFTER.match(text, end)

@@ -69,7 +69,7 @@ _RECOGNISED = {
     "pt": "resposta opção alternativa correta correto incorreta incorreto não então portanto segundo verdadeiro "
     "verdadeira verdade escolho quase milhões menos mais são têm juntas lucro número há",
     "fr": "choisis presque réponse reponse pas donc selon vrai faux moins bonne choix sont gagne il est une reste au",
-    "de": "stimmt wähle knapp millionen milliarden antwort richtig richtige falsch nicht sondern also laut ist weniger mehr mindestens höchstens lautet "
+    "de": "ich für stimmt wähle knapp millionen milliarden antwort richtig richtige falsch nicht sondern also laut ist weniger mehr mindestens höchstens lautet "
     "ergebnis gewinn verdient sind und insgesamt",
     "it": "scelgo milioni risposta opzione corretta giusta quindi secondo vero meno più sono guadagna numero perciò totale",
     "ru": "это сто выбираю почти не ответ вариант правильный верный верно неверно следовательно значит поэтому меньше больше менее более итого",
@@ -224,6 +224,7 @@ _TABLES = {
     "cjk": [
         (r"这(?:并)?不是真的|不是这样|違います|間違っています|そうではありません|아닙니다|틀렸습니다", " it is not true "),
         (r"这是真的|没错|そうです|その通りです|正しいです|맞습니다", " it is true "),
+        (r"(?<=[\w\")\]])(?:です|である|だよ|입니다|이에요)(?=\W|$)", " "),
         (r"正确(?:的)?(?:选项|答案)(?:是|为|:)", " the answer is "),
         (r"(?P<x>(?<![A-Za-z])[A-Z]) ?[がは이가]? ?(?:正解|正しい|正答|答え|정답)(?!は|で(?:は|も)な|く)(?:です|である|입니다)?",
          " the answer is \\g<x> "),

@@ -15,7 +15,7 @@ from opd_align.tasks.extract import AMBIGUOUS, Placement
 from opd_align.tasks.math_pool import POOL
 from opd_align.tasks.number_words import SCALES
 from opd_align.tasks.numbers import QUALIFIER, base_value, canonical_number, read_number
-from opd_align.tasks.statements import CONCLUDED, DENIAL_AFTER, HEDGE, NEGATION, after_denials, strip_lead_in
+from opd_align.tasks.statements import CONCLUDED, DENIAL_AFTER, HEDGE, NEGATION, after_denials, is_aside, strip_lead_in
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+|/\d+)?")
 """The canonical form of a number."""
@@ -41,6 +41,17 @@ _SCALED_TEXT = re.compile(
     r"(\d[\d.,]*)\s?(?:\\[,; ])?\s?\\(?:text|mathrm|mbox)\{\s*(thousand|million|billion|trillion|dozen)s?\b[^{}]*\}",
     re.IGNORECASE,
 )
+_PLAIN_LIST = re.compile(
+    r"(?:^|\b(?:are|is|solutions?|roots?)|=|:)\s*((?:[a-z] ?= ?)?-?\d+(?:/\d+)?(?:(?:,?\s(?:and|or)\s|,\s?)(?:[a-z] ?= ?)?-?\d+(?:/\d+)?)+)$"
+)
+_PLAIN_FORMULA = re.compile(
+    r"(?=.*(?:\b[a-z]\s?[-+^*/=(]|[-+^*/(]\s?[a-z]\b|\(.*,))(?:\b[a-z]\b|\d[a-z]?|[-+^*/=().,\s{}]|\b(?:and|or)\b)+\.?"
+)
+_MEMBER = re.compile(r"^[a-z]\s*\\in\s*(?=\\\{)")  # x \in \{2, 3\}
+_BETWEEN_ITEMS = re.compile(r"[\s,]*(?:and|or|y|e|et|ou|o|und|oder|и|или|或|和|或者|と)?[\s,]*")
+_UNSOLVED = re.compile(r"\$?\s*(?:\d+\s?[a-z]|[a-z]\s?\^\s?\{?\d+\}?)\s*=[^=]+")  # 2x = 6, x^2 = 6
+_PLAIN_FUNCTION = re.compile(r"(?<![\\\w])sqrt\(([^()]{1,60})\)")
+_PLAIN_PI = re.compile(r"(?<![\\A-Za-z])pi\b")
 _IS = re.compile(r"\b(?:is|are|equals|becomes)\s{0,2}$")
 _SEGMENT = re.compile(r"(?:\$|\\\()([^$\n]{1,300}?)(?:\$|\\\))")
 _COMPOUND = re.compile(r"[^=,]*\w\s?[-+/^(][^=,]*=([^=,]+)")  # a + b = 10, f(3) = 10
@@ -124,7 +135,7 @@ def gold_words(gold: str) -> str | None:
 
 def read_words(words: str, placement: Placement, gold: str) -> str | None:
     """An answer in words; an `extract.Reader` once the gold answer is known."""
-    text = _words(strip_lead_in(strip_markup(words)))
+    text = _words(re.sub(r"^on ", "", strip_lead_in(strip_markup(words)), flags=re.IGNORECASE))
     if placement is Placement.OPENING:
         return None
     if placement in (Placement.LOOSE, Placement.SENTENCE):
@@ -154,7 +165,9 @@ def read_maths(words: str, placement: Placement, *, whole: bool = False) -> str 
     """
     if placement is Placement.OPENING:
         return None
-    words = plain_characters(words)
+    words = _PLAIN_PI.sub(r"\\pi", _PLAIN_FUNCTION.sub(r"\\sqrt{\1}", plain_characters(words)))
+    if _UNSOLVED.fullmatch(words.strip(" .$")) and not whole:
+        return AMBIGUOUS
     if placement is not Placement.BOX and " " in words:
         words = _DENIED_TAIL.sub("", words) if re.search(r"[\d$}]", _DENIED_TAIL.sub("", words)) else words
     text = strip_lead_in(strip_markup(words)).rstrip(". ")
@@ -179,6 +192,9 @@ def read_maths(words: str, placement: Placement, *, whole: bool = False) -> str 
         return _expression(words, placement, whole)
     if placement in (Placement.LOOSE, Placement.SENTENCE) and (found := _only_segment(words, whole)):
         return found
+    names = [name.group() for segment in _SEGMENT.finditer(words) if (name := _ASSIGNED.match(segment.group(1)))]
+    if len(set(names)) > 1 and placement in (Placement.LOOSE, Placement.SENTENCE) and not CONCLUDED.search(words):
+        return AMBIGUOUS  # $a = 2$, $b = 5$
     if (
         not _NOT_A_NUMBER.search(text.rpartition("=")[2])
         and (number := read_number(words, placement, decimal_comma=False)) is not None
@@ -196,7 +212,7 @@ def compare_expressions(found: str, gold: str) -> str:
     if _ROUNDED.search(found) and not _ROUNDED.search(gold):  # the exact value and the rounded one both count
         replies = [compare_expressions(side, gold) for side in _ROUNDED.split(found)[-2:] if side.strip()]
         return "same" if "same" in replies else replies[0] if replies else "unparseable"
-    found, gold = _tidy(found), _tidy(gold)
+    found, gold = (_MEMBER.sub("", _tidy(side)) for side in (found, gold))
     if found == gold:
         return "same"
     if _BASE.fullmatch(gold) or _BASE.fullmatch(found):
@@ -258,7 +274,7 @@ def _expression(words: str, placement: Placement, whole: bool) -> str | None:
         return read_maths(segment.group(1), Placement.MARKED, whole=whole)
     if not _is_expression(words):
         return None
-    if placement is Placement.BARE and "$" not in words and "\\" not in words and not (whole and "=" in words):
+    if placement is Placement.BARE and "$" not in words and "\\" not in words and not _PLAIN_FORMULA.fullmatch(words.strip()):
         return None
     # The original text: math-verify handles units and text commands better than `strip_markup`.
     expression = re.sub(r"\*\*|\$|\\[\[\]()]", "", strip_lead_in(words.strip())).replace("−", "-").strip(" .:")
@@ -294,6 +310,8 @@ def _only_segment(words: str, whole: bool) -> str | None:
     """The expression of a sentence that ends in its only formula: "The point is $(2, 5)$."."""
     concluding = after_denials(CONCLUDED.split(words)[-1])
     words = concluding if _MATHS_MODE.search(concluding) else words
+    clauses = [clause for clause in words.split(";") if _SEGMENT.search(clause) and not is_aside(clause)]
+    words = clauses[-1] if clauses else words
     words = words[: qualifier.start()] if (qualifier := QUALIFIER.search(words)) else words
     segments = list(_SEGMENT.finditer(words))
     if segments and not _MATHS_MODE.match(words, segments[-1].start()):
@@ -303,6 +321,8 @@ def _only_segment(words: str, whole: bool) -> str | None:
     if whole and len(segments) > 1 and all(_ASSIGNED.match(segment.group(1)) for segment in segments):
         listed = ", ".join(segment.group(1) for segment in segments)
         return None if HEDGE.search(words) or NEGATION.search(words) else listed  # $x = 1$ and $x = 4$
+    if whole and (listed := _listed(words, segments)):
+        return listed
     if len(segments) > 1 and (result := _COMPOUND.fullmatch(segments[-1].group(1).strip())):
         return read_maths(result[1], Placement.BOX, whole=whole)  # $a = 3$, $b = 7$, and $a + b = 10$
     if len(segments) > 1 and _IS.search(words[segments[-2].end() : segments[-1].start()]) and not HEDGE.search(words):
@@ -314,6 +334,21 @@ def _only_segment(words: str, whole: bool) -> str | None:
     if re.search(r"\b(?:than|least|most|up to)\s*$", words[: segments[0].start()]):
         return None
     return read_maths(segments[0].group(1), Placement.BOX, whole=whole)
+
+
+def _listed(words: str, segments: list[re.Match[str]]) -> str | None:
+    """The items that a sentence ends in, each in maths mode or all without: "the roots are $2$ and $3$"."""
+    if HEDGE.search(words) or NEGATION.search(words):
+        return None
+    if not segments:
+        plain = _PLAIN_LIST.search(words.rstrip(". "))
+        return re.sub(r",?\s(?:and|or)\s", ", ", plain[1]) if plain else None
+    items = [segments[-1].group(1)]
+    for before, after in zip(reversed(segments[:-1]), reversed(segments), strict=False):
+        if not _BETWEEN_ITEMS.fullmatch(words[before.end() : after.start()]):
+            break
+        items.insert(0, before.group(1))
+    return ", ".join(items) if len(items) > 1 else None
 
 
 def _stated_expression(words: str, whole: bool) -> str | None:

@@ -70,7 +70,7 @@ _ARROW = re.compile(r"^\W{0,2}(?:=>|->|[→⇒∴➜])\s?")
 QUALIFIER = re.compile(
     r"(?:,? (?:attained|achieved|reached|obtained|occurring|which occurs|namely)|, (?:when|where|having|given|using)|"
     r",? (?:because|since)|, (?:which|that|and (?:that|it)) would|, \S{1,12} of which|"
-    r",? (?:at|for|when|with|if) (?:\$|\\\()?[a-z] ?=|,? (?:(?:which|that) is )?(?:twice|half|double|\S{1,12} times) (?:as|the|that|of)|"
+    r",? (?:at|for|when|with|if) (?:\$|\\\()?[a-z](?= ?=)|,? (?:(?:which|that) is )?(?:twice|half|double|\S{1,12} times) (?:as|the|that|of)|"
     r",? (?:(?:which|that) is )?\S{1,12} (?:\w{1,12} )?(?:more|less|fewer|higher|lower|older|younger) than)\b.*$",
     re.IGNORECASE | re.DOTALL,
 )

@@ -21,6 +21,7 @@ _INERT = re.compile(
     re.IGNORECASE,
 )  # "Nice and simple!"
 _ANSWER_WORD = re.compile(r"\b(?:[A-Z]|(?i:true|false|yes|no|right|correct|wrong|incorrect))\b")
+_ANSWER_LIKE = re.compile(r"\d|\b(?:[A-Z]|true|false|yes|no)\b")
 _SHORT_LINE = 100
 _UNFINISHED = re.compile(
     r"(?:[,;:(=+*/-]|\b(?:and|then|so|the|a|an|of|to|s?he|they|we|I|it|is|are|was|that|which|with|for|from|in|by|or|but|"
@@ -148,6 +149,11 @@ def without_asides(lines: list[str]) -> list[str]:
 
 def is_aside(sentence: str) -> bool:
     """Whether a sentence says what would be the case otherwise, what was not asked, or nothing ("Nice!")."""
+    *_, sentence = CONCLUDED.split(sentence)  # "she would make 24, but she does, so she makes 18"
+    contrasted = re.split(r"\bbut\b", sentence)[-1]
+    sentence = contrasted if _ANSWER_LIKE.search(contrasted) else sentence
+    if ";" in sentence:
+        return all(map(is_aside, sentence.split(";")))
     if _INERT.match(sentence) and not _ANSWER_WORD.search(sentence) and not NEGATION.search(sentence):
         return True
     return bool(_OTHERWISE.search(sentence)) and not is_stance(sentence)

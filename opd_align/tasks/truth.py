@@ -74,6 +74,7 @@ _OPPOSITE_TRUE = re.compile(
     r"^\W{0,3}(?:(?:no|so|in fact|actually),? )?(?:the )?(?:opposite|reverse|contrary) is (?:true|the case|correct)\W{0,3}$", re.IGNORECASE
 )
 _EITHER = re.compile(r"\b(?:true or false|yes or no)\b\W?", re.IGNORECASE)
+_ANSWERED = re.compile(r"(?<![\w-])[\"'*]{0,3}(true|false|yes|no|wahr|falsch|vrai|faux)[\"'*]{0,3}\? (?:no|nope|nein|non)\b[.,!]?", re.IGNORECASE)
 _AFTER_FIRST = re.compile(
     r"\s?[.,:;!(—-]|$|\s(?:it|they|he|she|there|you|we|that|one) (?:is|are|do|does|can|was|were|has|have|did|may)(?:n't| not)?\b",
     re.IGNORECASE,
@@ -102,6 +103,11 @@ _SUBJECT = re.compile(
     r"isn't|aren't|wasn't)\b|'s\b|说法|陈述|是",
     re.IGNORECASE,
 )
+
+
+def with_answered_questions(response: str) -> str:
+    """The text with "False? No" written as "True"."""
+    return _ANSWERED.sub(lambda match: f"{_OPPOSITE[_TRUTH[match[1].lower()]]}.", response) if "?" in response else response
 
 
 def read_true_false(words: str, placement: Placement) -> str | None:

@@ -22,7 +22,7 @@ from opd_align.tasks import choices as choice_rules
 from opd_align.tasks import maths
 from opd_align.tasks.extract import Placement, find_answer
 from opd_align.tasks.numbers import canonical_number, gold_number, is_percentage_of, read_number
-from opd_align.tasks.truth import read_true_false
+from opd_align.tasks.truth import read_true_false, with_answered_questions
 from opd_align.types import OpdAlignError
 
 RULES_VERSION = 3
@@ -132,7 +132,7 @@ class TrueFalse:
         return None
 
     def judge(self, text: str, answer: object, choices: Sequence[str] | None = None) -> Verdict:
-        return _compare(find_answer(text, read_true_false, _with_answer_lines), self.canonical(answer))
+        return _compare(find_answer(text, read_true_false, lambda response: with_answered_questions(_with_answer_lines(response))), self.canonical(answer))
 
     def __call__(
         self,
