@@ -7,6 +7,7 @@ between its characters and letters or digits, so that "答案是18" contains the
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 
@@ -71,7 +72,12 @@ def plain_characters(text: str) -> str:
 
 def strip_markup(words: str) -> str:
     """Text without Markdown, maths mode, text commands and typographic variants of characters."""
-    words = plain_characters(words[:MAX_ANSWER_CHARS])
+    return _strip_markup(words[:MAX_ANSWER_CHARS])
+
+
+@functools.lru_cache(maxsize=4096)  # the same lines and choices are read again and again
+def _strip_markup(words: str) -> str:
+    words = plain_characters(words)
     if words.isalnum():
         return words
     words = words.replace("\\%", "%").replace("\\$", "$").replace("{,}", ",").replace(",\\!", ",").replace("\\!", "")
@@ -80,8 +86,9 @@ def strip_markup(words: str) -> str:
         for _ in range(3):
             words = _WRAPPED.sub(r"\1", words)
         words = _SPACING.sub(" ", words)
-    for pattern, character in _OPERATORS:
-        words = pattern.sub(character, words)
+    if "\\" in words or "<" in words or ">" in words:
+        for pattern, character in _OPERATORS:
+            words = pattern.sub(character, words)
     words = _BRACED_DIGITS.sub(r"\1\2", words.replace("°", " degrees").replace("~", " "))
     words = _MARKUP.sub("", words)
     words = " ".join(words.split()).strip(" #'")

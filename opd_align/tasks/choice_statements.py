@@ -14,7 +14,7 @@ _NUMERALS_ONLY = re.compile(r"(?:(?:only|both|and|none|neither|nor|of|the|above|
 _NEGATIVE = re.compile(r"\b(?:not|isn't|aren't|doesn't|don't|false|fails?|wrong|incorrect|untrue|neither|nor)\b", re.IGNORECASE)
 _CLAUSE = re.compile(r"[;.]|,? \bbut\b|, (?=I{1,3}\b[^,;.]{0,20}\b(?:is|does|fails|isn't))|\band (?=I{1,3} (?:is|does|fails))")
 _ASSERTED = re.compile(
-    r"\W{0,3}(?:only |both |all of |all |statements? |so |thus |hence )*(?:I{1,3}|IV|V|VI)\b[\s,andIV]*(?:only)?"
+    r"\W{0,3}(?i:only |both |all of |all |statements? |so |thus |hence )*(?:I{1,3}|IV|V|VI)\b[\s,andIV]*(?:only)?"
     r"(?:\W{0,3}$| ?(?:is|are|hold|holds|must be)\b[\w ]{0,20}\W{0,3}$)"
 )
 _TRUTH_VALUES = re.compile(r"(?:true|false)(?:\s?[,/]\s?(?:true|false))+", re.IGNORECASE)

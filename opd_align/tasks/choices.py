@@ -6,6 +6,7 @@ letters. "A" and "I" are words too: what follows must show that the letter is me
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 
@@ -178,9 +179,14 @@ def choice_by_text(words: str, choices: Sequence[str] | None) -> str | None:
     return same[0] if len(same) == 1 else None
 
 
-def normalised(words: str) -> str:
+def normalised(words: object) -> str:
     """Wording without case, markup, subscripts and spaces around operators; a number in words as digits."""
-    text = strip_markup(str(words)).strip(" .,;:!(){}").casefold()
+    return _normalised(str(words))
+
+
+@functools.lru_cache(maxsize=4096)
+def _normalised(words: str) -> str:
+    text = strip_markup(words).strip(" .,;:!(){}").casefold()
     text = _ARTICLE.sub("", text.replace("can't", "can not").replace("cannot", "can not").replace("n't", " not"))
     text = _AROUND_OPERATOR.sub(r"\1", _SUBSCRIPT.sub(r"\1", text))
     number = leading_number(text)

@@ -23,7 +23,7 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+|/\d+)?")
 _NOT_A_NUMBER = re.compile(
     r"^\s?-?\d[\d.,]*(?![eE][-+]?\d)[A-Za-z](?![A-Za-z])(?!$)|^\s?-?\d[\d.,]*[a-ln-z]$|\d\s?!|\d[A-Za-z]*[\^_]"
 )  # 5x, 5!, 2^3
-_PROSE = re.compile(r"(?<![\\A-Za-z])(?:[A-Za-z]{3,}|(?:is|it|of|to|in|an|at|on|by|we|so|no|be|as|if|do|my)\b)")
+_PROSE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|(?<![\\A-Za-z])(?:[A-Za-z]{3,}|(?:is|it|of|to|in|an|at|on|by|we|so|no|be|as|if|do|my)\b)")
 _TEXT = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|mathrm|mbox|textup)\s?\{([^{}]*)\}(?:\^\s?\{?\d\}?)?")
 _COMMANDS = re.compile(
     r"\\(?:begin|end)\{\w+\}|\\[A-Za-z]+|\b(?:sqrt|frac|log|ln|sin|cos|tan|pi|circ|exp|degrees?|and|or)\b"
