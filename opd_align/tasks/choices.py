@@ -101,6 +101,12 @@ _CALLED_CORRECT = re.compile(
     r"(?:correct|right|best|most (?:accurate|appropriate|likely|suitable|plausible)|answer)\b"
     r"(?! (?:if|only|when|for|in|to)\b)(?!,? but)"
 )
+_FITS = re.compile(
+    r"(?:(?<=^)|(?<=[.!?;\n] )|(?<=\n))(?:(?:[Ss]o|[Tt]hus|[Hh]ence),? )?(?:[Oo]nly |[Oo]ption |[Cc]hoice )?\(?([A-Z])\)? "
+    r"(?:fits|matches|works|is the only (?:one|option|choice|answer)(?: that| which)? (?:fits|works|matches))"
+    r"(?: best| perfectly| well)?(?=[.!]?\s*$)",
+    re.MULTILINE,
+)
 _JUDGED = re.compile(
     r"(?:^|(?<=[.;,] )|(?<=\n))[ \t*-]{0,6}\(?([A-Z])\)?[).:]?\*{0,2}(?:[:—=]| -| is)? {0,2}(yes|no|right|wrong|correct|incorrect)\b[.;,!]?(?=\s|$)",
     re.IGNORECASE,
@@ -119,6 +125,7 @@ def letters_of(choices: Sequence[str] | None) -> str:
 
 def with_called_correct(response: str) -> str:
     """The text with "B is correct" written as "the answer is B", which `extract` looks for."""
+    response = _FITS.sub(r"the answer is \1.", response)
     judged = _JUDGED.findall(response)
     accepted = [letter for letter, word in judged if word.lower() in ("yes", "right", "correct")]
     if len(judged) > 1 and len(accepted) == 1 and len({letter for letter, _ in judged}) == len(judged):
@@ -202,6 +209,8 @@ def _letter_and_text(text: str, letters: str, choices: Sequence[str] | None) -> 
         return None
     rest = re.sub(r"^[\s).:\]-]{1,4}", "", first["rest"] if not first["close"] else first["rest"] + " ", count=1)
     own = normalised(choices[letters.index(first["letter"])])
+    if len(normalised(rest)) > 3 and own.startswith(normalised(rest)):
+        return first["letter"]  # "B: not guilty"
     if not own or not rest.casefold().startswith(own):
         return None  # "A) 1" where 1 is choice B: letter and text contradict each other
     remark = rest[len(own) :]
@@ -378,7 +387,7 @@ def _named(text: str, letters: str, choices: Sequence[str] | None) -> str | None
                 found[letter] = (short.end() - 1, short.end())
             continue
         alias = shortened.get(letter)
-        pattern = re.escape(wording) + (f"|{re.escape(alias)}" if alias else "")
+        pattern = re.escape(wording).replace(",", ",?") + (f"|{re.escape(alias)}" if alias else "")
         if match := re.search(rf"(?<!\w)(?:{pattern})(?!\w)", folded):
             found[letter] = match.span()
     inner = {

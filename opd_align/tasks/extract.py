@@ -81,7 +81,7 @@ _COMMITMENT = re.compile(
     r"(?:[ \t](?:to|for|here|among)\b[^.:\n]{0,80}?)?(?:[ \t]\w{1,12}ly,?)?"
     r"[*_ \t]{1,4}(?:is|should[ \t]be|must[ \t]be|would[ \t]be|will[ \t]be|has[ \t]to[ \t]be|comes[ \t](?:out[ \t])?to|"
     r"becomes|equals)\b"
-    r"|I(?:'m|[ \t]am)[ \t]going[ \t]with\b"
+    r"|(?:I(?:'m|[ \t]am)[ \t]going|(?:let's[ \t]|^)go)[ \t]with\b"
     r"|I(?:'d|'ll|[ \t]would|[ \t]will)?[ \t](?:choose|pick|select|go[ \t]with|opt[ \t]for|say|"
     r"answer(?:[ \t](?:it|this|the[ \t]question|this[ \t]question)?[ \t]?with)?)\b"
     r"|(?:we|you)[ \t](?:should[ \t]|must[ \t])?(?:choose|pick|select)\b"
@@ -129,8 +129,8 @@ _RETRACTION = re.compile(
 )
 _RIGHT_AFTER_ALL = re.compile(r"(?:'s| is| was)(?: all| actually| clearly)? ?(?:right|correct)$", re.IGNORECASE)
 _SECOND_THOUGHT = re.compile(
-    r"(?:\b(?:wait|actually|hmm+|hold on|no,|oops|sorry|correction|scratch that|rather,|I mean|on second thought|"
-    r"but (?:actually|no|wait)|let me (?:correct|redo|reconsider|fix)|instead,)\b)[\s,.:!—-]{0,6}",
+    r"(?:\b(?:wait|actually|hmm+|hold on|no(?=,)|oops|sorry|correction|scratch that|rather(?=,)|I mean|on second thought|"
+    r"but (?:actually|no|wait)|let me (?:correct|redo|reconsider|fix)|instead(?=,))\b)[\s,.:!—-]{0,6}",
     re.IGNORECASE,
 )
 

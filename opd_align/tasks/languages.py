@@ -64,15 +64,15 @@ _NUMBERS = {
 
 # For each language: its own words, by which it is recognised.
 _RECOGNISED = {
-    "es": "respuesta opción correcta correcto incorrecta incorrecto sino según entonces verdadero verdadera porque está "
+    "es": "quizás quizá respuesta opción correcta correcto incorrecta incorrecto sino según entonces verdadero verdadera porque está "
     "verdad cierto elijo escojo dólares millones casi más menos gana vende son tiene ganancia número hay",
-    "pt": "resposta opção alternativa correta correto incorreta incorreto não então portanto segundo verdadeiro "
+    "pt": "talvez resposta opção alternativa correta correto incorreta incorreto não então portanto segundo verdadeiro "
     "verdadeira verdade escolho quase milhões menos mais são têm juntas lucro número há",
-    "fr": "choisis presque réponse reponse pas donc selon vrai faux moins bonne choix sont gagne il est une reste au",
-    "de": "ich für stimmt wähle knapp millionen milliarden antwort richtig richtige falsch nicht sondern also laut ist weniger mehr mindestens höchstens lautet "
+    "fr": "peut choisis presque réponse reponse pas donc selon vrai faux moins bonne choix sont gagne il est une reste au",
+    "de": "vielleicht ich für stimmt wähle knapp millionen milliarden antwort richtig richtige falsch nicht sondern also laut ist weniger mehr mindestens höchstens lautet "
     "ergebnis gewinn verdient sind und insgesamt",
-    "it": "scelgo milioni risposta opzione corretta giusta quindi secondo vero meno più sono guadagna numero perciò totale",
-    "ru": "это сто выбираю почти не ответ вариант правильный верный верно неверно следовательно значит поэтому меньше больше менее более итого",
+    "it": "forse scelgo milioni risposta opzione corretta giusta quindi secondo vero meno più sono guadagna numero perciò totale",
+    "ru": "может возможно это сто выбираю почти не ответ вариант правильный верный верно неверно следовательно значит поэтому меньше больше менее более итого",
 }
 _AMBIGUOUS_WORDS = {"mais", "son", "il", "est", "une", "au", "also", "und", "secondo", "totale", "hay"}
 _LANGUAGE_OF: dict[str, str] = {}

@@ -34,7 +34,7 @@ _MATHS_MODE = re.compile(
     r"(?=[ *]{0,4}(?:$|[.,;!]|(?:because|since|as|by|from|which|units?|cm|square|degrees|inches|feet|meters)\b))"
 )
 _RULED_OUT = re.compile(
-    r"\b(?:not|n't|never|neither|nor|than|least|most|up to|over|under|above|below)\s*$", re.IGNORECASE
+    r"\b(?:not|n't|never|neither|nor|than|least|most|up to|over|under|above|below|divisible by|multiple of|factor of|divides|reject|discard|exclude|assume|let|try)\s*$", re.IGNORECASE
 )
 _DENIED_TAIL = re.compile(r",? (?:and |but )?(?:not|rather than|instead of) [^,;.]{1,60}(?=[,;.]|$)", re.IGNORECASE)
 _SCALED_TEXT = re.compile(
@@ -52,7 +52,7 @@ _BETWEEN_ITEMS = re.compile(r"[\s,]*(?:and|or|y|e|et|ou|o|und|oder|и|или|或
 _UNSOLVED = re.compile(r"\$?\s*(?:\d+\s?[a-z]|[a-z]\s?\^\s?\{?\d+\}?)\s*=[^=]+")  # 2x = 6, x^2 = 6
 _PLAIN_FUNCTION = re.compile(r"(?<![\\\w])sqrt\(([^()]{1,60})\)")
 _PLAIN_PI = re.compile(r"(?<![\\A-Za-z])pi\b")
-_IS = re.compile(r"\b(?:is|are|equals|becomes)\s{0,2}$")
+_IS = re.compile(r"\b(?:is|are|equals|becomes|we (?:get|obtain|have|find)|gives|yields|leaves)\s{0,2}$")
 _SEGMENT = re.compile(r"(?:\$|\\\()([^$\n]{1,300}?)(?:\$|\\\))")
 _COMPOUND = re.compile(r"[^=,]*\w\s?[-+/^(][^=,]*=([^=,]+)")  # a + b = 10, f(3) = 10
 _ROUNDED = re.compile(r"\\approx(?![A-Za-z])|\\simeq(?![A-Za-z])|≈")
@@ -192,6 +192,8 @@ def read_maths(words: str, placement: Placement, *, whole: bool = False) -> str 
         return _expression(words, placement, whole)
     if placement in (Placement.LOOSE, Placement.SENTENCE) and (found := _only_segment(words, whole)):
         return found
+    if placement in (Placement.LOOSE, Placement.SENTENCE) and _is_ruled_out(words):
+        return AMBIGUOUS
     names = [name.group() for segment in _SEGMENT.finditer(words) if (name := _ASSIGNED.match(segment.group(1)))]
     if len(set(names)) > 1 and placement in (Placement.LOOSE, Placement.SENTENCE) and not CONCLUDED.search(words):
         return AMBIGUOUS  # $a = 2$, $b = 5$
@@ -231,6 +233,8 @@ def compare_expressions(found: str, gold: str) -> str:
         _SET_LIKE.search(gold) or _SET_LIKE.search(found)
     ):
         return "different"
+    if re.search(r"\d\s?:\s?\d", found) and ":" not in gold:
+        return "different"  # a ratio
     if "=" in found and "=" not in gold and (identity := _identity(found)):
         found = identity
     if "=" in found and "=" not in gold and not _RELATION.search(gold):
@@ -299,6 +303,16 @@ def _last_side(expression: str, whole: bool) -> str:
         if exact_value(_tidy(last)) is not None:
             expression = last
     return expression.strip()
+
+
+def _is_ruled_out(words: str) -> bool:
+    """Whether the last formula of a sentence is denied or only supposed: "$x = 6$ is extraneous"."""
+    segments = list(_SEGMENT.finditer(words))
+    if not segments or CONCLUDED.search(words):
+        return False
+    before, after = words[: segments[-1].start()], words[segments[-1].end() :]
+    denied = NEGATION.search(re.split(r"[,;:]", before)[-1]) or _RULED_OUT.search(before)
+    return bool(denied or DENIAL_AFTER.match(after))
 
 
 def _is_constant(side: str) -> bool:

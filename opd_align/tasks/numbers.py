@@ -51,7 +51,7 @@ _BOUND_BEFORE = re.compile(
     r"(?:\b(?:(?:less|more|greater|fewer|smaller|larger|bigger|higher|lower|older|younger|longer|shorter|"
     r"other|rather) than"
     r"|at least|at most|nearly|almost|not even|over|under|above|below|up to|between|from|exceeds?|minimum of|maximum of|within|not|never"
-    r"|isn't|wasn't|aren't|cannot be|can't be|don't get|instead of)"
+    r"|isn't|wasn't|aren't|cannot be|can't be|don't get|instead of|divisible by|multiple of|divides|factor of|reject|discard)"
     r"(?: (?:exactly|about|quite|just|equal to|be|the|a))?|[<>]|\\(?:le|ge|ne|neq)\b|\bnot [≈=])"
     rf"\s{{0,2}}[-+({_CURRENCY}]{{0,2}}$",
     re.IGNORECASE,
@@ -75,6 +75,8 @@ QUALIFIER = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _EXPLANATION = re.compile(r":| because\b| since\b| by \w+ing\b| - | — ", re.IGNORECASE)
+_AS_PERCENTAGE = re.compile(r"(?<=\d),? (?:or|i\.e\.|that is),? (?:about |exactly )?[\d.]{1,9} ?(?:%|percent\b)")  # 0.75, or 75%
+_REASON = re.compile(r"([^\s,]{1,20}(?: [^\W\d]{1,15}){0,2}),? (?:because|since)\b", re.IGNORECASE)
 _NOT_QUITE = re.compile(r"\bnot (?:quite|exactly|really)\b", re.IGNORECASE)
 _CONTRAST = re.compile(r",? \b(?:but|however|yet)\b|, (?:and )?now\b", re.IGNORECASE)
 _IS_RESULT = re.compile(r"([-+*/×·÷] ?\d+) (?:is|makes|equals|gives) (?=\$?\d)")  # 10 * 10 is 100
@@ -212,6 +214,9 @@ def read_number(words: str, placement: Placement, *, decimal_comma: bool = True)
         value = exact_value(words)
         if value is not None:
             return canonical_number(value)
+    text = _AS_PERCENTAGE.sub("", text)
+    if placement is Placement.MARKED and (reason := _REASON.match(text)):
+        text = reason[1]  # "18, because 9 × 2 = 18 and not 16 × 2 = 32"
     sentence = _FIRST_SENTENCE.fullmatch(text)
     whole, text = text, sentence.group(1) if sentence else text
     if placement is Placement.BARE and re.fullmatch(r"\d+\s?!+", whole):
@@ -400,6 +405,7 @@ def _only_number(text: str) -> str | None:
     text = main_statement(text)
     if _EXPRESSION.search(text) and not re.search(r"\d\s?\^", text):
         return None
+    text = _AS_PERCENTAGE.sub("", text)
     values: set[Fraction | None] = set()
     denied = False
     for number in _NUMBER.finditer(text):

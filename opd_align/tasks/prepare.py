@@ -38,6 +38,7 @@ _COMMAND = re.compile(
     re.IGNORECASE,
 )
 _INLINE_BOX = re.compile(r"(?<=\S) {1,4}(?=(?:\[[ xX✓✔]?\]|[☐☑☒]) ?\w)")
+_END_OF_PROOF = re.compile(r"\s*\$?\\(?:blacksquare|square|qed)\b\$?|[ \t]*[✓✔✅☑👍🎉🙂😊]\ufe0f?(?=\W*$)", re.MULTILINE)
 _NO_DOUBT = re.compile(
     r"\b(?:there(?:'s| is| can be) )?(?:no|without(?: a| any)?|beyond(?: a| any| all)?) doubt(?: (?:that|about it))?\b"
     r"|\bundoubtedly\b",
@@ -55,6 +56,8 @@ def prepared(response: str) -> str:
         response = response[quoted.end() :]
     if _TICKS.search(response):
         response = _ticked(_INLINE_BOX.sub("\n", response))
+    if not response.isascii() or "\\" in response:
+        response = _END_OF_PROOF.sub("", response)
     if _COMMAND.search(response):
         response = _COMMAND.sub(" ", response)
     if "{" in response and ('":' in response or "':" in response or '" :' in response):

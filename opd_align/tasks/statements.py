@@ -68,7 +68,9 @@ DENIAL_AFTER = re.compile(
     r"(?:correct|right|true|answer|best|valid|possible|it|final)|impossible|ruled out|excluded|out of the question)\b"
     r"|(?:only )?(?:if|unless|provided|assuming)\b)"
     r"|[^\w.!?:,;]{0,4}(?:(?:is|was|seems|looks) (?:far |much |a bit |clearly )?too (?:low|high|small|large|big|much|many|few)|"
-    r"(?:is|was) (?:only )?an? (?:lower|upper) bound|isn't|wasn't|can't be|cannot be|aren't|won't be|"
+    r"(?:is|was) (?:only )?an? (?:lower|upper) bound|"
+    r"fails\b|(?:is|was) (?:extraneous|rejected|invalid|mistaken|inadmissible)|leads? to a contradiction|"
+    r"does(?:n't| not) (?:work|fit|hold|match|satisfy|count)|isn't|wasn't|can't be|cannot be|aren't|won't be|"
     r"(?:is|was|are) (?:certainly |definitely )?(?:not|never))\b",
     re.IGNORECASE,
 )
@@ -84,6 +86,7 @@ NEGATION = re.compile(
 CONCLUDED = re.compile(
     r"\b(?:so|therefore|thus|hence|which (?:means(?: that)?|is(?! \S+ (?:\w+ )?(?:more|less|fewer|times|higher|lower)\b)|are|equals|makes|leaves|gives)|(?<!\()that is|i\.e\.|"
     r"in other words|as an? (?:decimal|fraction|percentage)(?: number)?|altogether|in total)(?!\w),?|"
+    r",?\s(?:and |but )?since [^,.]{1,40},(?=\s)|"
     r",\s(?:and )?(?:leaving|giving|making|totall?ing|yielding|resulting in|for a total of)\b|所以|因此|[⇒→∴]|=>|->",
     re.IGNORECASE,
 )
@@ -100,6 +103,8 @@ HEDGE = re.compile(
     r"\b(?:if|could be|might|(?-i:may) (?:be|have)|maybe|perhaps|possibly|doubt|whether|unless|suppose|supposing|imagine|cannot be determined|"
     r"can't be determined|unclear|not sure|unsure|"
     r"don't know|do not know|answer is not (?:given|stated|known)|"
+    r"enough information|one possib\w{1,6}|but the question (?:is|asks|was)|"
+    r"(?:assume|assuming|try|consider|(?:we|I|let's) (?:start|begin) with)|let (?:\$|\\\()?[a-z]\$? ?(?:=|be)|"
     r"which (?:is|was) (?:wrong|incorrect|false|not|a mistake|an error)|would have been|at first|initially|might think)\b|\?\W{0,3}$",
     re.IGNORECASE,
 )

@@ -39,7 +39,7 @@ _FIRST = re.compile(
 )
 _ALSO = re.compile(
     r"\W{0,3}(?:(?:or|and|and/or|/|,|\||nor|but|或|和)(?:,| also| maybe| possibly| perhaps| partly| then)?)"
-    r"\W{0,3}(not\s)?(true|false|yes|no|真|假|是|否)(?![\w])(?! (?:one|doubt|other|longer|matter|reason|further))",
+    r"\W{0,3}(not\s)?(true|false|yes|no|真|假|是|否)(?![\w])(?! (?:one|doubt|other|longer|matter|reason|further)(?! \w+ (?:is|are|was|were|has|have)\b))",
     re.IGNORECASE,
 )
 _REASON = re.compile(
@@ -66,13 +66,15 @@ _UNCERTAIN = re.compile(
     r"\b(?:partly|partially|half|sometimes|somewhat|mostly|largely|nearly|almost|might|may|could|possibly|perhaps|"
     r"either|true or false|doubt|opposite|contrary|converse|reverse|no (?:evidence|proof|indication|"
     r"information|way|mention)|both|used to|was once|would|maybe|some|"
-    r"(?:many|most|people|others|they|s?he|critics|skeptics|fans|teacher|friend)(?: \w+)? (?:says?|said|believes?|thinks?|"
+    r"(?:nobody|no one|many|most|people|others|they|s?he|critics|skeptics|fans|teacher|friend)(?: \w+)? (?:says?|said|believes?|thinks?|"
     r"thought|claims?|claimed|argues?))\b",
     re.IGNORECASE,
 )
 _OPPOSITE_TRUE = re.compile(
     r"^\W{0,3}(?:(?:no|so|in fact|actually),? )?(?:the )?(?:opposite|reverse|contrary) is (?:true|the case|correct)\W{0,3}$", re.IGNORECASE
 )
+_NOT_ONLY = re.compile(r"\bnot only\b", re.IGNORECASE)
+_FOR_SOME = re.compile(r"\b(?:true|false) (?:for|in) (?:some|others|part|parts|theory|practice)\b|\bbut (?:it|this|that) (?:isn't|is not)\W*$", re.IGNORECASE)
 _EITHER = re.compile(r"\b(?:true or false|yes or no)\b\W?", re.IGNORECASE)
 _ANSWERED = re.compile(r"(?<![\w-])[\"'*]{0,3}(true|false|yes|no|wahr|falsch|vrai|faux)[\"'*]{0,3}\? (?:no|nope|nein|non)\b[.,!]?", re.IGNORECASE)
 _AFTER_FIRST = re.compile(
@@ -147,6 +149,8 @@ def _first_word(first: re.Match[str], placement: Placement) -> str | None:
         return None  # "No doubt ..."
     if len(word) == 1 and word.isascii() and re.search(r"\w", rest):
         return None
+    if re.match(r"\W{0,3}(?:but )?(?:only )?if\b", rest, re.IGNORECASE):
+        return AMBIGUOUS
     contradicted = _CONTRADICTED.match(rest)
     if contradicted and word in ("yes", "no") and _TRUTH[contradicted[1].lower()] != value:
         return AMBIGUOUS  # "No, it's true."
@@ -161,7 +165,9 @@ def _first_word(first: re.Match[str], placement: Placement) -> str | None:
 
 def _predicate(text: str) -> str | None:
     """The truth value of sentences such as "the statement is not true"."""
-    text = _EITHER.sub("", text)
+    text = _NOT_ONLY.sub("", _EITHER.sub("", text))
+    if _FOR_SOME.search(text):
+        return AMBIGUOUS
     if _OPPOSITE_TRUE.search(text):
         return "False"
     if so := _SO.search(text):  # "This isn't so."
