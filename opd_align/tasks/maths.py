@@ -36,7 +36,7 @@ _MATHS_MODE = re.compile(
 _RULED_OUT = re.compile(
     r"\b(?:not|n't|never|neither|nor|than|least|most|up to|over|under|above|below|divisible by|multiple of|factor of|divides|reject|discard|exclude|assume|let|try)\s*$", re.IGNORECASE
 )
-_DENIED_TAIL = re.compile(r",? (?:and |but )?(?:not|rather than|instead of) [^,;.]{1,60}(?=[,;.]|$)", re.IGNORECASE)
+_DENIED_TAIL = re.compile(r" ?\(not [^()]{1,60}\)|(?<!\bis)(?<!\bare)(?<!\bdoes)(?<!\bdo)(?<!\bwas)(?<!\bcan),? (?:and |but )?(?:not|rather than|instead of) [^,;.]{1,60}(?=[,;.]|$)", re.IGNORECASE)
 _SCALED_TEXT = re.compile(
     r"(\d[\d.,]*)\s?(?:\\[,; ])?\s?\\(?:text|mathrm|mbox)\{\s*(thousand|million|billion|trillion|dozen)s?\b[^{}]*\}",
     re.IGNORECASE,
@@ -190,10 +190,10 @@ def read_maths(words: str, placement: Placement, *, whole: bool = False) -> str 
         return AMBIGUOUS
     if whole and placement in (Placement.BOX, Placement.MARKED) and _is_expression(words):
         return _expression(words, placement, whole)
-    if placement in (Placement.LOOSE, Placement.SENTENCE) and (found := _only_segment(words, whole)):
-        return found
     if placement in (Placement.LOOSE, Placement.SENTENCE) and _is_ruled_out(words):
         return AMBIGUOUS
+    if placement in (Placement.LOOSE, Placement.SENTENCE) and (found := _only_segment(words, whole)):
+        return found
     names = [name.group() for segment in _SEGMENT.finditer(words) if (name := _ASSIGNED.match(segment.group(1)))]
     if len(set(names)) > 1 and placement in (Placement.LOOSE, Placement.SENTENCE) and not CONCLUDED.search(words):
         return AMBIGUOUS  # $a = 2$, $b = 5$

@@ -104,8 +104,8 @@ HEDGE = re.compile(
     r"can't be determined|unclear|not sure|unsure|"
     r"don't know|do not know|answer is not (?:given|stated|known)|"
     r"enough information|one possib\w{1,6}|but the question (?:is|asks|was)|"
-    r"(?:assume|assuming|try|consider|(?:we|I|let's) (?:start|begin) with)|let (?:\$|\\\()?[a-z]\$? ?(?:=|be)|"
-    r"which (?:is|was) (?:wrong|incorrect|false|not|a mistake|an error)|would have been|at first|initially|might think)\b|\?\W{0,3}$",
+    r"(?:assume|assuming|try|consider|(?:we|I|let's) (?:start|begin) with)|"
+    r"which (?:is|was) (?:wrong|incorrect|false|not|a mistake|an error)|would have been|at first|initially|might think)\b|\blet (?:\$|\\\()?[a-z]\$? ?(?:=|be\b)|\?\W{0,3}$",
     re.IGNORECASE,
 )
 """What makes a sentence no statement of a result."""
