@@ -166,7 +166,7 @@ def read_choice(words: str, placement: Placement, letters: str, choices: Sequenc
         return named  # "a cat"
     own = choices is not None and normalised(rest.lstrip(").:-— ")) == normalised(choices[letters.index(letter)])
     if (DENIAL_AFTER.match(rest) and not own) or re.match(r"\W{0,2}\?", rest):
-        return AMBIGUOUS
+        return None if placement is Placement.BARE else AMBIGUOUS
     if not own and _text_of_another(rest, letter, letters, choices):
         return AMBIGUOUS
     if placement is Placement.BARE:

@@ -84,6 +84,7 @@ _COMMITMENT = re.compile(
     r"|(?:I(?:'m|[ \t]am)[ \t]going|(?:let's[ \t]|^)go)[ \t]with\b"
     r"|I(?:'d|'ll|[ \t]would|[ \t]will)?[ \t](?:choose|pick|select|go[ \t]with|opt[ \t]for|say|"
     r"answer(?:[ \t](?:it|this|the[ \t]question|this[ \t]question)?[ \t]?with)?)\b"
+    r"|(?:settled?|decided?)[ \t]on\b"
     r"|(?:we|you)[ \t](?:should[ \t]|must[ \t])?(?:choose|pick|select)\b"
     r"|(?:respuesta[ \t](?:correcta[ \t])?es(?:[ \t]la)?|r[ée]ponse[ \t](?:correcte[ \t])?est|"
     r"antwort[ \t](?:ist|lautet)))"
@@ -94,7 +95,7 @@ _COMMITMENT = re.compile(
 )
 _COMMITMENT_WORDS = (
     "answer", "ans:", "ans.", "ans ", "ans=", "ans*", "boxed", "fbox", "framebox", " option", " choice", " statement", " letter",
-    " one ", " pick", " guess", " selection", " response", " result", " solution", " choose", " select", " go with", "going with",
+    " one ", " pick", " guess", " selection", " response", " result", " solution", " choose", " select", " go with", "going with", "settle", " decide",
     " opt for", " say", "respuesta", "reponse", "antwort", "risposta", "resposta",
 )  # fmt: skip
 _NOT_BUT = re.compile(r"\W{0,4}not [^.,;\n]{1,40}?,? but (?:rather )?", re.IGNORECASE)
@@ -206,7 +207,7 @@ def _committed(response: str, read: Reader) -> tuple[str | None, int | None]:
             if content is None:
                 continue
             around = response[max(0, place.start() - 40) : place.start()], response[content[1] : content[1] + 80]
-            if _BOX_RULED_OUT.search(around[0]):
+            if _BOX_RULED_OUT.search(around[0]) or is_aside(SENTENCE_END.split(response[: place.start()][-200:])[-1]):
                 continue
             found = AMBIGUOUS if DENIAL_AFTER.match(around[1].lstrip("$ \\)]")) else read(content[0], Placement.BOX)
             if found is not None:

@@ -21,7 +21,7 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+|/\d+)?")
 """The canonical form of a number."""
 
 _NOT_A_NUMBER = re.compile(
-    r"^\s?-?\d[\d.,]*(?![eE][-+]?\d)[A-Za-z](?![A-Za-z])(?!$)|^\s?-?\d[\d.,]*[a-ln-z]$|\d\s?!|\d[A-Za-z]*[\^_]"
+    r"^\s?-?\d[\d.,]*(?![eE][-+]?\d)[A-Za-z](?![A-Za-z])(?!$)|^\s?-?\d[\d.,/]*[a-ln-z]$|\d\s?!|\d[A-Za-z]*[\^_]"
 )  # 5x, 5!, 2^3
 _PROSE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|(?<![\\A-Za-z])(?:[A-Za-z]{3,}|(?:is|it|of|to|in|an|at|on|by|we|so|no|be|as|if|do|my)\b)")
 _TEXT = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|mathrm|mbox|textup)\s?\{([^{}]*)\}(?:\^\s?\{?\d\}?)?")
@@ -45,7 +45,7 @@ _PLAIN_LIST = re.compile(
     r"(?:^|\b(?:are|is|solutions?|roots?)|=|:)\s*((?:[a-z] ?= ?)?-?\d+(?:/\d+)?(?:(?:,?\s(?:and|or)\s|,\s?)(?:[a-z] ?= ?)?-?\d+(?:/\d+)?)+)$"
 )
 _PLAIN_FORMULA = re.compile(
-    r"(?=.*(?:\b[a-z]\s?[-+^*/=(]|[-+^*/(]\s?[a-z]\b|\(.*,))(?:\b[a-z]\b|\d[a-z]?|[-+^*/=().,\s{}]|\b(?:and|or)\b)+\.?"
+    r"(?=.*(?:\b\d{0,9}[a-z]\s?[-+^*/=(]|[-+^*/(]\s?[a-z]\b|\(.*,))(?:\b[a-z]\b|\d+[a-z]?|[-+^*/=().,\s{}]|\b(?:and|or)\b)+\.?"
 )
 _MEMBER = re.compile(r"^[a-z]\s*\\in\s*(?=\\\{)")  # x \in \{2, 3\}
 _BETWEEN_ITEMS = re.compile(r"[\s,]*(?:and|or|y|e|et|ou|o|und|oder|и|или|或|和|或者|と)?[\s,]*")

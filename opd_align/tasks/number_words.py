@@ -107,7 +107,7 @@ def _english_fraction(words: list[str]) -> Fraction | None:
     if words[:-1] in ([], ["a"], ["an"], ["one"]):
         return Fraction(1, bottom)
     top = _english(words[:-1])
-    return None if top is None or not 0 < top < bottom else top / bottom
+    return None if top is None or top <= 0 or (top > bottom and not words[-1].endswith("s")) else top / bottom
 
 
 def _chinese(characters: str) -> int:

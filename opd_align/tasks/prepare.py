@@ -73,7 +73,7 @@ def _ticked(response: str) -> str:
     """A list of checkboxes as the one that is ticked; without any if none or several are."""
     boxes = list(_BOX.finditer(response))
     if len(boxes) < 2:
-        return _BOX.sub("", response) if boxes and boxes[0]["open"] else response
+        return _BOX.sub("", response) if boxes and (boxes[0]["open"] or boxes[0]["closed"]) else response
     ticked = [box for box in boxes if box["ticked"] or box["mark"]]
     answer = f"\nAnswer: {ticked[0]['first'] or ticked[0]['last']}\n" if len(ticked) == 1 else "\n"
     kept = "".join(

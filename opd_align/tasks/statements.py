@@ -48,7 +48,7 @@ _STANCE = re.compile(
 )
 SENTENCE_END = re.compile(
     r"(?<= [A-Z]\.)\s+(?=(?:On|So|The|It|But|Then|Now|After|Not|That|This|However|Second|Third|Finally|Hence|Thus|"
-    r"Therefore|First|Next|My|I)\b)|"
+    r"Therefore|First|Next|Final|Answer|My|I)\b)|"
     r"(?<=[.!?])(?<![^:s] [A-Z]\.)(?<!^[A-Z]\.)(?<!Rs\.)(?<!approx\.)(?<!vs\.)(?<!i\.e\.)(?<!e\.g\.)[*_\"')\]]{0,4}\s+|\s*\n\s*"
 )
 CONCLUSION = re.compile(
@@ -85,7 +85,7 @@ NEGATION = re.compile(
 
 CONCLUDED = re.compile(
     r"\b(?:so|therefore|thus|hence|which (?:means(?: that)?|is(?! \S+ (?:\w+ )?(?:more|less|fewer|times|higher|lower)\b)|are|equals|makes|leaves|gives)|(?<!\()that is|i\.e\.|"
-    r"in other words|as an? (?:decimal|fraction|percentage)(?: number)?|altogether|in total)(?!\w),?|"
+    r"or rather|in other words|as an? (?:decimal|fraction|percentage)(?: number)?|altogether|in total)(?!\w),?|"
     r",?\s(?:and |but )?since [^,.]{1,40},(?=\s)|"
     r",\s(?:and )?(?:leaving|giving|making|totall?ing|yielding|resulting in|for a total of)\b|所以|因此|[⇒→∴]|=>|->",
     re.IGNORECASE,

@@ -39,7 +39,8 @@ _FIRST = re.compile(
 )
 _ALSO = re.compile(
     r"\W{0,3}(?:(?:or|and|and/or|/|,|\||nor|but|或|和)(?:,| also| maybe| possibly| perhaps| partly| then)?)"
-    r"\W{0,3}(not\s)?(true|false|yes|no|真|假|是|否)(?![\w])(?! (?:one|doubt|other|longer|matter|reason|further)(?! \w+ (?:is|are|was|were|has|have)\b))",
+    r"\W{0,3}(not\s)?(true|false|yes|no|真|假|是|否)(?![\w])"
+    r"(?! (?:one|doubt|other|longer|matter|reason|further)\b)(?! \w+ (?:is|are|was|were|has|have)\b)",
     re.IGNORECASE,
 )
 _REASON = re.compile(
@@ -149,7 +150,7 @@ def _first_word(first: re.Match[str], placement: Placement) -> str | None:
         return None  # "No doubt ..."
     if len(word) == 1 and word.isascii() and re.search(r"\w", rest):
         return None
-    if re.match(r"\W{0,3}(?:but )?(?:only )?if\b", rest, re.IGNORECASE):
+    if re.match(r"\W{0,3}(?:(?:but )?(?:only )?if|or not)\b", rest, re.IGNORECASE):
         return AMBIGUOUS
     contradicted = _CONTRADICTED.match(rest)
     if contradicted and word in ("yes", "no") and _TRUTH[contradicted[1].lower()] != value:

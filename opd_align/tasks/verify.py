@@ -267,7 +267,8 @@ _VERDICT_OF = {
 
 def _with_answer_lines(response: str) -> str:
     """The text with "#### 18" and the reply to "Q: ..." written as "Answer: 18"."""
-    return _LINE_A.sub(r"\1Answer: ", _HASHES.sub("\nAnswer: ", response))
+    response = _HASHES.sub("\nAnswer: ", response)
+    return response if re.search(r"\bB:", response) else _LINE_A.sub(r"\1Answer: ", response)
 
 
 def _compare(found: str | None, gold: str | None) -> Verdict:
