@@ -10,9 +10,17 @@ import re
 from collections.abc import Sequence
 
 _NUMERAL = re.compile(r"\b(?:I{1,3}|IV|V|VI)\b(?!')")
-_NUMERALS_ONLY = re.compile(r"(?:(?:only|both|and|none|neither|nor|of|the|above|statements?|,|I{1,3}|IV|V|VI)(?:\W+|$))+", re.IGNORECASE)
-_NEGATIVE = re.compile(r"\b(?:not|isn't|aren't|doesn't|don't|false|fails?|wrong|incorrect|untrue|neither|nor)\b", re.IGNORECASE)
-_CLAUSE = re.compile(r"[;.]|,? \bbut\b|, (?=I{1,3}\b[^,;.]{0,20}\b(?:is|does|fails|isn't))|\band (?=I{1,3} (?:is|does|fails))")
+_NUMERALS_ONLY = re.compile(
+    r"(?:(?:only|both|and|none|neither|nor|of|the|above|statements?|,|I{1,3}|IV|V|VI)(?:\W+|$))+",
+    re.IGNORECASE,
+)
+_NEGATIVE = re.compile(
+    r"\b(?:not|isn't|aren't|doesn't|don't|false|fails?|wrong|incorrect|untrue|neither|nor)\b",
+    re.IGNORECASE,
+)
+_CLAUSE = re.compile(
+    r"[;.]|,? \bbut\b|, (?=I{1,3}\b[^,;.]{0,20}\b(?:is|does|fails|isn't))|\band (?=I{1,3} (?:is|does|fails))",
+)
 _ASSERTED = re.compile(
     r"\W{0,3}(?i:only |both |all of |all |statements? |so |thus |hence )*(?:I{1,3}|IV|V|VI)\b[\s,andIV]*(?:only)?"
     r"(?:\W{0,3}$| ?(?:is|are|hold|holds|must be)\b[\w ]{0,20}\W{0,3}$)"
@@ -26,7 +34,7 @@ def stated_choice(text: str, letters: str, choices: Sequence[str]) -> str | None
     wordings = [str(choice).strip(" .") for choice in choices]
     if all(map(_NUMERALS_ONLY.fullmatch, wordings)) and any("II" in wording for wording in wordings):
         wanted = _asserted_numerals(text)
-        sets = [_numerals(wording) for wording in wordings]
+        sets: list[tuple[str, ...] | None] = [_numerals(wording) for wording in wordings]
     elif all(map(_TRUTH_VALUES.fullmatch, wordings)):
         wanted = _truth_values(text)
         sets = [_truth_values(wording) for wording in wordings]

@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 
 from opd_align.tasks.characters import strip_markup
-from opd_align.tasks.extract import AMBIGUOUS, Placement
 from opd_align.tasks.choice_statements import stated_choice
+from opd_align.tasks.extract import AMBIGUOUS, Placement
 from opd_align.tasks.number_words import leading_number
 from opd_align.tasks.numbers import canonical_number, read_number
 from opd_align.tasks.statements import (
@@ -43,12 +43,16 @@ _AROUND_OPERATOR = re.compile(r"\s?([-+*/=^<>])\s?(?=[\w(\\-])")
 _EQUATED = re.compile(r"\b(?:i\.e\.|that is|which is)")
 # The end of a sentence that names what is left or chosen.
 _FINALLY = re.compile(
-    r"\b(?:it (?:has to|must|should) be|it's|it is|I(?:'d)? (?:choose|pick|go with|say)|by elimination,|only|(?:that )?leaves(?: us with)?|"
+    r"\b(?:it (?:has to|must|should) be|it's|it is|I(?:'d)? (?:choose|pick|go with|say)|by elimination,|only|"
+    r"(?:that )?leaves(?: us with)?|"
     r"leaving(?: us with)?|what(?:'s| is) left is|what remains is) (?:option |choice |only )?\(?([A-Z])\)?"
     r"(?: (?:remains|is left|left|is possible|that remains))?\W{0,3}$",
     re.IGNORECASE,
 )
-_SURE = re.compile(r"\s?[,—-]\s?(?:surely|definitely|certainly|clearly|obviously|of course|for sure|no question)", re.IGNORECASE)
+_SURE = re.compile(
+    r"\s?[,—-]\s?(?:surely|definitely|certainly|clearly|obviously|of course|for sure|no question)",
+    re.IGNORECASE,
+)
 _REPLY = re.compile(r"^\W{0,3}(?:no|nope|well|ok|right|rather|actually|yes),? ", re.IGNORECASE)  # "C? No, B."
 _A_NUMBER = re.compile(r"-?\d+(?:\.\d+|/\d+)?")
 _LETTER_REMARK = re.compile(r"\s{0,2}(?:$|[).:,;\-—(\[]|(?:is|because|since|as|which|would|based|due|and|it)\b)")
@@ -74,7 +78,8 @@ _WRONG_AFTER = re.compile(
 )
 _LOWER_RANKED = re.compile(r"\b(?:second|next)(?:[- ]\w+)? (?:is|was|comes) (?:the )?$", re.IGNORECASE)
 _STATED = re.compile(
-    r"\b(?:it|this|that|which)(?:'s| is| must be| has to be| should be)\b|\bleav(?:es|ing)\b|\b(?:remains|remaining|left) is\b|:\s?\(?[A-Z]\)?\W{0,3}$|"
+    r"\b(?:it|this|that|which)(?:'s| is| must be| has to be| should be)\b|\bleav(?:es|ing)\b|\b(?:remains|remaining|"
+    r"left) is\b|:\s?\(?[A-Z]\)?\W{0,3}$|"
     r",\s(?:option|answer|choice|letter)\s\(?[A-Z]\)?\W{0,3}$|"
     r"^\W{0,3}(?:definitely|certainly|clearly|probably)\b",
     re.IGNORECASE,
@@ -102,13 +107,15 @@ _CALLED_CORRECT = re.compile(
     r"(?! (?:if|only|when|for|in|to)\b)(?!,? but)"
 )
 _FITS = re.compile(
-    r"(?:(?<=^)|(?<=[.!?;\n] )|(?<=\n))(?:(?:[Ss]o|[Tt]hus|[Hh]ence),? )?(?:[Oo]nly |[Oo]ption |[Cc]hoice )?\(?([A-Z])\)? "
+    r"(?:(?<=^)|(?<=[.!?;\n] )|(?<=\n))(?:(?:[Ss]o|[Tt]hus|[Hh]ence),? )?(?:[Oo]nly |[Oo]ption |"
+    r"[Cc]hoice )?\(?([A-Z])\)? "
     r"(?:fits|matches|works|is the only (?:one|option|choice|answer)(?: that| which)? (?:fits|works|matches))"
     r"(?: best| perfectly| well)?(?=[.!]?\s*$)",
     re.MULTILINE,
 )
 _JUDGED = re.compile(
-    r"(?:^|(?<=[.;,] )|(?<=\n))[ \t*-]{0,6}\(?([A-Z])\)?[).:]?\*{0,2}(?:[:—=]| -| is)? {0,2}(yes|no|right|wrong|correct|incorrect)\b[.;,!]?(?=\s|$)",
+    r"(?:^|(?<=[.;,] )|(?<=\n))[ \t*-]{0,6}\(?([A-Z])\)?[).:]?\*{0,2}(?:[:—=]| -| is)? {0,2}(yes|no|right|wrong|"
+    r"correct|incorrect)\b[.;,!]?(?=\s|$)",
     re.IGNORECASE,
 )
 _ORDINAL_CORRECT = re.compile(
@@ -265,7 +272,9 @@ def _mentioned(text: str, placement: Placement, letters: str, choices: Sequence[
     concluded = len(concluding) > 1 or bool(CONCLUSION.match(text) or _STATED.search(text))
     before, text = "".join(concluding[-2:-1]), concluding[-1]  # "it cannot be C, so it must be B"
     equated = bool(_EQUATED.search(whole_text))
-    contrasted = re.split(r"(?<!\ball)(?<!anything)(?<!everything)(?<!nothing)(?<!none),? \bbut\b", text, flags=re.IGNORECASE)
+    contrasted = re.split(
+        r"(?<!\ball)(?<!anything)(?<!everything)(?<!nothing)(?<!none),? \bbut\b", text, flags=re.IGNORECASE
+    )
     if len(contrasted) > 1 and not NEGATION.search(contrasted[-1]) and _names(contrasted[-1], letters, choices):
         text, concluded = contrasted[-1], True  # "B is close, but C is better"
     if choices is not None:
@@ -322,9 +331,7 @@ def _names(text: str, letters: str, choices: Sequence[str] | None) -> bool:
 def _without_parentheses(text: str, letters: str, choices: Sequence[str]) -> str:
     """A sentence without remarks in parentheses, if the rest names a choice: "winter (summer in the north)"."""
     wordings = set(map(normalised, choices))
-    bare = re.sub(
-        r"\(([^()]{2,})\)", lambda match: match.group() if normalised(match[1]) in wordings else " ", text
-    )
+    bare = re.sub(r"\(([^()]{2,})\)", lambda match: match.group() if normalised(match[1]) in wordings else " ", text)
     return bare if bare != text and _names(bare, letters, choices) else text
 
 
@@ -342,9 +349,10 @@ def _whole_wording(text: str, choices: Sequence[str]) -> str | None:
     """The letter of a choice such as "cannot be determined", whose wording is no statement otherwise."""
     folded = normalised(text)
     for letter, wording in zip(letters_of(choices), map(normalised, choices), strict=False):
-        if (_NO_CHOICE.match(wording) or _UNDETERMINED.search(wording)) and len(wording) > 6:
-            if re.match(rf"(?:it |this |that |so |the \w+ )?{re.escape(wording)}(?!\w)", folded):
-                return letter
+        says_nothing = _NO_CHOICE.match(wording) or _UNDETERMINED.search(wording)
+        pattern = rf"(?:it |this |that |so |the \w+ )?{re.escape(wording)}(?!\w)"
+        if says_nothing and len(wording) > 6 and re.match(pattern, folded):
+            return letter
     return None
 
 

@@ -94,8 +94,10 @@ _COMMITMENT = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _COMMITMENT_WORDS = (
-    "answer", "ans:", "ans.", "ans ", "ans=", "ans*", "boxed", "fbox", "framebox", " option", " choice", " statement", " letter",
-    " one ", " pick", " guess", " selection", " response", " result", " solution", " choose", " select", " go with", "going with", "settle", " decide",
+    "answer", "ans:", "ans.", "ans ", "ans=", "ans*", "boxed", "fbox", "framebox",
+    " option", " choice", " statement", " letter",
+    " one ", " pick", " guess", " selection", " response", " result", " solution", " choose",
+    " select", " go with", "going with", "settle", " decide",
     " opt for", " say", "respuesta", "reponse", "antwort", "risposta", "resposta",
 )  # fmt: skip
 _NOT_BUT = re.compile(r"\W{0,4}not [^.,;\n]{1,40}?,? but (?:rather )?", re.IGNORECASE)
@@ -110,7 +112,8 @@ _ONLY_MARKUP = re.compile(r"(?:[\s*_#$`>~-]|\\[\[\]()])*")
 # What makes "the answer is C" something else than an answer, in the clause before it.
 _DENIED_BEFORE = re.compile(
     r"(?:\b(?:not|never|doubt|neither|cannot|if|whether|unless|suppose|supposing|assum\w{1,4}|imagine|why|how|until|"
-    r"hardly|wrong|(?:false|untrue|incorrect) that|mistaken\w{0,2}|no longer|no way|were|had|is|could)\b|n't\b)(?![^,;:]{0,60}[,;:])"
+    r"hardly|wrong|(?:false|untrue|incorrect) that|mistaken\w{0,2}|no longer|no way|were|had|is|could)\b|"
+    r"n't\b)(?![^,;:]{0,60}[,;:])"
     r"|\b(?:at first|initially|(?:might|may|could|would)(?: \w{1,8})? (?:think|say|believe|guess|assume|argue)|"
     r"tempting|tempted|people (?:think|say)|(?!I|we|passage|text|article|author)\b\w{2,} "
     r"(?:says?|said|claims?|claimed|thinks?|thought|believes?|believed|argues?) (?![^,;:]{0,60}[,;:])|"
@@ -121,7 +124,8 @@ _CLAUSE_START = re.compile(
     r"[.!?\n](?=\s|$)|\n|[;]|\b(?:so|thus|therefore|hence|but|because|then|and)\b|:", re.IGNORECASE
 )
 _RETRACTION = re.compile(
-    r"\b(?:(?:that|this|it|the above|my (?:previous |first )?answer)(?:'s| is| was| can't be| cannot be| isn't| would be)"
+    r"\b(?:(?:that|this|it|the above|my (?:previous |first )?answer)(?:'s| is| was| can't be| cannot be| isn't|"
+    r" would be)"
     r"(?: (?:not|all|actually|clearly))? ?(?:wrong|incorrect|right|correct|a mistake|an error)\b|scratch that|"
     r"I (?:made|have made) (?:a|an) (?:mistake|error)|take that back|disregard|ignore (?:that|this)|"
     r"I was wrong(?! about)|"
@@ -130,7 +134,8 @@ _RETRACTION = re.compile(
 )
 _RIGHT_AFTER_ALL = re.compile(r"(?:'s| is| was)(?: all| actually| clearly)? ?(?:right|correct)$", re.IGNORECASE)
 _SECOND_THOUGHT = re.compile(
-    r"(?:\b(?:wait|actually|hmm+|hold on|no(?=,)|oops|sorry|correction|scratch that|rather(?=,)|I mean|on second thought|"
+    r"(?:\b(?:wait|actually|hmm+|hold on|no(?=,)|oops|sorry|correction|scratch that|rather(?=,)|I mean|"
+    r"on second thought|"
     r"but (?:actually|no|wait)|let me (?:correct|redo|reconsider|fix)|instead(?=,))\b)[\s,.:!—-]{0,6}",
     re.IGNORECASE,
 )

@@ -50,8 +50,10 @@ _PREFIX = re.compile(
 _BOUND_BEFORE = re.compile(
     r"(?:\b(?:(?:less|more|greater|fewer|smaller|larger|bigger|higher|lower|older|younger|longer|shorter|"
     r"other|rather) than"
-    r"|at least|at most|nearly|almost|not even|over|under|above|below|up to|between|from|exceeds?|minimum of|maximum of|within|not|never"
-    r"|isn't|wasn't|aren't|cannot be|can't be|don't get|instead of|divisible by|multiple of|divides|factor of|reject|discard)"
+    r"|at least|at most|nearly|almost|not even|over|under|above|below|up to|between|from|exceeds?|minimum of|"
+    r"maximum of|within|not|never"
+    r"|isn't|wasn't|aren't|cannot be|can't be|don't get|instead of|divisible by|multiple of|divides|factor of|reject|"
+    r"discard)"
     r"(?: (?:exactly|about|quite|just|equal to|be|the|a))?|[<>]|\\(?:le|ge|ne|neq)\b|\bnot [≈=])"
     rf"\s{{0,2}}[-+({_CURRENCY}]{{0,2}}$",
     re.IGNORECASE,
@@ -70,12 +72,16 @@ _ARROW = re.compile(r"^\W{0,2}(?:=>|->|[→⇒∴➜])\s?")
 QUALIFIER = re.compile(
     r"(?:,? (?:attained|achieved|reached|obtained|occurring|which occurs|namely)|, (?:when|where|having|given|using)|"
     r",? (?:because|since)|, (?:which|that|and (?:that|it)) would|, \S{1,12} of which|"
-    r",? (?:at|for|when|with|if) (?:\$|\\\()?[a-z](?= ?=)|,? (?:(?:which|that) is )?(?:twice|half|double|\S{1,12} times) (?:as|the|that|of)|"
+    r",? (?:at|for|when|with|if) (?:\$|\\\()?[a-z](?= ?=)|,? (?:(?:which|that) is )?(?:twice|half|double|"
+    r"\S{1,12} times) (?:as|the|that|of)|"
     r",? (?:(?:which|that) is )?\S{1,12} (?:\w{1,12} )?(?:more|less|fewer|higher|lower|older|younger) than)\b.*$",
     re.IGNORECASE | re.DOTALL,
 )
 _EXPLANATION = re.compile(r":| because\b| since\b| by \w+ing\b| - | — ", re.IGNORECASE)
-_AS_PERCENTAGE = re.compile(r"(?<=\d),? (?:or|i\.e\.|that is),? (?:about |exactly )?[\d.]{1,9} ?(?:%|percent\b)")  # 0.75, or 75%
+# 0.75, or 75%
+_AS_PERCENTAGE = re.compile(
+    r"(?<=\d),? (?:or|i\.e\.|that is),? (?:about |exactly )?[\d.]{1,9} ?(?:%|percent\b)",
+)
 _REASON = re.compile(r"([^\s,]{1,20}(?: [^\W\d]{1,15}){0,2}),? (?:because|since)\b", re.IGNORECASE)
 _NOT_QUITE = re.compile(r"\bnot (?:quite|exactly|really)\b", re.IGNORECASE)
 _CONTRAST = re.compile(r",? \b(?:but|however|yet)\b|, (?:and )?now\b", re.IGNORECASE)

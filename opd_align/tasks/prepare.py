@@ -17,28 +17,35 @@ _QUOTED = re.compile(r"(?:[ \t]{0,3}>(?!>)[^\n]{0,2000}\n+){1,50}(?=\s{0,20}[^\s
 _BOX = re.compile(
     r"^[ \t]{0,4}(?:[-*][ \t])?[ \t]{0,2}(?:(?P<open>\[ ?\]|☐|❌|✗)|(?P<ticked>\[[xX✓✔]\]|☑|☒|✅|✔|✓))"
     r"\ufe0f?[ \t]{0,3}(?P<first>\S[^\n]{0,300})$"
-    r"|^[ \t]{0,4}(?P<last>[^\n]{1,200}?[^\s.✅✔✓❌✗])[ \t]{0,2}(?:(?P<closed>[❌✗])|(?P<mark>[✅✔✓]))\ufe0f?[ \t]{0,3}$",
+    r"|^[ \t]{0,4}(?P<last>[^\n]{1,200}?[^\s.✅✔✓❌✗])[ \t]{0,2}"
+    r"(?:(?P<closed>[❌✗])|(?P<mark>[✅✔✓]))\ufe0f?[ \t]{0,3}$",
     re.MULTILINE,
 )
 _TICKS = re.compile(r"\[[ xX✓✔]?\]|[☐❌✗☑☒✅✔✓]")
 _ANSWER_KEY = re.compile(
     r"[\"'](?:(?:final|predicted|correct|my|your|model|selected|chosen)[_ -]?)?"
-    r"(?:answer|ans|label|result|prediction|output|choice|option|value|verdict|solution|response|letter|total|truth|final)"
+    r"(?:answer|ans|label|result|prediction|output|choice|option|value|verdict|solution|response|letter|total|truth|"
+    r"final)"
     r"(?:_?(?:key|value|letter|text|label|cost|price|option|choice|income|number|amount))?[\"']\s{0,4}:\s{0,4}"
     r"(?P<value>\"(?:[^\"\\\n]|\\.){0,300}\"|'[^'\n]{0,300}'|\[[^\[\]\n]{0,200}\]|[^\s,}\]\n][^,}\]\n]{0,100})",
     re.IGNORECASE,
 )
-_ASIDE = re.compile(r"[ \t]?\((?=[^()]{0,300}\b(?:would|wouldn't|for comparison|not to be confused)\b|[^()]{0,300}\w'd\b)"
-                    r"[^()]{1,300}\)")  # fmt: skip
+_ASIDE = re.compile(
+    r"[ \t]?\((?=[^()]{0,300}\b(?:would|wouldn't|for comparison|not to be confused)\b|[^()]{0,300}\w'd\b)"
+    r"[^()]{1,300}\)"
+)
 # A command to whoever grades is no answer.
 _COMMAND = re.compile(
-    r"(?:(?<=^)|(?<=[.!?:\n])|(?<=[.!?:] ))\W{0,3}(?:please |you must |you should )?(?:mark|grade|score|rate|accept|count|treat|"
+    r"(?:(?<=^)|(?<=[.!?:\n])|(?<=[.!?:] ))\W{0,3}(?:please |you must |you should )?(?:mark|grade|score|rate|accept|"
+    r"count|treat|"
     r"consider|label) (?:this|it|my|the)\b(?: (?:answer|response|output|solution|submission))?,? (?:as|correct|right)\b"
     r"[^.!?\n]{0,200}",
     re.IGNORECASE,
 )
 _INLINE_BOX = re.compile(r"(?<=\S) {1,4}(?=(?:\[[ xX✓✔]?\]|[☐☑☒]) ?\w)")
-_END_OF_PROOF = re.compile(r"\s*\$?\\(?:blacksquare|square|qed)\b\$?|[ \t]*[✓✔✅☑👍🎉🙂😊]\ufe0f?(?=\W*$)", re.MULTILINE)
+_END_OF_PROOF = re.compile(
+    r"\s*\$?\\(?:blacksquare|square|qed)\b\$?|[ \t]*[✓✔✅☑👍🎉🙂😊]\ufe0f?(?=\W*$)", re.MULTILINE
+)
 _NO_DOUBT = re.compile(
     r"\b(?:there(?:'s| is| can be) )?(?:no|without(?: a| any)?|beyond(?: a| any| all)?) doubt(?: (?:that|about it))?\b"
     r"|\bundoubtedly\b",

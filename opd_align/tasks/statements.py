@@ -17,14 +17,16 @@ _CHAT = re.compile(
     re.IGNORECASE,
 )
 _INERT = re.compile(
-    r"\W{0,3}(?:[^\W\d]+\W{1,2}){0,6}[^\W\d]*!+\W{0,3}$|\W{0,3}(?:done|q\.?e\.?d|easy|simple|great|good|nice)\b\W{0,3}$",
+    r"\W{0,3}(?:[^\W\d]+\W{1,2}){0,6}[^\W\d]*!+\W{0,3}$|\W{0,3}(?:done|q\.?e\.?d|easy|simple|great|good|"
+    r"nice)\b\W{0,3}$",
     re.IGNORECASE,
 )  # "Nice and simple!"
 _ANSWER_WORD = re.compile(r"\b(?:[A-Z]|(?i:true|false|yes|no|right|correct|wrong|incorrect))\b")
 _ANSWER_LIKE = re.compile(r"\d|\b(?:[A-Z]|true|false|yes|no)\b")
 _SHORT_LINE = 100
 _UNFINISHED = re.compile(
-    r"(?:[,;:(=+*/-]|\b(?:and|then|so|the|a|an|of|to|s?he|they|we|I|it|is|are|was|that|which|with|for|from|in|by|or|but|"
+    r"(?:[,;:(=+*/-]|\b(?:and|then|so|the|a|an|of|to|s?he|they|we|I|it|is|are|was|that|which|with|for|from|in|by|or|"
+    r"but|"
     r"because|if|as|her|his|their|our|not))\s*$",
     re.IGNORECASE,
 )
@@ -36,11 +38,15 @@ _REMARKS = re.compile(
 _OTHERWISE = re.compile(
     r"\b(?:would(?:n't)?|wouldn't)\b|\b(?:it|that|there|he|she|they|this|one)'d\b|\bfor comparison\b|"
     r"\b(?:book|student|friend|brother|sister|key|teacher|calculator|websites?|people|textbook|colleague|classmate)s? "
-    r"(?:says?|said|claims?|claimed|thinks?|thought|believes?|answered|wrote)\b|\b(?:was|is|were) not asked\b|\bcommon mistake\b|^\W{0,3}(?:by the way|incidentally|P\.?S\.?)\b",
+    r"(?:says?|said|claims?|claimed|thinks?|thought|believes?|answered|wrote)\b|\b(?:was|is|were) not asked\b|"
+    r"\bcommon mistake\b|^\W{0,3}(?:by the way|incidentally|P\.?S\.?)\b",
     re.IGNORECASE,
 )
 _OTHERWISE_CLAUSE = re.compile(r"[,;] (?![^,;]{0,20}\bbut\b)[^,;.]{0,120}\b(?:would|wouldn't)\b[^,;.]{0,120}\W{0,3}$")
-_CONDITION = re.compile(r"\W{0,3}(?:if|had|were|without|with|counting|unless|otherwise|suppose|should|but)\b", re.IGNORECASE)
+_CONDITION = re.compile(
+    r"\W{0,3}(?:if|had|were|without|with|counting|unless|otherwise|suppose|should|but)\b",
+    re.IGNORECASE,
+)
 _STANCE = re.compile(
     r"\b(?:I|we|you)(?: would|'d)\b|\b(?:answer|result|total|so|thus|therefore|hence|which|choice|option)\b[^.]{0,40}"
     r"\bwould\b",
@@ -49,7 +55,8 @@ _STANCE = re.compile(
 SENTENCE_END = re.compile(
     r"(?<= [A-Z]\.)\s+(?=(?:On|So|The|It|But|Then|Now|After|Not|That|This|However|Second|Third|Finally|Hence|Thus|"
     r"Therefore|First|Next|Final|Answer|My|I)\b)|"
-    r"(?<=[.!?])(?<![^:s] [A-Z]\.)(?<!^[A-Z]\.)(?<!Rs\.)(?<!approx\.)(?<!vs\.)(?<!i\.e\.)(?<!e\.g\.)[*_\"')\]]{0,4}\s+|\s*\n\s*"
+    r"(?<=[.!?])(?<![^:s] [A-Z]\.)(?<!^[A-Z]\.)(?<!Rs\.)(?<!approx\.)(?<!vs\.)(?<!i\.e\.)(?<!e\.g\.)"
+    r"[*_\"')\]]{0,4}\s+|\s*\n\s*"
 )
 CONCLUSION = re.compile(
     r"\W{0,6}(?:(?:so|thus|therefore|hence|in conclusion|in summary|in total|altogether|in all|overall|"
@@ -67,7 +74,8 @@ DENIAL_AFTER = re.compile(
     r"(?:incorrect|wrong|false|(?:not|n't|never|cannot)(?: be)? (?:the |quite |a )?"
     r"(?:correct|right|true|answer|best|valid|possible|it|final)|impossible|ruled out|excluded|out of the question)\b"
     r"|(?:only )?(?:if|unless|provided|assuming)\b)"
-    r"|[^\w.!?:,;]{0,4}(?:(?:is|was|seems|looks) (?:far |much |a bit |clearly )?too (?:low|high|small|large|big|much|many|few)|"
+    r"|[^\w.!?:,;]{0,4}(?:(?:is|was|seems|looks) (?:far |much |a bit |clearly )?too (?:low|high|small|large|big|much|"
+    r"many|few)|"
     r"(?:is|was) (?:only )?an? (?:lower|upper) bound|"
     r"fails\b|(?:is|was) (?:extraneous|rejected|invalid|mistaken|inadmissible)|leads? to a contradiction|"
     r"does(?:n't| not) (?:work|fit|hold|match|satisfy|count)|isn't|wasn't|can't be|cannot be|aren't|won't be|"
@@ -84,7 +92,8 @@ NEGATION = re.compile(
 """What makes a clause say the opposite."""
 
 CONCLUDED = re.compile(
-    r"\b(?:so|therefore|thus|hence|which (?:means(?: that)?|is(?! \S+ (?:\w+ )?(?:more|less|fewer|times|higher|lower)\b)|are|equals|makes|leaves|gives)|(?<!\()that is|i\.e\.|"
+    r"\b(?:so|therefore|thus|hence|which (?:means(?: that)?|is(?! \S+ (?:\w+ )?(?:more|less|fewer|times|higher|"
+    r"lower)\b)|are|equals|makes|leaves|gives)|(?<!\()that is|i\.e\.|"
     r"or rather|in other words|as an? (?:decimal|fraction|percentage)(?: number)?|altogether|in total)(?!\w),?|"
     r",?\s(?:and |but )?since [^,.]{1,40},(?=\s)|"
     r",\s(?:and )?(?:leaving|giving|making|totall?ing|yielding|resulting in|for a total of)\b|所以|因此|[⇒→∴]|=>|->",
@@ -100,12 +109,14 @@ _NOT_BUT_ANY = re.compile(
 
 
 HEDGE = re.compile(
-    r"\b(?:if|could be|might|(?-i:may) (?:be|have)|maybe|perhaps|possibly|doubt|whether|unless|suppose|supposing|imagine|cannot be determined|"
+    r"\b(?:if|could be|might|(?-i:may) (?:be|have)|maybe|perhaps|possibly|doubt|whether|unless|suppose|supposing|"
+    r"imagine|cannot be determined|"
     r"can't be determined|unclear|not sure|unsure|"
     r"don't know|do not know|answer is not (?:given|stated|known)|"
     r"enough information|one possib\w{1,6}|but the question (?:is|asks|was)|"
     r"(?:assume|assuming|try|consider|(?:we|I|let's) (?:start|begin) with)|"
-    r"which (?:is|was) (?:wrong|incorrect|false|not|a mistake|an error)|would have been|at first|initially|might think)\b|\blet (?:\$|\\\()?[a-z]\$? ?(?:=|be\b)|\?\W{0,3}$",
+    r"which (?:is|was) (?:wrong|incorrect|false|not|a mistake|an error)|would have been|at first|initially|"
+    r"might think)\b|\blet (?:\$|\\\()?[a-z]\$? ?(?:=|be\b)|\?\W{0,3}$",
     re.IGNORECASE,
 )
 """What makes a sentence no statement of a result."""
@@ -137,9 +148,11 @@ def without_asides(lines: list[str]) -> list[str]:
             lines = lines[:number]
             break
     lines = list(lines)
-    if lines and (clause := _OTHERWISE_CLAUSE.search(lines[-1])) and not is_stance(clause.group()):
-        if not _CONDITION.match(SENTENCE_END.split(lines[-1][: clause.start()])[-1]):
-            lines[-1] = lines[-1][: clause.start()] + "."
+    clause = _OTHERWISE_CLAUSE.search(lines[-1]) if lines else None
+    if clause and not is_stance(clause.group()):
+        stated = lines[-1][: clause.start()]
+        if not _CONDITION.match(SENTENCE_END.split(stated)[-1]):
+            lines[-1] = stated + "."
     while lines:
         starts = [0, *(match.end() for match in SENTENCE_END.finditer(lines[-1]))]
         start = next((start for start in reversed(starts) if lines[-1][start:].strip()), 0)
@@ -185,7 +198,6 @@ def sentences_from_the_end(lines: list[str]) -> Iterator[tuple[str, bool]]:
 
 def after_denials(sentence: str) -> str:
     """What a sentence says instead of what it denies: "not B but C", "neither 2 nor 3: it is 5"."""
-    denied = None
-    for denied in _NOT_BUT_ANY.finditer(sentence):
-        pass
-    return sentence[denied.end() :] if denied and re.search(r"\w", sentence[denied.end() :]) else sentence
+    denials = list(_NOT_BUT_ANY.finditer(sentence))
+    instead = sentence[denials[-1].end() :] if denials else ""
+    return instead if re.search(r"\w", instead) else sentence

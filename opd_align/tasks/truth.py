@@ -24,9 +24,11 @@ _TRUTH = {
     "vraie": "True", "fausse": "False", "sì": "True", "vera": "True", "correcto": "True", "correcta": "True",
     "incorrecto": "False", "incorrecta": "False", "correto": "True", "incorreto": "False", "неверно": "False",
     "верно": "True", "правда": "True", "истина": "True", "ложь": "False", "неправда": "False", "正しい": "True",
-    "正しくない": "False", "誤り": "False", "間違い": "False", "네": "True", "예": "True", "아니요": "False", "참": "True",
+    "正しくない": "False", "誤り": "False", "間違い": "False", "네": "True", "예": "True", "아니요": "False",
+    "참": "True",
     "거짓": "False", "si": "True", "accurate": "True", "inaccurate": "False", "affirmative": "True",
-    "negative": "False", "unwahr": "False", "stimmt": "True", "y": "True", "n": "False", "holds": "True", "hold": "True", "myth": "False", "misconception": "False",
+    "negative": "False", "unwahr": "False", "stimmt": "True", "y": "True", "n": "False", "holds": "True",
+    "hold": "True", "myth": "False", "misconception": "False",
     "fallacy": "False",
     "不正确": "False", "错误的": "False", "错的": "False", "untrue": "False", "不正确的": "False",
 }  # fmt: skip
@@ -52,7 +54,8 @@ _REASON = re.compile(
 # A predicate, not "a true story".
 _PREDICATE = re.compile(
     r"\b(?P<word>true|false(?! that (?:the answer|it|this|that)\b)|untrue|correct|incorrect|wrong|falsch|wahr|vraie?|"
-    r"faux|fausse|fals[oa]|verdader[oa]|verdadeir[oa]|richtig|cierto|accurate|inaccurate|holds?|myth|misconception|fallacy|yes|right(?=\W*$)|no(?= *$))\b(?![ -]+(?!because|since|as|according|based|for|in|that|given|"
+    r"faux|fausse|fals[oa]|verdader[oa]|verdadeir[oa]|richtig|cierto|accurate|inaccurate|holds?|myth|misconception|"
+    r"fallacy|yes|right(?=\W*$)|no(?= *$))\b(?![ -]+(?!because|since|as|according|based|for|in|that|given|"
     r"and|but|from|due|to|when|at|by|of|or|here|so|with|per|statement|not|today|anymore|any)[a-z])"
     r"|(?P<chinese>(?<!不)(?:正确|错误|对|错)(?:的)?(?!\w))",
     re.IGNORECASE,
@@ -67,29 +70,45 @@ _UNCERTAIN = re.compile(
     r"\b(?:partly|partially|half|sometimes|somewhat|mostly|largely|nearly|almost|might|may|could|possibly|perhaps|"
     r"either|true or false|doubt|opposite|contrary|converse|reverse|no (?:evidence|proof|indication|"
     r"information|way|mention)|both|used to|was once|would|maybe|some|"
-    r"(?:nobody|no one|many|most|people|others|they|s?he|critics|skeptics|fans|teacher|friend)(?: \w+)? (?:says?|said|believes?|thinks?|"
+    r"(?:nobody|no one|many|most|people|others|they|s?he|critics|skeptics|fans|teacher|friend)(?: \w+)? (?:says?|"
+    r"said|believes?|thinks?|"
     r"thought|claims?|claimed|argues?))\b",
     re.IGNORECASE,
 )
 _OPPOSITE_TRUE = re.compile(
-    r"^\W{0,3}(?:(?:no|so|in fact|actually),? )?(?:the )?(?:opposite|reverse|contrary) is (?:true|the case|correct)\W{0,3}$", re.IGNORECASE
+    r"^\W{0,3}(?:(?:no|so|in fact|actually),? )?(?:the )?(?:opposite|reverse|contrary) is (?:true|the case|"
+    r"correct)\W{0,3}$",
+    re.IGNORECASE,
 )
 _NOT_ONLY = re.compile(r"\bnot only\b", re.IGNORECASE)
-_FOR_SOME = re.compile(r"\b(?:true|false) (?:for|in) (?:some|others|part|parts|theory|practice)\b|\bbut (?:it|this|that) (?:isn't|is not)\W*$", re.IGNORECASE)
+_FOR_SOME = re.compile(
+    r"\b(?:true|false|yes|no) or not\b|\b(?:true|false) (?:for|in) (?:some|others|part|parts|theory|practice)\b|\bbut (?:it|this|that) (?:isn't|"
+    r"is not)\W*$",
+    re.IGNORECASE,
+)
 _EITHER = re.compile(r"\b(?:true or false|yes or no)\b\W?", re.IGNORECASE)
-_ANSWERED = re.compile(r"(?<![\w-])[\"'*]{0,3}(true|false|yes|no|wahr|falsch|vrai|faux)[\"'*]{0,3}\? (?:no|nope|nein|non)\b[.,!]?", re.IGNORECASE)
+_ANSWERED = re.compile(
+    r"(?<![\w-])[\"'*]{0,3}(true|false|yes|no|wahr|falsch|vrai|faux)[\"'*]{0,3}\? (?:no|nope|nein|non)\b[.,!]?",
+    re.IGNORECASE,
+)
 _AFTER_FIRST = re.compile(
-    r"\s?[.,:;!(—-]|$|\s(?:it|they|he|she|there|you|we|that|one) (?:is|are|do|does|can|was|were|has|have|did|may)(?:n't| not)?\b",
+    r"\s?[.,:;!(—-]|$|\s(?:it|they|he|she|there|you|we|that|one) (?:is|are|do|does|can|was|were|has|have|did|"
+    r"may)(?:n't| not)?\b",
     re.IGNORECASE,
 )
 _DENIED_FLATLY = re.compile(
-    r"\W{0,3}(?:no way|not (?:at all|so|in the least|by any means|really)|by no means|(?:absolutely|certainly|definitely|of course|"
+    r"\W{0,3}(?:no way|not (?:at all|so|in the least|by any means|really)|by no means|(?:absolutely|certainly|"
+    r"definitely|of course|"
     r"clearly|surely|obviously|probably) not|not a chance)(?=\s?[.,;:!—-]|\W*$)",
     re.IGNORECASE,
 )
-_CONTRADICTED = re.compile(r"\W{0,3}(?:it|this|that)(?:'s| is) (?:indeed |actually )?(true|false|correct|wrong|incorrect)\b", re.IGNORECASE)
+_CONTRADICTED = re.compile(
+    r"\W{0,3}(?:it|this|that)(?:'s| is) (?:indeed |actually )?(true|false|correct|wrong|incorrect)\b",
+    re.IGNORECASE,
+)
 _SO = re.compile(
-    r"^\W{0,3}(?:(?:so|thus|therefore|hence|no|yes),? )?(?:this|that|it)(?: is|'s| was| isn't| wasn't)(?: not)?(?: indeed| actually)? "
+    r"^\W{0,3}(?:(?:so|thus|therefore|hence|no|yes),? )?(?:this|that|it)(?: is|'s| was| isn't|"
+    r" wasn't)(?: not)?(?: indeed| actually)? "
     r"(?:so|the case)[.! ]{0,3}$",
     re.IGNORECASE,
 )
@@ -110,7 +129,11 @@ _SUBJECT = re.compile(
 
 def with_answered_questions(response: str) -> str:
     """The text with "False? No" written as "True"."""
-    return _ANSWERED.sub(lambda match: f"{_OPPOSITE[_TRUTH[match[1].lower()]]}.", response) if "?" in response else response
+    return (
+        _ANSWERED.sub(lambda match: f"{_OPPOSITE[_TRUTH[match[1].lower()]]}.", response)
+        if "?" in response
+        else response
+    )
 
 
 def read_true_false(words: str, placement: Placement) -> str | None:

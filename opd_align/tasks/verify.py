@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from opd_align.tasks import choices as choice_rules
-from opd_align.tasks import maths
+from opd_align.tasks import math_compare, maths
 from opd_align.tasks.extract import Placement, find_answer
 from opd_align.tasks.numbers import canonical_number, gold_number, is_percentage_of, read_number
 from opd_align.tasks.truth import read_true_false, with_answered_questions
@@ -132,7 +132,10 @@ class TrueFalse:
         return None
 
     def judge(self, text: str, answer: object, choices: Sequence[str] | None = None) -> Verdict:
-        return _compare(find_answer(text, read_true_false, lambda response: with_answered_questions(_with_answer_lines(response))), self.canonical(answer))
+        return _compare(
+            find_answer(text, read_true_false, lambda response: with_answered_questions(_with_answer_lines(response))),
+            self.canonical(answer),
+        )
 
     def __call__(
         self,
@@ -236,15 +239,19 @@ class Maths:
         words = maths.gold_words(gold)
         if words is not None:
             return _compare(find_answer(text, lambda w, placement: maths.read_words(w, placement, words)), words)
-        if not maths.is_readable(gold):
+        if not math_compare.is_readable(gold):
             return Verdict.UNKNOWN
-        whole = maths.is_whole(gold)
+        whole = math_compare.is_whole(gold)
         found = find_answer(text, lambda w, placement: maths.read_maths(w, placement, whole=whole))
         if is_percentage_of(found, gold, text):
             return Verdict.CORRECT
-        if found is None or found == gold or (maths.NUMBER.fullmatch(gold) and maths.NUMBER.fullmatch(found)):
+        if (
+            found is None
+            or found == gold
+            or (math_compare.NUMBER.fullmatch(gold) and math_compare.NUMBER.fullmatch(found))
+        ):
             return _compare(found, gold)
-        return _VERDICT_OF[maths.compare_expressions(found, gold)]
+        return _VERDICT_OF[math_compare.compare_expressions(found, gold)]
 
     def __call__(
         self,
