@@ -44,7 +44,7 @@ _COMMAND = re.compile(
 )
 _INLINE_BOX = re.compile(r"(?<=\S) {1,4}(?=(?:\[[ xX✓✔]?\]|[☐☑☒]) ?\w)")
 _END_OF_PROOF = re.compile(
-    r"\s*\$?\\(?:blacksquare|square|qed)\b\$?|[ \t]*[✓✔✅☑👍🎉🙂😊]\ufe0f?(?=\W*$)", re.MULTILINE
+    r"\s{0,4}\$?\\(?:blacksquare|square|qed)\b\$?|[ \t]{0,4}[✓✔✅☑👍🎉🙂😊]\ufe0f?(?=\W{0,6}$)", re.MULTILINE
 )
 _NO_DOUBT = re.compile(
     r"\b(?:there(?:'s| is| can be) )?(?:no|without(?: a| any)?|beyond(?: a| any| all)?) doubt(?: (?:that|about it))?\b"

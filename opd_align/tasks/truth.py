@@ -82,7 +82,8 @@ _OPPOSITE_TRUE = re.compile(
 )
 _NOT_ONLY = re.compile(r"\bnot only\b", re.IGNORECASE)
 _FOR_SOME = re.compile(
-    r"\b(?:true|false|yes|no) or not\b|\b(?:true|false) (?:for|in) (?:some|others|part|parts|theory|practice)\b|\bbut (?:it|this|that) (?:isn't|"
+    r"\b(?:true|false|yes|no) or not\b|\b(?:true|false) (?:for|in) (?:some|others|part|parts|theory|practice)\b|"
+    r"\bbut (?:it|this|that) (?:isn't|"
     r"is not)\W*$",
     re.IGNORECASE,
 )
