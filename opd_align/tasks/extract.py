@@ -107,6 +107,7 @@ _BOX_RULED_OUT = re.compile(
     re.IGNORECASE,
 )
 _MARKED_NEGATION = re.compile(r"\W{0,6}(?:(?:not|neither|never|none|没|不)\b|n't\b)", re.IGNORECASE)
+_LONG_ANSWER = re.compile(r"\blong(?:er)?\s$", re.IGNORECASE)
 _QUESTION = re.compile(r"\W{0,3}[^.!?\n]{1,60}\?[\"')*]{0,3}\s+(?=\S)")
 _ONLY_MARKUP = re.compile(r"(?:[\s*_#$`>~-]|\\[\[\]()])*")
 # What makes "the answer is C" something else than an answer, in the clause before it.
@@ -115,7 +116,7 @@ _DENIED_BEFORE = re.compile(
     r"hardly|wrong|(?:false|untrue|incorrect) that|mistaken\w{0,2}|no longer|no way|were|had|is|could)\b|"
     r"n't\b)(?![^,;:]{0,60}[,;:])"
     r"|\b(?:at first|initially|(?:might|may|could|would)(?: \w{1,8})? (?:think|say|believe|guess|assume|argue)|"
-    r"tempting|tempted|people (?:think|say)|(?!I|we|passage|text|article|author)\b\w{2,} "
+    r"tempt(?:ing|ed)(?![^,;:]{0,60}[,;:])|people (?:think|say)|(?!I|we|passage|text|article|author)\b\w{2,} "
     r"(?:says?|said|claims?|claimed|thinks?|thought|believes?|believed|argues?) (?![^,;:]{0,60}[,;:])|"
     r"(?:I|we) (?:first|originally|previously) )",
     re.IGNORECASE,
@@ -134,7 +135,7 @@ _RETRACTION = re.compile(
 )
 _RIGHT_AFTER_ALL = re.compile(r"(?:'s| is| was)(?: all| actually| clearly)? ?(?:right|correct)$", re.IGNORECASE)
 _SECOND_THOUGHT = re.compile(
-    r"(?:\b(?:wait|actually|hmm+|hold on|no(?=,)|oops|sorry|correction|scratch that|rather(?=,)|I mean|"
+    r"(?:\b(?:wait|actually|hmm+|hold on|no(?=,)|oops|sorry|just kidding|correction|scratch that|rather(?=,)|I mean|"
     r"on second thought|"
     r"but (?:actually|no|wait)|let me (?:correct|redo|reconsider|fix)|instead(?=,))\b)[\s,.:!—-]{0,6}",
     re.IGNORECASE,
@@ -221,6 +222,8 @@ def _committed(response: str, read: Reader) -> tuple[str | None, int | None]:
                 return found, content[1]
             boxes.append(content[0])
             continue
+        if _LONG_ANSWER.search(response, max(0, place.start() - 8), place.start()):
+            continue  # "Short answer: no. Long answer: yes, but ..."
         words, following = _text_after(response, place.end())
         if place["phrase"]:
             if words is None:

@@ -22,7 +22,7 @@ from opd_align.tasks.math_compare import (
     is_whole,
     tidy,
 )
-from opd_align.tasks.numbers import QUALIFIER, canonical_number, read_number
+from opd_align.tasks.numbers import AGAIN, QUALIFIER, canonical_number, read_number
 from opd_align.tasks.statements import (
     CONCLUDED,
     DENIAL_AFTER,
@@ -148,6 +148,7 @@ def read_maths(words: str, placement: Placement, *, whole: bool = False) -> str 
     if _UNSOLVED.fullmatch(words.strip(" .$")) and not whole:
         return AMBIGUOUS
     if placement is not Placement.BOX and " " in words:
+        words = AGAIN.sub("", words)
         words = _DENIED_TAIL.sub("", words) if re.search(r"[\d$}]", _DENIED_TAIL.sub("", words)) else words
     text = strip_lead_in(strip_markup(words)).rstrip(". ")
     if "boxed" in text or text.count("{") != text.count("}"):

@@ -50,7 +50,7 @@ _PREFIX = re.compile(
 _BOUND_BEFORE = re.compile(
     r"(?:\b(?:(?:less|more|greater|fewer|smaller|larger|bigger|higher|lower|older|younger|longer|shorter|"
     r"other|rather) than"
-    r"|at least|at most|nearly|almost|not even|over|under|above|below|up to|between|from|exceeds?|minimum of|"
+    r"|at least|at most|nearly|almost|not even|over|under|above|below|(?<!\badd )(?<!\badds )up to|between|from|exceeds?|minimum of|"
     r"maximum of|within|not|never"
     r"|isn't|wasn't|aren't|cannot be|can't be|don't get|instead of|divisible by|multiple of|divides|factor of|reject|"
     r"discard)"
@@ -70,7 +70,7 @@ _ROMAN = re.compile(
 _ARROW = re.compile(r"^\W{0,2}(?:=>|->|[→⇒∴➜])\s?")
 # What is said about the result after it: "10, attained at x = 3".
 QUALIFIER = re.compile(
-    r"(?:,? (?:attained|achieved|reached|obtained|occurring|which occurs|namely)|, (?:when|where|having|given|using)|"
+    r"(?:,? (?:attained|achieved|reached|obtained|occurring|which occurs|namely)|, (?:when|where|having|given|using)|,? after \w{2,12}ing|"
     r",? (?:because|since)|, (?:which|that|and (?:that|it)) would|, \S{1,12} of which|"
     r",? (?:at|for|when|with|if) (?:\$|\\\()?[a-z](?= ?=)|,? (?:(?:which|that) is )?(?:twice|half|double|"
     r"\S{1,12} times) (?:as|the|that|of)|"
@@ -79,8 +79,11 @@ QUALIFIER = re.compile(
 )
 _EXPLANATION = re.compile(r":| because\b| since\b| by \w+ing\b| - | — ", re.IGNORECASE)
 # 0.75, or 75%
-_AS_PERCENTAGE = re.compile(
-    r"(?<=\d),? (?:or|i\.e\.|that is),? (?:about |exactly )?[\d.]{1,9} ?(?:%|percent\b)",
+# The same value again, as a percentage or rounded: "0.75, or 75%", "7/18, about 39%".
+AGAIN = re.compile(
+    r"(?<=[\d}$)]),? (?:or|i\.e\.|that is),? (?:exactly )?[\d.]{1,9} ?(?:\\?%|percent\b)|"
+    r"(?<=[\d}$)]),? (?:(?:or|which is|i\.e\.|that is),? )?(?:about|approximately|approx\.|roughly) \$?[\d.]{1,9} ?\\?%?\$?"
+    r"(?=\W{0,3}$)"
 )
 _REASON = re.compile(r"([^\s,]{1,20}(?: [^\W\d]{1,15}){0,2}),? (?:because|since)\b", re.IGNORECASE)
 _NOT_QUITE = re.compile(r"\bnot (?:quite|exactly|really)\b", re.IGNORECASE)
@@ -220,7 +223,7 @@ def read_number(words: str, placement: Placement, *, decimal_comma: bool = True)
         value = exact_value(words)
         if value is not None:
             return canonical_number(value)
-    text = _AS_PERCENTAGE.sub("", text)
+    text = AGAIN.sub("", text)
     if placement is Placement.MARKED and (reason := _REASON.match(text)):
         text = reason[1]  # "18, because 9 × 2 = 18 and not 16 × 2 = 32"
     sentence = _FIRST_SENTENCE.fullmatch(text)
@@ -411,7 +414,7 @@ def _only_number(text: str) -> str | None:
     text = main_statement(text)
     if _EXPRESSION.search(text) and not re.search(r"\d\s?\^", text):
         return None
-    text = _AS_PERCENTAGE.sub("", text)
+    text = AGAIN.sub("", text)
     values: set[Fraction | None] = set()
     denied = False
     for number in _NUMBER.finditer(text):

@@ -39,7 +39,7 @@ _OTHERWISE = re.compile(
     r"\b(?:would(?:n't)?|wouldn't)\b|\b(?:it|that|there|he|she|they|this|one)'d\b|\bfor comparison\b|"
     r"\b(?:book|student|friend|brother|sister|key|teacher|calculator|websites?|people|textbook|colleague|classmate)s? "
     r"(?:says?|said|claims?|claimed|thinks?|thought|believes?|answered|wrote)\b|\b(?:was|is|were) not asked\b|"
-    r"\bcommon mistake\b|^\W{0,3}(?:by the way|incidentally|P\.?S\.?)\b",
+    r"\bcommon mistake\b|^\W{0,3}(?:by the way|incidentally|P\.?S\.?|(?:sanity )?check:|verification:)(?!\w)",
     re.IGNORECASE,
 )
 _OTHERWISE_CLAUSE = re.compile(r"[,;] (?![^,;]{0,20}\bbut\b)[^,;.]{0,120}\b(?:would|wouldn't)\b[^,;.]{0,120}\W{0,3}$")
@@ -76,7 +76,7 @@ DENIAL_AFTER = re.compile(
     r"|(?:only )?(?:if|unless|provided|assuming)\b)"
     r"|[^\w.!?:,;]{0,4}(?:(?:is|was|seems|looks) (?:far |much |a bit |clearly )?too (?:low|high|small|large|big|much|"
     r"many|few)|"
-    r"(?:is|was) (?:only )?an? (?:lower|upper) bound|"
+    r"(?:is|was) (?:only )?(?:an?|the) (?:lower|upper) (?:bound|limit)|"
     r"fails\b|(?:is|was) (?:extraneous|rejected|invalid|mistaken|inadmissible)|leads? to a contradiction|"
     r"does(?:n't| not) (?:work|fit|hold|match|satisfy|count)|isn't|wasn't|can't be|cannot be|aren't|won't be|"
     r"(?:is|was|are) (?:certainly |definitely )?(?:not|never))\b",

@@ -68,7 +68,7 @@ _NEGATION = re.compile(
 )
 _UNCERTAIN = re.compile(
     r"\b(?:partly|partially|half|sometimes|somewhat|mostly|largely|nearly|almost|might|may|could|possibly|perhaps|"
-    r"either|true or false|doubt|opposite|contrary|converse|reverse|no (?:evidence|proof|indication|"
+    r"either|between|too good to be|true or false|doubt|opposite|contrary|converse|reverse|no (?:evidence|proof|indication|"
     r"information|way|mention)|both|used to|was once|would|maybe|some|"
     r"(?:nobody|no one|many|most|people|others|they|s?he|critics|skeptics|fans|teacher|friend)(?: \w+)? (?:says?|"
     r"said|believes?|thinks?|"
@@ -90,6 +90,12 @@ _FOR_SOME = re.compile(
 _EITHER = re.compile(r"\b(?:true or false|yes or no)\b\W?", re.IGNORECASE)
 _ANSWERED = re.compile(
     r"(?<![\w-])[\"'*]{0,3}(true|false|yes|no|wahr|falsch|vrai|faux)[\"'*]{0,3}\? (?:no|nope|nein|non)\b[.,!]?",
+    re.IGNORECASE,
+)
+# "In short, yes", "Oh yes", "I must say no"
+_LEADING = re.compile(
+    r"^\W{0,3}(?:in (?:short|a word|one word)|simply put|hmm+|oh|of course|why|but|and|well|still|a (?:clear|definite)|"
+    r"I (?:must|have to) say|ok|okay|sure),? (?=(?:yes|no|true|false)\b)",
     re.IGNORECASE,
 )
 _AFTER_FIRST = re.compile(
@@ -152,7 +158,7 @@ def read_true_false(words: str, placement: Placement) -> str | None:
         return _predicate(stripped)
     if placement is not Placement.BOX and (flat := _DENIED_FLATLY.match(stripped)):
         return None if placement is Placement.BARE and re.search(r"\w", stripped[flat.end() :]) else "False"
-    text = _BOTH_NAMED.sub("", text)
+    text = _LEADING.sub("", _BOTH_NAMED.sub("", text))
     first = _FIRST.fullmatch(_BOTH_NAMED.sub("", stripped)) or _FIRST.fullmatch(text)
     if first is None:
         return _predicate(stripped) if placement in (Placement.MARKED, Placement.OPENING) else None
