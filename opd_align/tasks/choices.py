@@ -44,7 +44,8 @@ _NEGATED = re.compile(rf"{NEGATION.pattern}|\bnothing\b", re.IGNORECASE)
 _EQUATED = re.compile(r"\b(?:i\.e\.|that is|which is)")
 # The end of a sentence that names what is left or chosen.
 _FINALLY = re.compile(
-    r"\b(?:it (?:has to|must|should) be|it's|it is|I(?:'d)? (?:choose|pick|go with|say)|went with|bet on|looks? like|points? to|by elimination,|only|"
+    r"\b(?:it (?:has to|must|should) be|it's|it is|I(?:'d)? (?:choose|pick|go with|say)|went with|bet on|looks? like|"
+    r"points? to|by elimination,|only|"
     r"(?:that )?leaves(?: us with)?|"
     r"leaving(?: us with)?|what(?:'s| is) left is|what remains is) (?:option |choice |only )?\(?([A-Z])\)?"
     r"(?: (?:remains|is left|left|is possible|that remains))?\W{0,3}$",
@@ -64,7 +65,8 @@ _MENTION = re.compile(
     r"([A-Z])(?=\W{0,3}$)"
 )
 _NOT_BEFORE = re.compile(
-    r"(?:\b(?:not|anything but|all but|everything but|far from|neither|nor|never|rather than|instead of|unlike|than|except|"
+    r"(?:\b(?:not|anything but|all but|everything but|far from|neither|nor|never|rather than|instead of|unlike|than|"
+    r"except|"
     r"eliminates?|excludes?|rules? out|without|"
     r"isn't|wasn't|aren't|don't think (?:it is|it's)|cannot be|can't be|eliminating|ruling out)|不是|不选|排除)"
     r"(?:\W{1,3}(?:with|in|the|option|choice|answer|be|it|is|because|of))*\W{0,3}$",

@@ -1,7 +1,8 @@
 """Parses numbers as people and models write them, exactly.
 
 Every number becomes a `Fraction`, so that 18, 18.0, 36/2, 1.8e1 and eighteen are one value and 0.333 is not 1/3.
-Thousands separators, currencies, units and percent signs are ignored: 12% reads as 12. Multipliers are not: $5k is
+Thousands separators, currencies, units and percent signs are ignored: 12% reads as 12 (and is 0.12 too: see
+`is_percentage_of`). Multipliers are not: $5k is
 5000, five dozen is 60. A comma or space separates thousands only in groups of three (2,00,000 in India); 1.234 is a
 decimal, and so is 1,5. A bound ("less than 18", "< 5") and a denial ("not 18") are no numbers.
 """
@@ -50,7 +51,8 @@ _PREFIX = re.compile(
 _BOUND_BEFORE = re.compile(
     r"(?:\b(?:(?:less|more|greater|fewer|smaller|larger|bigger|higher|lower|older|younger|longer|shorter|"
     r"other|rather) than"
-    r"|at least|at most|nearly|almost|not even|over|under|above|below|(?<!\badd )(?<!\badds )up to|between|from|exceeds?|minimum of|"
+    r"|at least|at most|nearly|almost|not even|over|under|above|below|(?<!\badd )(?<!\badds )up to|between|from|"
+    r"exceeds?|minimum of|"
     r"maximum of|within|not|never"
     r"|isn't|wasn't|aren't|cannot be|can't be|don't get|instead of|divisible by|multiple of|divides|factor of|reject|"
     r"discard)"
@@ -70,7 +72,8 @@ _ROMAN = re.compile(
 _ARROW = re.compile(r"^\W{0,2}(?:=>|->|[→⇒∴➜])\s?")
 # What is said about the result after it: "10, attained at x = 3".
 QUALIFIER = re.compile(
-    r"(?:,? (?:attained|achieved|reached|obtained|occurring|which occurs|namely)|, (?:when|where|having|given|using)|,? after \w{2,12}ing|"
+    r"(?:,? (?:attained|achieved|reached|obtained|occurring|which occurs|namely)|, (?:when|where|having|given|using)|"
+    r",? after \w{2,12}ing|"
     r",? (?:because|since)|, (?:which|that|and (?:that|it)) would|, \S{1,12} of which|"
     r",? (?:at|for|when|with|if) (?:\$|\\\()?[a-z](?= ?=)|,? (?:(?:which|that) is )?(?:twice|half|double|"
     r"\S{1,12} times) (?:as|the|that|of)|"
@@ -82,12 +85,19 @@ _EXPLANATION = re.compile(r":| because\b| since\b| by \w+ing\b| - | — ", re.IG
 # The same value again, as a percentage or rounded: "0.75, or 75%", "7/18, about 39%".
 AGAIN = re.compile(
     r"(?<=[\d}$)]),? (?:or|i\.e\.|that is),? (?:exactly )?[\d.]{1,9} ?(?:\\?%|percent\b)|"
-    r"(?<=[\d}$)]),? (?:(?:or|which is|i\.e\.|that is),? )?(?:about|approximately|approx\.|roughly) \$?[\d.]{1,9} ?\\?%?\$?"
+    r"(?<=[\d}$)]),? (?:(?:or|which is|i\.e\.|that is),? )?(?:about|approximately|approx\.|"
+    r"roughly) \$?[\d.]{1,9} ?\\?%?\$?"
     r"(?=\W{0,3}$)"
 )
 _REASON = re.compile(r"([^\s,]{1,20}(?: [^\W\d]{1,15}){0,2}),? (?:because|since)\b", re.IGNORECASE)
 _NOT_QUITE = re.compile(r"\bnot (?:quite|exactly|really)\b", re.IGNORECASE)
 _CONTRAST = re.compile(r",? \b(?:but|however|yet)\b|, (?:and )?now\b", re.IGNORECASE)
+_PRICE = re.compile(
+    r"\b(?:pays?|paid|costs?|earns?|earned|makes?|made|spends?|spent|owes?|saves?|charges?|receives?)\s"
+    r"(?:a total of |exactly )?\$(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?)(?![\d.,]?\d|[kKMBe%]|\s(?:each|"
+    r"per|apiece|more|less|an?|"
+    r"million|thousand|billion|for (?:each|every|one))\b)"
+)
 _IS_RESULT = re.compile(r"([-+*/×·÷] ?\d+) (?:is|makes|equals|gives) (?=\$?\d)")  # 10 * 10 is 100
 _POWERS = re.compile(r"(?=[^^]*\^)\d{1,9}(?:\s?[·×*^]\s?\d{1,9}){1,8}")
 _MINUS = re.compile(r"\b(?:negative|minus)\s(?=[\d.])", re.IGNORECASE)
@@ -215,7 +225,8 @@ def read_number(words: str, placement: Placement, *, decimal_comma: bool = True)
     if decimal_comma and "," in text:
         text = _DECIMAL_COMMA.sub(lambda match: f"{match[1].replace('.', '')}.{match[2]}", text)
     if placement in (Placement.LOOSE, Placement.SENTENCE):
-        return _only_number(text)
+        found = _only_number(text)
+        return _only_price(words) or found if found == AMBIGUOUS else found
     text = strip_lead_in(text)
     if placement is Placement.BOX:
         if "?" in text or NEGATION.search(text):
@@ -325,6 +336,18 @@ def _is_explained(values: list[Fraction | None]) -> bool:
     if len(parts) < 2 or len(parts) != len(values) - 1 or len(parts) > 30:
         return False
     return values[0] in (math.prod(parts), sum(parts), len(parts))
+
+
+def _only_price(words: str) -> str | None:
+    """The only amount of money in a sentence with other numbers: "She pays $64 for 16 glasses"."""
+    words = words.replace("\\$", "$").replace("**", "")
+    words = next((part for part in reversed(CONCLUDED.split(words)) if re.search(r"\d", part)), words)
+    prices = _PRICE.findall(words)
+    if len(prices) != 1 or words.count("$") != 1 or HEDGE.search(words) or NEGATION.search(words):
+        return None
+    if _BOUND_BEFORE.search(words[: words.index("$")]) or re.search(r"[=+*/×]", words):
+        return None
+    return canonical_number(Fraction(prices[0].replace(",", "")))
 
 
 def _computed(text: str) -> str | None:

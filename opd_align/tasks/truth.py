@@ -68,7 +68,8 @@ _NEGATION = re.compile(
 )
 _UNCERTAIN = re.compile(
     r"\b(?:partly|partially|half|sometimes|somewhat|mostly|largely|nearly|almost|might|may|could|possibly|perhaps|"
-    r"either|between|too good to be|true or false|doubt|opposite|contrary|converse|reverse|no (?:evidence|proof|indication|"
+    r"either|between|too good to be|true or false|doubt|opposite|contrary|converse|reverse|no (?:evidence|proof|"
+    r"indication|"
     r"information|way|mention)|both|used to|was once|would|maybe|some|"
     r"(?:nobody|no one|many|most|people|others|they|s?he|critics|skeptics|fans|teacher|friend)(?: \w+)? (?:says?|"
     r"said|believes?|thinks?|"
