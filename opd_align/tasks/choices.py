@@ -408,8 +408,6 @@ def _named(text: str, letters: str, choices: Sequence[str] | None) -> str | None
         if other != letter and a <= start and end <= b and (a, b) != (start, end)
     }
     kept = {letter: span for letter, span in found.items() if letter not in inner}
-    if any(re.match(r",? (?:or|and/or)\b", folded[end:]) for _, end in kept.values()):
-        return AMBIGUOUS  # "Demand increases or decreases"
     stated = [
         letter
         for letter, (start, end) in kept.items()
@@ -419,4 +417,6 @@ def _named(text: str, letters: str, choices: Sequence[str] | None) -> str | None
         and not DENIAL_AFTER.match(text, end)
         and not _WRONG_AFTER.match(text, end)
     ]
+    if any(re.match(r",? (?:or|and/or)\b", folded[kept[letter][1] :]) for letter in stated):
+        return AMBIGUOUS  # "Demand increases or decreases"
     return AMBIGUOUS if len(stated) > 1 or (kept and not stated) else next(iter(stated), None)

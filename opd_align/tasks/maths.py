@@ -43,7 +43,8 @@ _PROSE = re.compile(
 # "$5\pi$ because ..." is an answer with a reason; "$m/n$ where ..." is not an answer yet.
 _MATHS_MODE = re.compile(
     r"(?:\$|\\\()([^$\n]{1,300}?)(?:\$|\\\))"
-    r"(?=[ *]{0,4}(?:$|[.,;!]|(?:because|since|as|by|from|which|units?|cm|square|degrees|inches|feet|meters)\b))"
+    r"(?=[ *]{0,4}(?:$|[.,;!]|(?:because|since|as|by|from|which|units?|cm|square|degrees|inches|feet|meters|"
+    r"radians|metres|km|mm|kg|seconds|minutes|hours|days|years|dollars|percent|ways|solutions)\b))"
 )
 _RULED_OUT = re.compile(
     r"\b(?:not|n't|never|neither|nor|than|least|most|up to|over|under|above|below|divisible by|multiple of|factor of|"

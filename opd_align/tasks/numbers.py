@@ -360,7 +360,10 @@ def _computed(text: str) -> str | None:
 
 def _result_of_the_others(text: str) -> set[Fraction | None]:
     """The last number of a sentence, if it follows from the others: "After giving away 8 of 50 pens, he has 42"."""
-    *parts, last = [_number_value(number) for number in _NUMBER.finditer(text)]
+    numbers = list(_NUMBER.finditer(text))
+    *parts, last = [_number_value(number) for number in numbers]
+    if not re.search(r"(?!and\b|or\b)\b[^\W\d]{2,}", text[numbers[-2].end() : numbers[-1].start()]):
+        return set(parts) | {last}  # "1, 2 and 3" is a list
     known = [part for part in parts if part is not None]
     if len(known) != len(parts) or not 2 <= len(parts) <= 6 or last is None:
         return set(parts) | {last}

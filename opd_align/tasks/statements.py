@@ -94,7 +94,8 @@ NEGATION = re.compile(
 CONCLUDED = re.compile(
     r"\b(?:so|therefore|thus|hence|which (?:means(?: that)?|is(?! \S+ (?:\w+ )?(?:more|less|fewer|times|higher|"
     r"lower)\b)|are|equals|makes|leaves|gives)|(?<!\()that is|i\.e\.|"
-    r"or rather|in other words|as an? (?:decimal|fraction|percentage)(?: number)?|altogether|in total)(?!\w),?|"
+    r"or rather|in other words|as an? (?:decimal|fraction|percentage)(?: number)?|(?:altogether|"
+    r"in total)(?=[,:]? (?:\w{1,12} ){0,4}[$€]?\d))(?!\w),?|"
     r",?\s(?:and |but )?since [^,.]{1,40},(?=\s)|"
     r",\s(?:and )?(?:leaving|giving|making|totall?ing|yielding|resulting in|for a total of)\b|所以|因此|[⇒→∴]|=>|->",
     re.IGNORECASE,

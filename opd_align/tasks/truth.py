@@ -28,7 +28,7 @@ _TRUTH = {
     "참": "True",
     "거짓": "False", "si": "True", "accurate": "True", "inaccurate": "False", "affirmative": "True",
     "negative": "False", "unwahr": "False", "stimmt": "True", "y": "True", "n": "False", "holds": "True",
-    "hold": "True", "myth": "False", "misconception": "False",
+    "hold": "True", "supported": "True", "unsupported": "False", "myth": "False", "misconception": "False",
     "fallacy": "False",
     "不正确": "False", "错误的": "False", "错的": "False", "untrue": "False", "不正确的": "False",
 }  # fmt: skip
@@ -55,6 +55,7 @@ _REASON = re.compile(
 _PREDICATE = re.compile(
     r"\b(?P<word>true|false(?! that (?:the answer|it|this|that)\b)|untrue|correct|incorrect|wrong|falsch|wahr|vraie?|"
     r"faux|fausse|fals[oa]|verdader[oa]|verdadeir[oa]|richtig|cierto|accurate|inaccurate|holds?|myth|misconception|"
+    r"supported|unsupported|"
     r"fallacy|yes|right(?=\W*$)|no(?= *$))\b(?![ -]+(?!because|since|as|according|based|for|in|that|given|"
     r"and|but|from|due|to|when|at|by|of|or|here|so|with|per|statement|not|today|anymore|any)[a-z])"
     r"|(?P<chinese>(?<!不)(?:正确|错误|对|错)(?:的)?(?!\w))",
@@ -107,7 +108,7 @@ _AFTER_FIRST = re.compile(
 _DENIED_FLATLY = re.compile(
     r"\W{0,3}(?:no way|not (?:at all|so|in the least|by any means|really)|by no means|(?:absolutely|certainly|"
     r"definitely|of course|"
-    r"clearly|surely|obviously|probably) not|not a chance)(?=\s?[.,;:!—-]|\W*$)",
+    r"clearly|surely|obviously|probably) not|not a chance|never)(?=\s?[.,;:!—-]|\W*$)",
     re.IGNORECASE,
 )
 _CONTRADICTED = re.compile(
@@ -149,6 +150,9 @@ def read_true_false(words: str, placement: Placement) -> str | None:
     stripped = strip_markup(words)
     text = strip_lead_in(stripped)
     if placement is Placement.SENTENCE:
+        alone = _FIRST.fullmatch(stripped)
+        if alone and not re.search(r"\w", alone["rest"]):
+            return _first_word(alone, Placement.BARE)  # "They're different. No."
         conclusion = CONCLUSION.match(stripped)
         if conclusion and (first := _FIRST.fullmatch(stripped[conclusion.end() :])):
             found = _first_word(first, Placement.OPENING)

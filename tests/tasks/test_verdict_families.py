@@ -278,6 +278,23 @@ FAMILIES = {
         ],
         ["No, it's true.", "It's false that the answer is false; it's true.", "No doubt it's true.", "Not wrong."],
     ),
+    "a count and a list": Family(
+        Maths(),
+        "3",
+        ["There are 3 real roots.", "It has $3$ real roots: $-1$, $0$ and $1$.", "So exactly three of them work."],
+        ["The roots are 1, 2 and 3.", "1, 2, 3", "$\\{1,2,3\\}$", "There are at least 3 real roots."],
+    ),
+    "an amount of money among other numbers": Family(
+        Number(),
+        "64",
+        ["The 16 glasses cost $64.", "So Kylar pays **$64** for the 16 glasses.", "In 4 weeks, she earns $64."],
+        [
+            "He pays at most $64 for 16 glasses.",
+            "16 glasses cost $64, so each costs $4.",
+            "He makes $64 an hour for 8 hours.",
+            "He pays $64 for 8 glasses and $20 for 2 more.",
+        ],
+    ),
     "results of formulas": Family(
         Maths(),
         "6",
