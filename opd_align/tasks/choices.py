@@ -399,7 +399,7 @@ def _named(text: str, letters: str, choices: Sequence[str] | None) -> str | None
             continue
         alias = shortened.get(letter)
         pattern = re.escape(wording).replace(",", ",?") + (f"|{re.escape(alias)}" if alias else "")
-        if match := re.search(rf"(?<!\w)(?:{pattern})(?!\w)", folded):
+        if match := re.search(rf"(?<!\w)(?:{pattern})(?!\w|'s\b)", folded):
             found[letter] = match.span()
     inner = {
         letter

@@ -114,7 +114,8 @@ HEDGE = re.compile(
     r"imagine|cannot be determined|"
     r"can't be determined|unclear|not sure|unsure|"
     r"don't know|do not know|answer is not (?:given|stated|known)|"
-    r"enough information|one possib\w{1,6}|but the question (?:is|asks|was)|"
+    r"enough information|(?:can't|cannot) be right|only part of the answer|one possib\w{1,6}|but the question (?:is|"
+    r"asks|was)|"
     r"(?:assume|assuming|try|consider|(?:we|I|let's) (?:start|begin) with)|"
     r"which (?:is|was) (?:wrong|incorrect|false|not|a mistake|an error)|would have been|at first|initially|"
     r"might think)\b|\blet (?:\$|\\\()?[a-z]\$? ?(?:=|be\b)|\?\W{0,3}$",
