@@ -7,6 +7,7 @@ between its characters and letters or digits, so that "答案是18" contains the
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 
@@ -17,6 +18,7 @@ _SUPERSCRIPT = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-", str
 _SUBSCRIPT = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
 _RAISED = re.compile(f"[{''.join(_SUPERSCRIPT)}]+")
 _LOWERED = re.compile(f"[{''.join(_SUBSCRIPT)}]+")
+_STACKED = re.compile(f"(\\d?) ?([{''.join(_SUPERSCRIPT)}]+)[⁄/∕]([{''.join(_SUBSCRIPT)}]+)")  # 3 ¹⁄₂
 _VULGAR = re.compile(r"(\d?)([¼-¾⅐-⅞])")
 _CJK = "぀-ヿ㐀-鿿가-힣"
 _CJK_EDGE = re.compile(rf"(?<=[{_CJK}])(?=[\w$\\(\-+])(?![{_CJK}])|(?<=[\w$)}}%])(?<![{_CJK}])(?=[{_CJK}])")
@@ -59,6 +61,7 @@ def plain_characters(text: str) -> str:
     """The text with superscripts, fractions, full-width and typographic characters written in ASCII and LaTeX."""
     if text.isascii():
         return text
+    text = _STACKED.sub(_stacked, text)
     text = _RAISED.sub(lambda m: _script("^", "".join(_SUPERSCRIPT[c] for c in m.group())), text)
     text = _LOWERED.sub(lambda m: _script("_", "".join(_SUBSCRIPT[c] for c in m.group())), text)
     text = _VULGAR.sub(_vulgar, text)
@@ -69,7 +72,12 @@ def plain_characters(text: str) -> str:
 
 def strip_markup(words: str) -> str:
     """Text without Markdown, maths mode, text commands and typographic variants of characters."""
-    words = plain_characters(words[:MAX_ANSWER_CHARS])
+    return _strip_markup(words[:MAX_ANSWER_CHARS])
+
+
+@functools.lru_cache(maxsize=4096)  # the same lines and choices are read again and again
+def _strip_markup(words: str) -> str:
+    words = plain_characters(words)
     if words.isalnum():
         return words
     words = words.replace("\\%", "%").replace("\\$", "$").replace("{,}", ",").replace(",\\!", ",").replace("\\!", "")
@@ -78,8 +86,9 @@ def strip_markup(words: str) -> str:
         for _ in range(3):
             words = _WRAPPED.sub(r"\1", words)
         words = _SPACING.sub(" ", words)
-    for pattern, character in _OPERATORS:
-        words = pattern.sub(character, words)
+    if "\\" in words or "<" in words or ">" in words:
+        for pattern, character in _OPERATORS:
+            words = pattern.sub(character, words)
     words = _BRACED_DIGITS.sub(r"\1\2", words.replace("°", " degrees").replace("~", " "))
     words = _MARKUP.sub("", words)
     words = " ".join(words.split()).strip(" #'")
@@ -88,6 +97,11 @@ def strip_markup(words: str) -> str:
 
 def _script(mark: str, digits: str) -> str:
     return f"{mark}{digits}" if len(digits) == 1 else f"{mark}{{{digits}}}"
+
+
+def _stacked(match: re.Match[str]) -> str:
+    top, bottom = "".join(_SUPERSCRIPT[c] for c in match[2]), "".join(_SUBSCRIPT[c] for c in match[3])
+    return f"{match[1]} {top}/{bottom}".lstrip()
 
 
 def _vulgar(match: re.Match[str]) -> str:

@@ -6,18 +6,23 @@ letters. "A" and "I" are words too: what follows must show that the letter is me
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 
 from opd_align.tasks.characters import strip_markup
-from opd_align.tasks.extract import (
-    AMBIGUOUS,
+from opd_align.tasks.choice_statements import stated_choice
+from opd_align.tasks.extract import AMBIGUOUS, Placement
+from opd_align.tasks.number_words import leading_number
+from opd_align.tasks.numbers import canonical_number, read_number
+from opd_align.tasks.statements import (
     CONCLUDED,
     CONCLUSION,
     DENIAL_AFTER,
     HEDGE,
     NEGATION,
-    Placement,
+    after_denials,
+    is_aside,
     strip_lead_in,
 )
 
@@ -32,6 +37,26 @@ _LETTER_ALSO = re.compile(
     r"the other|at least)\b){0,3}"
     r"[\s,]{0,2}\(?([A-Z])\)?(?![\w'’])(?!\)? (?:is|are|was|were)(?: both| all)? (?:wrong|incorrect|not|false))"
 )
+_ARTICLE = re.compile(r"^(?:it|this|that|the|an?|they|there) (?=\w{2})")
+_SUBSCRIPT = re.compile(r"_\{?(\w)\}?")  # CO_2
+_AROUND_OPERATOR = re.compile(r"\s?([-+*/=^<>])\s?(?=[\w(\\-])")
+_NEGATED = re.compile(rf"{NEGATION.pattern}|\bnothing\b", re.IGNORECASE)
+_EQUATED = re.compile(r"\b(?:i\.e\.|that is|which is)")
+# The end of a sentence that names what is left or chosen.
+_FINALLY = re.compile(
+    r"\b(?:it (?:has to|must|should) be|it's|it is|I(?:'d)? (?:choose|pick|go with|say)|went with|bet on|looks? like|"
+    r"points? to|by elimination,|only|"
+    r"(?:that )?leaves(?: us with)?|"
+    r"leaving(?: us with)?|what(?:'s| is) left is|what remains is) (?:option |choice |only )?\(?([A-Z])\)?"
+    r"(?: (?:remains|is left|left|is possible|that remains))?\W{0,3}$",
+    re.IGNORECASE,
+)
+_SURE = re.compile(
+    r"\s?[,—-]\s?(?:surely|definitely|certainly|clearly|obviously|of course|for sure|no question)",
+    re.IGNORECASE,
+)
+_REPLY = re.compile(r"^\W{0,3}(?:no|nope|well|ok|right|rather|actually|yes),? ", re.IGNORECASE)  # "C? No, B."
+_A_NUMBER = re.compile(r"-?\d+(?:\.\d+|/\d+)?")
 _LETTER_REMARK = re.compile(r"\s{0,2}(?:$|[).:,;\-—(\[]|(?:is|because|since|as|which|would|based|due|and|it)\b)")
 _MENTION = re.compile(
     r"\(([A-Z])\)|(?<![\w(])([A-Z])\)|\b(?:option|choice|letter|answer|statement|选项|选) ?\(?([A-Z])\b"
@@ -40,7 +65,8 @@ _MENTION = re.compile(
     r"([A-Z])(?=\W{0,3}$)"
 )
 _NOT_BEFORE = re.compile(
-    r"(?:\b(?:not|anything but|far from|neither|nor|never|rather than|instead of|unlike|than|except|"
+    r"(?:\b(?:not|anything but|all but|everything but|far from|neither|nor|never|rather than|instead of|unlike|than|"
+    r"except|"
     r"eliminates?|excludes?|rules? out|without|"
     r"isn't|wasn't|aren't|don't think (?:it is|it's)|cannot be|can't be|eliminating|ruling out)|不是|不选|排除)"
     r"(?:\W{1,3}(?:with|in|the|option|choice|answer|be|it|is|because|of))*\W{0,3}$",
@@ -49,11 +75,15 @@ _NOT_BEFORE = re.compile(
 _WRONG_AFTER = re.compile(
     r"[^.;]{0,60}?(?<!nothing)(?:,| and| or| nor|\)|\s)*\b(?:is|are|was|were|isn't|aren't)(?: both| all|"
     r" also| clearly| therefore)?"
-    r" ?(?:wrong|incorrect|not|false|eliminated|impossible|excluded|out)\b",
+    r" ?(?:wrong|incorrect|not|false|eliminated|impossible|excluded|out|second|next)\b"
+    r"|,? (?:(?:comes|came|is|was) |a close |the |in )?(?:second|runner-up|next best|second[- ]best)\b",
     re.IGNORECASE,
 )
+_LOWER_RANKED = re.compile(r"\b(?:second|next)(?:[- ]\w+)? (?:is|was|comes) (?:the )?$", re.IGNORECASE)
 _STATED = re.compile(
-    r"\b(?:it|this|that|which)(?:'s| is| must be| has to be| should be)\b|\bleav(?:es|ing)\b|"
+    r"\b(?:it|this|that|which)(?:'s| is| must be| has to be| should be)\b|\bleav(?:es|ing)\b|\b(?:remains|remaining|"
+    r"left) is\b|:\s?\(?[A-Z]\)?\W{0,3}$|"
+    r",\s(?:option|answer|choice|letter)\s\(?[A-Z]\)?\W{0,3}$|"
     r"^\W{0,3}(?:definitely|certainly|clearly|probably)\b",
     re.IGNORECASE,
 )
@@ -63,6 +93,7 @@ _ORDINAL = re.compile(
     r"was) (?:not|wrong))",
     re.IGNORECASE,
 )
+_UNDETERMINED = re.compile(r"\bnot\b|\bnever\b|\bneither\b|\bnone\b|\bunknown\b")
 _NO_CHOICE = re.compile(
     r"\W{0,3}(?:none|neither|unknown|n/?a\b|all of|both|not enough|cannot|can't|I (?:do not|don't|am not|"
     r"cannot|can't)|unclear|"
@@ -76,7 +107,19 @@ _CALLED_CORRECT = re.compile(
     r" (?:is|must be|seems|looks|has to be) (?:therefore |thus |indeed |clearly |definitely )?(?:the |"
     r"most likely the |the only )?"
     r"(?:correct|right|best|most (?:accurate|appropriate|likely|suitable|plausible)|answer)\b"
-    r"(?! (?:if|only|when|for|in)\b)(?!,? but)"
+    r"(?! (?:if|only|when|for|in|to)\b)(?!,? but)"
+)
+_FITS = re.compile(
+    r"(?:(?<=^)|(?<=[.!?;\n] )|(?<=\n))(?:(?:[Ss]o|[Tt]hus|[Hh]ence),? )?(?:[Oo]nly |[Oo]ption |"
+    r"[Cc]hoice )?\(?([A-Z])\)? "
+    r"(?:fits|matches|works|is the only (?:one|option|choice|answer)(?: that| which)? (?:fits|works|matches))"
+    r"(?: best| perfectly| well)?(?=[.!]?\s*$)",
+    re.MULTILINE,
+)
+_JUDGED = re.compile(
+    r"(?:^|(?<=[.;,] )|(?<=\n))[ \t*-]{0,6}\(?([A-Z])\)?[).:]?\*{0,2}(?:[:—=]| -| is)? {0,2}(yes|no|right|wrong|"
+    r"correct|incorrect)\b[.;,!]?(?=\s|$)",
+    re.IGNORECASE,
 )
 _ORDINAL_CORRECT = re.compile(
     r"\b[Tt]he (first|second|third|fourth|fifth|last) (?:option|choice|one|answer|statement)"
@@ -92,6 +135,11 @@ def letters_of(choices: Sequence[str] | None) -> str:
 
 def with_called_correct(response: str) -> str:
     """The text with "B is correct" written as "the answer is B", which `extract` looks for."""
+    response = _FITS.sub(r"the answer is \1.", response)
+    judged = _JUDGED.findall(response)
+    accepted = [letter for letter, word in judged if word.lower() in ("yes", "right", "correct")]
+    if len(judged) > 1 and len(accepted) == 1 and len({letter for letter, _ in judged}) == len(judged):
+        response = f"{_JUDGED.sub('', response)}\nAnswer: {accepted[0]}"  # "A: no. B: yes. C: no."
     if "正确" in response or "对" in response:
         response = _CALLED_CORRECT_CHINESE.sub(r"the answer is \1.", response)
     response = _LISTED_CORRECT.sub(r"the answer is \1.", response)
@@ -103,6 +151,8 @@ def read_choice(words: str, placement: Placement, letters: str, choices: Sequenc
     """The letter that a text gives as its answer; an `extract.Reader` once letters and choices are known."""
     whole = strip_markup(words).strip(".,;: {}")
     text = strip_lead_in(whole)
+    if choices is not None and placement is not Placement.BOX and (stated := stated_choice(whole, letters, choices)):
+        return stated
     if placement is Placement.OPENING:
         return _letter_and_text(text, letters, choices)
     if placement in (Placement.LOOSE, Placement.SENTENCE):
@@ -110,20 +160,23 @@ def read_choice(words: str, placement: Placement, letters: str, choices: Sequenc
     first = _LETTER_FIRST.fullmatch(text)
     named = choice_by_text(whole, choices) or choice_by_text(text, choices)
     if first is None:
-        return named or (None if placement is Placement.BARE else _in_words(text, letters, choices))
+        if placement is Placement.BARE:
+            return named or (_in_words(text, letters, choices) if _ORDINAL.fullmatch(text) else None)
+        return named or _in_words(text, letters, choices)
     letter, rest = first["letter"].upper(), first["rest"]
     if named and re.match(r"\s?\w", rest) and not first["close"]:
         return named  # "A and B" where that is the text of choice C
     if letter not in letters:
-        return named or (AMBIGUOUS if first["letter"].isupper() and not re.match(r"\s?\w", rest) else None)
-    if (also := _LETTER_ALSO.match(rest)) and also.group(1) in letters:
-        return AMBIGUOUS
+        other_letter = first["letter"].isupper() and not re.match(r"\s?\w", rest)
+        return named or (AMBIGUOUS if other_letter and not (placement is Placement.BARE and rest) else None)
+    if (also := _LETTER_ALSO.match(rest)) and also.group(1) in letters and also.group(1) != letter:
+        return None if placement is Placement.BARE and re.search(r"[^\W\d_]{4}", rest) else AMBIGUOUS
     closed = bool(first["close"]) or rest[:1] in (".", ":", ")")
     if first["letter"].islower() and rest and not closed:
         return named  # "a cat"
     own = choices is not None and normalised(rest.lstrip(").:-— ")) == normalised(choices[letters.index(letter)])
     if (DENIAL_AFTER.match(rest) and not own) or re.match(r"\W{0,2}\?", rest):
-        return AMBIGUOUS
+        return None if placement is Placement.BARE else AMBIGUOUS
     if not own and _text_of_another(rest, letter, letters, choices):
         return AMBIGUOUS
     if placement is Placement.BARE:
@@ -139,20 +192,35 @@ def choice_by_text(words: str, choices: Sequence[str] | None) -> str | None:
     if choices is None or not (text := normalised(words)):
         return None
     same = [letter for letter, choice in zip(letters_of(choices), choices, strict=False) if normalised(choice) == text]
+    same = same or [letter for letter, name in _last_names(choices).items() if name == text]
     return same[0] if len(same) == 1 else None
 
 
-def normalised(words: str) -> str:
-    return strip_markup(str(words)).strip(" .,;:!(){}").casefold()
+def normalised(words: object) -> str:
+    """Wording without case, markup, subscripts and spaces around operators; a number in words as digits."""
+    return _normalised(str(words))
+
+
+@functools.lru_cache(maxsize=4096)
+def _normalised(words: str) -> str:
+    text = strip_markup(words).strip(" .,;:!(){}").casefold()
+    text = _ARTICLE.sub("", text.replace("can't", "can not").replace("cannot", "can not").replace("n't", " not"))
+    text = _AROUND_OPERATOR.sub(r"\1", _SUBSCRIPT.sub(r"\1", text))
+    number = leading_number(text)
+    return canonical_number(number[0]) if number and not number[1].strip() else text
 
 
 def _letter_and_text(text: str, letters: str, choices: Sequence[str] | None) -> str | None:
     """The letter of a text that begins with letter and wording of one choice: "A) Paris, not B) London"."""
     first = _LETTER_FIRST.fullmatch(text)
+    if first is not None and first["letter"] in letters and _SURE.fullmatch(first["rest"]):
+        return first["letter"]  # "C, of course"
     if first is None or choices is None or first["letter"] not in letters:
         return None
     rest = re.sub(r"^[\s).:\]-]{1,4}", "", first["rest"] if not first["close"] else first["rest"] + " ", count=1)
     own = normalised(choices[letters.index(first["letter"])])
+    if len(normalised(rest)) > 3 and own.startswith(normalised(rest)):
+        return first["letter"]  # "B: not guilty"
     if not own or not rest.casefold().startswith(own):
         return None  # "A) 1" where 1 is choice B: letter and text contradict each other
     remark = rest[len(own) :]
@@ -188,23 +256,45 @@ def _text_of_another(rest: str, letter: str, letters: str, choices: Sequence[str
     """Whether the wording right after a letter is that of another choice, and not that of its own."""
     if choices is None:
         return False
-    wording = normalised(re.split(r"[,;]|\. |\bbecause\b|\bsince\b|\bis\b", rest.lstrip(").:-—=([ "), maxsplit=1)[0])
+    after_comma = re.match(r"\s?,", rest)
+    wording = normalised(re.split(r"[,;]|\. |\bbecause\b|\bsince\b|\bis\b", rest.lstrip("),.:-—=([ "), maxsplit=1)[0])
     if not wording:
         return False
     own = normalised(choices[letters.index(letter)])
     if wording.startswith(own) and own:
         return False
     others = [normalised(choice) for other, choice in zip(letters, choices, strict=False) if other != letter]
+    if after_comma:  # "C, Berlin", but not "C, Berlin being in Germany"
+        return wording in filter(None, others)
     return any(other and (wording == other or re.match(rf"{re.escape(other)}\b(?!\w)", wording)) for other in others)
 
 
 def _mentioned(text: str, placement: Placement, letters: str, choices: Sequence[str] | None) -> str | None:
     """The only choice that a sentence names and does not rule out."""
-    concluding = CONCLUDED.split(text)
+    whole_text, concluding = text, CONCLUDED.split(text)
     concluded = len(concluding) > 1 or bool(CONCLUSION.match(text) or _STATED.search(text))
-    text = concluding[-1]  # "it cannot be C, so it must be B"
+    before, text = "".join(concluding[-2:-1]), concluding[-1]  # "it cannot be C, so it must be B"
+    equated = bool(_EQUATED.search(whole_text))
+    contrasted = re.split(
+        r"(?<!\ball)(?<!anything)(?<!everything)(?<!nothing)(?<!none),? \bbut\b", text, flags=re.IGNORECASE
+    )
+    if len(contrasted) > 1 and not NEGATION.search(contrasted[-1]) and _names(contrasted[-1], letters, choices):
+        text, concluded = contrasted[-1], True  # "B is close, but C is better"
+    if choices is not None:
+        text = _without_parentheses(text, letters, choices)
+    if final := _FINALLY.search(text):
+        stated = re.split(r"[,;:]| but ", text[: final.start()])[-1]
+        if final[1] in letters and not _NEGATED.search(stated) and not HEDGE.search(text):
+            return final[1]
+    text = _last_clause(text, letters, choices)
+    if (instead := after_denials(text)) != text:
+        text, concluded = instead, True
+    if choices is not None and (whole := _whole_wording(text, choices)):
+        return whole
     if (_NO_CHOICE.match(text) and not re.match(r"\W{0,3}not\b", text, re.IGNORECASE)) or HEDGE.search(text):
         return AMBIGUOUS
+    text = _REPLY.sub("", text)
+    concluded = concluded or bool(re.fullmatch(r"\W{0,3}[A-Z]\W{0,3}", text))
     mentioned: set[str] = set()
     denied = False
     for match in _MENTION.finditer(text):
@@ -217,11 +307,15 @@ def _mentioned(text: str, placement: Placement, letters: str, choices: Sequence[
             denied = True
         else:
             mentioned.add(letter)
-    named = _named(text, letters, choices)
+    named = _by_number(text, choices) or _named(text, letters, choices)
     if named == AMBIGUOUS:
         return AMBIGUOUS
     if named and (not denied or mentioned):
         mentioned.add(named)
+    elif not named and before and mentioned and (equal := _by_number(before, choices)):
+        mentioned.add(equal)  # "the result is 18, which is option B"
+    if equated and named:  # "D, i.e. Paris"
+        mentioned |= {letter for match in _MENTION.findall(before) for letter in match if letter and letter in letters}
     if len(mentioned) > 1:
         return AMBIGUOUS
     unsupported = not named or (NEGATION.search(text) and not _NOT_BEFORE_ANY.search(text))
@@ -230,11 +324,69 @@ def _mentioned(text: str, placement: Placement, letters: str, choices: Sequence[
     return next(iter(mentioned), None)
 
 
+def _names(text: str, letters: str, choices: Sequence[str] | None) -> bool:
+    """Whether a clause names a choice."""
+    return any(match[0].strip("() ") in letters for match in _MENTION.finditer(text)) or bool(
+        _named(text, letters, choices)
+    )
+
+
+def _without_parentheses(text: str, letters: str, choices: Sequence[str]) -> str:
+    """A sentence without remarks in parentheses, if the rest names a choice: "winter (summer in the north)"."""
+    wordings = set(map(normalised, choices))
+    bare = re.sub(r"\(([^()]{2,})\)", lambda match: match.group() if normalised(match[1]) in wordings else " ", text)
+    return bare if bare != text and _names(bare, letters, choices) else text
+
+
+def _last_clause(text: str, letters: str, choices: Sequence[str] | None) -> str:
+    """The last of several statements, unless it only says what would be the case otherwise or what comes second."""
+    clauses = [clause for clause in text.split(";") if clause.strip()]
+    while len(clauses) > 1:
+        if not is_aside(clauses[-1]) and _names(clauses[-1], letters, choices):
+            return clauses[-1]
+        clauses.pop()
+    return clauses[0] if clauses else text
+
+
+def _whole_wording(text: str, choices: Sequence[str]) -> str | None:
+    """The letter of a choice such as "cannot be determined", whose wording is no statement otherwise."""
+    folded = normalised(text)
+    for letter, wording in zip(letters_of(choices), map(normalised, choices), strict=False):
+        says_nothing = _NO_CHOICE.match(wording) or _UNDETERMINED.search(wording)
+        pattern = rf"(?:it |this |that |so |the \w+ )?{re.escape(wording)}(?!\w)"
+        if says_nothing and len(wording) > 6 and re.match(pattern, folded):
+            return letter
+    return None
+
+
+def _by_number(text: str, choices: Sequence[str] | None) -> str | None:
+    """The letter of the number that a sentence states, if all choices are numbers."""
+    if choices is None or not all(map(_A_NUMBER.fullmatch, map(normalised, choices))):
+        return None
+    number = read_number(text, Placement.SENTENCE)
+    return choice_by_text(number, choices) if number else None
+
+
+def _last_names(choices: Sequence[str]) -> dict[str, str]:
+    """Last words of choices that are names, by letter, where no other choice contains them: Shelley, Dickens."""
+    words = [str(choice).split() for choice in choices]
+    names = {
+        letter: row[-1].casefold()
+        for letter, row in zip(letters_of(choices), words, strict=False)
+        if len(row) > 1 and len(row[-1]) > 3 and all(word[:1].isupper() and word.isalpha() for word in row)
+    }
+    every = [word.casefold() for row in words for word in row]
+    return {letter: name for letter, name in names.items() if every.count(name) == 1}
+
+
 def _named(text: str, letters: str, choices: Sequence[str] | None) -> str | None:
     """The letter of the only choice whose text occurs in a sentence, not ruled out."""
     if choices is None:
         return None
+    text = _AROUND_OPERATOR.sub(r"\1", text)
+    text = text.replace("can't", "can not").replace("cannot", "can not").replace("n't", " not")
     folded = text.casefold()
+    shortened = _last_names(choices)
     found: dict[str, tuple[int, int]] = {}
     for letter, choice in zip(letters, choices, strict=False):
         wording = normalised(choice)
@@ -245,7 +397,9 @@ def _named(text: str, letters: str, choices: Sequence[str] | None) -> str | None
             if short:
                 found[letter] = (short.end() - 1, short.end())
             continue
-        if match := re.search(rf"(?<!\w){re.escape(wording)}(?!\w)", folded):
+        alias = shortened.get(letter)
+        pattern = re.escape(wording).replace(",", ",?") + (f"|{re.escape(alias)}" if alias else "")
+        if match := re.search(rf"(?<!\w)(?:{pattern})(?!\w|'s\b)", folded):
             found[letter] = match.span()
     inner = {
         letter
@@ -254,13 +408,15 @@ def _named(text: str, letters: str, choices: Sequence[str] | None) -> str | None
         if other != letter and a <= start and end <= b and (a, b) != (start, end)
     }
     kept = {letter: span for letter, span in found.items() if letter not in inner}
-    if any(re.match(r",? (?:or|and/or)\b", folded[end:]) for _, end in kept.values()):
-        return AMBIGUOUS  # "Demand increases or decreases"
     stated = [
         letter
         for letter, (start, end) in kept.items()
-        if not _NOT_BEFORE.search(text[max(0, start - 40) : start])
+        if not _LOWER_RANKED.search(text[max(0, start - 40) : start])
+        and not _NOT_BEFORE.search(text[max(0, start - 40) : start])
         and not NEGATION.search(re.split(r"[,;:]", text[:start])[-1])
         and not DENIAL_AFTER.match(text, end)
+        and not _WRONG_AFTER.match(text, end)
     ]
+    if any(re.match(r",? (?:or|and/or)\b", folded[kept[letter][1] :]) for letter in stated):
+        return AMBIGUOUS  # "Demand increases or decreases"
     return AMBIGUOUS if len(stated) > 1 or (kept and not stated) else next(iter(stated), None)

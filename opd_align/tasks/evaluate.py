@@ -22,6 +22,7 @@ _TOKEN = re.compile(
 _NOISE = re.compile(
     r"\\(?:left|right|displaystyle|big[lr]?)\b|\$|\\[;:! ]|\\q?quad\b|\\[()\[\]]|(?:\\,)(?!\d{3}(?!\d))"
 )
+_REPEATING = re.compile(r"(?<![\d.])(\d{1,20})\.(\d{0,20})\\(?:overline|bar|dot)\s?\{?(\d{1,20})\}?")
 _TRAILING = re.compile(r"(?:\\?%|\^\s?\{?\s?\\circ\s?\}?|°|\.)\s*$")
 _SIGNS = {"×": "*", "·": "*", "÷": "/", "\\times": "*", "\\cdot": "*", "\\div": "/", "**": "^", "[": "(", "]": ")"}
 
@@ -35,6 +36,8 @@ def exact_value(expression: str) -> Fraction | None:
     if len(expression) > MAX_CHARS:
         return None
     text = _TRAILING.sub("", _NOISE.sub(" ", expression).replace("−", "-")).strip()
+    if "\\" in text:
+        text = _REPEATING.sub(_repeating, text)
     if not text:
         return None
     try:
@@ -43,6 +46,13 @@ def exact_value(expression: str) -> Fraction | None:
         return value if parser.at_end() else None
     except (_NoValue, ZeroDivisionError):
         return None
+
+
+def _repeating(match: re.Match[str]) -> str:
+    r"""`0.1\overline{6}` as `(15/90)`."""
+    whole, fixed, period = match.groups()
+    top = int(whole + fixed + period) - int(whole + fixed)
+    return f"({top}/{(10 ** len(period) - 1) * 10 ** len(fixed)})"
 
 
 class _Parser:

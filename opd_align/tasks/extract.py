@@ -27,6 +27,15 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 
 from opd_align.tasks.characters import MAX_ANSWER_CHARS, plain_characters
+from opd_align.tasks.prepare import prepared
+from opd_align.tasks.statements import (
+    CONCLUSION,
+    DENIAL_AFTER,
+    SENTENCE_END,
+    is_aside,
+    sentences_from_the_end,
+    without_asides,
+)
 
 
 class Placement(Enum):
@@ -57,7 +66,6 @@ _THINK_TAG = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 # A model that repeats its instructions ("'Answer: $LETTER'") has not answered yet.
 _PLACEHOLDER = r"(?![^\w\n]{0,4}(?:LETTER|ANSWER|NUMBER|YOUR[ _]ANSWER)\b)"
 _NEXT_QUESTION = re.compile(r"\n[ \t*#]{0,6}(?:Question|Q|Problem|User|Human|Instruction)[ \t]?\d{0,3}[*_]{0,2}:")
-_STRUCK_OUT = re.compile(r"~~[^~\n]{1,200}~~")
 _COMMITMENT = re.compile(
     r"(?P<marker>"
     rf"\b(?:answer|ans|respuesta|r[ée]ponse|antwort|risposta|resposta)\b[*_` \t]{{0,6}}(?:[:=](?!=)|->|→|"
@@ -67,13 +75,16 @@ _COMMITMENT = re.compile(
     r"答[*_ ]{0,3}:"
     r"|(?:ответ)[*_ \t]{0,4}:"
     r"|^[ \t]{0,8}(?:#{1,6}[ \t]{0,4}|\*\*|__){1,2}(?:the[ \t])?(?:(?:final|correct|my)[ \t])?answer[ \t*_#]{0,8}$"
-    r")|(?P<box>\\f?boxed\s{0,3}\{|\\fbox\s{0,3}\{)|(?P<phrase>"
+    r")|(?P<box>\\(?:f?boxed|fbox|framebox)\s{0,3}\{)|(?P<phrase>"
     r"\b(?:(?:answer|(?:correct|right|best|true|final|my|only)[ \t](?:option|choice|statement|letter|one|pick|guess|"
     r"selection|response|result|solution))"
     r"(?:[ \t](?:to|for|here|among)\b[^.:\n]{0,80}?)?(?:[ \t]\w{1,12}ly,?)?"
     r"[*_ \t]{1,4}(?:is|should[ \t]be|must[ \t]be|would[ \t]be|will[ \t]be|has[ \t]to[ \t]be|comes[ \t](?:out[ \t])?to|"
     r"becomes|equals)\b"
-    r"|I(?:'d|'ll|[ \t]would|[ \t]will)?[ \t](?:choose|pick|select|go[ \t]with|opt[ \t]for|say|answer)\b"
+    r"|(?:I(?:'m|[ \t]am)[ \t]going|(?:let's[ \t]|^)go)[ \t]with\b"
+    r"|I(?:'d|'ll|[ \t]would|[ \t]will)?[ \t](?:choose|pick|select|go[ \t]with|opt[ \t]for|say|"
+    r"answer(?:[ \t](?:it|this|the[ \t]question|this[ \t]question)?[ \t]?with)?)\b"
+    r"|(?:settled?|decided?)[ \t]on\b"
     r"|(?:we|you)[ \t](?:should[ \t]|must[ \t])?(?:choose|pick|select)\b"
     r"|(?:respuesta[ \t](?:correcta[ \t])?es(?:[ \t]la)?|r[ée]ponse[ \t](?:correcte[ \t])?est|"
     r"antwort[ \t](?:ist|lautet)))"
@@ -83,8 +94,10 @@ _COMMITMENT = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _COMMITMENT_WORDS = (
-    "answer", "ans:", "ans.", "ans ", "ans=", "ans*", "boxed", "fbox", " option", " choice", " statement", " letter",
-    " one ", " pick", " guess", " selection", " response", " result", " solution", " choose", " select", " go with",
+    "answer", "ans:", "ans.", "ans ", "ans=", "ans*", "boxed", "fbox", "framebox",
+    " option", " choice", " statement", " letter",
+    " one ", " pick", " guess", " selection", " response", " result", " solution", " choose",
+    " select", " go with", "going with", "settle", " decide",
     " opt for", " say", "respuesta", "reponse", "antwort", "risposta", "resposta",
 )  # fmt: skip
 _NOT_BUT = re.compile(r"\W{0,4}not [^.,;\n]{1,40}?,? but (?:rather )?", re.IGNORECASE)
@@ -94,13 +107,16 @@ _BOX_RULED_OUT = re.compile(
     re.IGNORECASE,
 )
 _MARKED_NEGATION = re.compile(r"\W{0,6}(?:(?:not|neither|never|none|没|不)\b|n't\b)", re.IGNORECASE)
+_LONG_ANSWER = re.compile(r"\blong(?:er)?\s$", re.IGNORECASE)
+_QUESTION = re.compile(r"\W{0,3}[^.!?\n]{1,60}\?[\"')*]{0,3}\s+(?=\S)")
 _ONLY_MARKUP = re.compile(r"(?:[\s*_#$`>~-]|\\[\[\]()])*")
 # What makes "the answer is C" something else than an answer, in the clause before it.
 _DENIED_BEFORE = re.compile(
     r"(?:\b(?:not|never|doubt|neither|cannot|if|whether|unless|suppose|supposing|assum\w{1,4}|imagine|why|how|until|"
-    r"hardly|wrong|mistaken\w{0,2}|no longer|no way|were|had|is|could)\b|n't\b)(?![^,;:]{0,60}[,;:])"
+    r"hardly|wrong|(?:false|untrue|incorrect) that|mistaken\w{0,2}|no longer|no way|were|had|is|could)\b|"
+    r"n't\b)(?![^,;:]{0,60}[,;:])"
     r"|\b(?:at first|initially|(?:might|may|could|would)(?: \w{1,8})? (?:think|say|believe|guess|assume|argue)|"
-    r"tempting|tempted|people (?:think|say)|(?!I|we|passage|text|article|author)\b\w{2,} "
+    r"tempt(?:ing|ed)(?![^,;:]{0,60}[,;:])|people (?:think|say)|(?!I|we|passage|text|article|author)\b\w{2,} "
     r"(?:says?|said|claims?|claimed|thinks?|thought|believes?|believed|argues?) (?![^,;:]{0,60}[,;:])|"
     r"(?:I|we) (?:first|originally|previously) )",
     re.IGNORECASE,
@@ -109,7 +125,8 @@ _CLAUSE_START = re.compile(
     r"[.!?\n](?=\s|$)|\n|[;]|\b(?:so|thus|therefore|hence|but|because|then|and)\b|:", re.IGNORECASE
 )
 _RETRACTION = re.compile(
-    r"\b(?:(?:that|this|it|the above|my (?:previous |first )?answer)(?:'s| is| was| can't be| cannot be| isn't)"
+    r"\b(?:(?:that|this|it|the above|my (?:previous |first )?answer)(?:'s| is| was| can't be| cannot be| isn't|"
+    r" would be)"
     r"(?: (?:not|all|actually|clearly))? ?(?:wrong|incorrect|right|correct|a mistake|an error)\b|scratch that|"
     r"I (?:made|have made) (?:a|an) (?:mistake|error)|take that back|disregard|ignore (?:that|this)|"
     r"I was wrong(?! about)|"
@@ -118,79 +135,28 @@ _RETRACTION = re.compile(
 )
 _RIGHT_AFTER_ALL = re.compile(r"(?:'s| is| was)(?: all| actually| clearly)? ?(?:right|correct)$", re.IGNORECASE)
 _SECOND_THOUGHT = re.compile(
-    r"(?:\b(?:wait|actually|hmm+|hold on|no,|oops|sorry|correction|scratch that|rather,|I mean|on second thought|"
-    r"but (?:actually|no|wait)|let me (?:correct|redo|reconsider|fix)|instead,)\b)[\s,.:!—-]{0,6}",
-    re.IGNORECASE,
-)
-_CHAT = re.compile(
-    r"\W{0,3}(?:let me know|I hope|hope (?:this|that|it)|feel free|(?:I'm|I am) happy|thank|"
-    r"if you (?:have|need|want|would)|"
-    r"please|is there anything|have a|good luck|希望|如果你|如有)",
-    re.IGNORECASE,
-)
-_SENTENCE_END = re.compile(r"(?<=[.!?])(?<!\b[A-Z]\.)(?<!Rs\.)(?<!approx\.)(?<!vs\.)[*_\"')\]]{0,4}\s+|\s*\n\s*")
-CONCLUSION = re.compile(
-    r"\W{0,6}(?:(?:so|thus|therefore|hence|in conclusion|in summary|in total|altogether|in all|overall|"
-    r"finally|as a result|"
-    r"consequently|accordingly|ultimately|to conclude|this means|that means|it follows|we conclude|we get|"
-    r"this gives)\b|"
-    r"因此|所以|综上|故|那么|总共|一共|共)",
-    re.IGNORECASE,
-)
-"""How a sentence begins that states a result."""
-
-DENIAL_AFTER = re.compile(
-    r"\W{0,4}(?:(?:is|was|are|would be|seems?|looks?|can|must be|will be|sounds)? ?(?:also |clearly |"
-    r"obviously |definitely )?"
-    r"(?:incorrect|wrong|false|(?:not|n't|never|cannot)(?: be)? (?:the |quite |a )?"
-    r"(?:correct|right|true|answer|best|valid|possible|it|final)|impossible|ruled out|excluded|out of the question)\b"
-    r"|(?:isn't|wasn't|can't be|cannot be|aren't|won't be)\b|(?:only )?(?:if|unless|provided|assuming)\b)",
-    re.IGNORECASE,
-)
-"""After an answer, what denies it or makes it a condition: "C is incorrect", "C if x > 0"."""
-
-NEGATION = re.compile(
-    r"\b(?:not|never|neither|nor|doubt|cannot|no longer|hardly|people (?:think|say)|impossible|wrong|"
-    r"incorrect)\b|n't\b|不|没|非",
-    re.IGNORECASE,
-)
-"""What makes a clause say the opposite."""
-
-CONCLUDED = re.compile(
-    r"\b(?:so|therefore|thus|hence|which (?:means(?: that)?|is|are|equals|makes))\b,?|所以|因此", re.IGNORECASE
-)
-"""Within a sentence, what a result follows."""
-
-HEDGE = re.compile(
-    r"\b(?:if|(?:could|might|may) be|whether|unless|suppose|supposing|imagine|cannot be determined|"
-    r"can't be determined|unclear|not sure|unsure|"
-    r"don't know|do not know|would have been|at first|initially|might think)\b|\?\W{0,3}$",
-    re.IGNORECASE,
-)
-"""What makes a sentence no statement of a result."""
-
-_LEAD_IN = re.compile(
-    r"(?:\W{0,4}\b(?:(?:so|thus|therefore|hence|well|ok(?:ay)?|sure)\b,?|(?:the|my|this|your|our)\b|"
-    r"(?:final|correct|right|best|most likely|numerical|numeric)\b|(?:would|should|must|will|has to) be\b|"
-    r"(?:I(?:'d| would)? (?:think|believe|guess|say|choose|pick|am confident|am sure|go with|select)|"
-    r"probably|definitely|"
-    r"certainly|clearly|obviously|likely|most likely|simply|maybe|indeed|actually|surely)\b(?: that\b)?,?|"
-    r"(?:answer|option|choice|statement|letter|result|solution|value|total|number)\b(?:\s(?:is|should be|"
-    r"must be|would be|"
-    r"equals)\b)?|(?:it|that|this|which)(?: is| was|'s| must be| should be| would be)\b|(?:是|为|选项|选择|选|第)|is\b)"
-    r"[\s:]{0,4}){1,8}(?<![A-Za-z](?=[A-Za-z\d]))",
+    r"(?:\b(?:wait|actually|hmm+|hold on|no(?=,)|oops|sorry|just kidding|correction|scratch that|rather(?=,)|I mean|"
+    r"on second thought|"
+    r"but (?:actually|no|wait)|let me (?:correct|redo|reconsider|fix)|instead(?=,))\b)[\s,.:!—-]{0,6}",
     re.IGNORECASE,
 )
 
 
-def find_answer(text: str, read: Reader) -> str | None:
-    """The answer of a completion in the reader's canonical form; `None` if there is none, or several."""
+def find_answer(text: str, read: Reader, rewrite: Callable[[str], str] | None = None) -> str | None:
+    """The answer of a completion in the reader's canonical form; `None` if there is none, or several.
+
+    Args:
+        text: Completion, thinking included.
+        read: Reads one answer.
+        rewrite: Writes forms of an answer that only this kind has as "the answer is ...".
+    """
     response = strip_thinking(text)
     if response is None:
         return None
     response = plain_characters(response[-MAX_RESPONSE_CHARS:])[-MAX_RESPONSE_CHARS:]
-    if "~~" in response:
-        response = _STRUCK_OUT.sub("", response)
+    response = prepared(response)
+    if rewrite is not None:
+        response = rewrite(response)
     following = _NEXT_QUESTION.search(response, 1)
     if following:  # a base model that goes on with another question, after an answer to this one
         found = _find(response[: following.start()], read)
@@ -237,12 +203,6 @@ def boxed(text: str, start: int) -> tuple[str, int] | None:
     return None
 
 
-def strip_lead_in(words: str) -> str:
-    """Text without a lead-in such as "the final answer is"."""
-    lead = _LEAD_IN.match(words)
-    return (words[lead.end() :].lstrip() if lead else words) or words
-
-
 def _committed(response: str, read: Reader) -> tuple[str | None, int | None]:
     """The answer of the last commitment and the position after it; no position if there is no commitment."""
     commitments = list(_commitments(response))[-MAX_COMMITMENTS:]
@@ -253,7 +213,7 @@ def _committed(response: str, read: Reader) -> tuple[str | None, int | None]:
             if content is None:
                 continue
             around = response[max(0, place.start() - 40) : place.start()], response[content[1] : content[1] + 80]
-            if _BOX_RULED_OUT.search(around[0]):
+            if _BOX_RULED_OUT.search(around[0]) or is_aside(SENTENCE_END.split(response[: place.start()][-200:])[-1]):
                 continue
             found = AMBIGUOUS if DENIAL_AFTER.match(around[1].lstrip("$ \\)]")) else read(content[0], Placement.BOX)
             if found is not None:
@@ -262,6 +222,8 @@ def _committed(response: str, read: Reader) -> tuple[str | None, int | None]:
                 return found, content[1]
             boxes.append(content[0])
             continue
+        if _LONG_ANSWER.search(response, max(0, place.start() - 8), place.start()):
+            continue  # "Short answer: no. Long answer: yes, but ..."
         words, following = _text_after(response, place.end())
         if place["phrase"]:
             if words is None:
@@ -320,7 +282,7 @@ def _is_denied(response: str, place: re.Match[str], words: str) -> bool:
     """Whether a phrase is negated, hypothetical or a question."""
     if _MARKED_NEGATION.match(words):
         return True
-    sentence = _SENTENCE_END.split(words, maxsplit=1)[0]
+    sentence = SENTENCE_END.split(words, maxsplit=1)[0]
     if sentence.rstrip("*_\"') ").endswith("?"):
         return True
     before = response[max(0, place.start() - 120) : place.start()]
@@ -352,10 +314,13 @@ def _uncommitted(response: str, read: Reader, *, after_second_thought: bool = Fa
     lines = [line for line in tail.splitlines() if not _ONLY_MARKUP.fullmatch(line)]
     if len(response) > len(tail):
         lines = lines[1:]  # the first line may be cut in two, and its end alone could look like an answer
-    while len(lines) > 1 and _CHAT.match(lines[-1]):
-        lines = lines[:-1]
+    lines = without_asides(lines)
     if not lines:
         return None
+    if not after_second_thought and (later := _second_thought(lines, read)):
+        return later
+    if len(lines) == 1 and (question := _QUESTION.match(lines[0])):
+        lines = [lines[0][question.end() :]]  # "True? No."
     if re.match(r"\s{0,4}\|.*\|\s{0,4}$", lines[-1]):  # the last row of a table
         cells = [cell for cell in lines[-1].split("|") if cell.strip()]
         return read(cells[-1], Placement.BARE) if cells else None
@@ -374,7 +339,9 @@ def _uncommitted(response: str, read: Reader, *, after_second_thought: bool = Fa
                 found = None  # the first of a list
         if found is not None:
             return found
-    for sentence, is_last in _sentences_from_the_end(lines):
+    for sentence, is_last in sentences_from_the_end(lines):
+        if is_aside(sentence):
+            return None
         if not is_last and not CONCLUSION.match(sentence):
             return None
         found = read(sentence, Placement.SENTENCE)
@@ -385,18 +352,11 @@ def _uncommitted(response: str, read: Reader, *, after_second_thought: bool = Fa
     return None
 
 
-def _sentences_from_the_end(lines: list[str]) -> Iterator[tuple[str, bool]]:
-    """The last sentences, without what is said to the user; the second value is whether it is the last one."""
-    sentences = [part for line in lines[-4:] for part in _SENTENCE_END.split(line) if re.search(r"\w", part)]
-    while sentences and _CHAT.match(sentences[-1]):
-        sentences.pop()
-    for number, sentence in enumerate(reversed(sentences[-4:])):
-        if number or re.search(
-            r"[.!\])}$*=\d]\W*$|=\s?\S*[^\s,;:](?:\s[^\W\d]{1,15}){0,3}$|:\s?\(?[A-Z]\)?$", sentence
-        ):  # an unfinished sentence states nothing
-            yield sentence, number == 0
-        else:
-            return
+def _second_thought(lines: list[str], read: Reader) -> str | None:
+    """The answer after a second thought, in a text without a marker: "No, wait. Yes."."""
+    text = "\n".join(lines)
+    places = [match for match in _SECOND_THOUGHT.finditer(text) if re.search(r"\w", text[: match.start()])]
+    return _uncommitted(text[places[-1].end() :], read, after_second_thought=True) if places else None
 
 
 def _text_after(response: str, start: int) -> tuple[str | None, str]:
@@ -407,6 +367,6 @@ def _text_after(response: str, start: int) -> tuple[str | None, str]:
 
 
 def _read_text(words: str, placement: Placement, read: Reader) -> str | None:
-    box = re.search(r"\\f?boxed\s{0,3}\{|\\fbox\s{0,3}\{", words)
+    box = re.search(r"\\(?:f?boxed|fbox|framebox)\s{0,3}\{", words)
     content = boxed(words, box.end()) if box else None
     return read(content[0], Placement.BOX) if content else read(words, placement)

@@ -27,6 +27,8 @@ SCALES = {
 _PARTS = {
     "half": 2, "halves": 2, "third": 3, "thirds": 3, "quarter": 4, "quarters": 4, "fourth": 4, "fourths": 4,
     "fifth": 5, "fifths": 5, "sixth": 6, "sixths": 6, "eighth": 8, "eighths": 8, "tenth": 10, "tenths": 10,
+    "seventh": 7, "sevenths": 7, "ninth": 9, "ninths": 9, "twelfth": 12, "twelfths": 12, "twentieth": 20,
+    "twentieths": 20, "hundredth": 100, "hundredths": 100, "thousandth": 1000, "thousandths": 1000,
 }  # fmt: skip
 _WORD = re.compile(r"[a-z]+|\S")
 NUMBER_WORD = re.compile(
@@ -105,7 +107,7 @@ def _english_fraction(words: list[str]) -> Fraction | None:
     if words[:-1] in ([], ["a"], ["an"], ["one"]):
         return Fraction(1, bottom)
     top = _english(words[:-1])
-    return None if top is None or not 0 < top < bottom else top / bottom
+    return None if top is None or top <= 0 or (top > bottom and not words[-1].endswith("s")) else top / bottom
 
 
 def _chinese(characters: str) -> int:
@@ -114,7 +116,7 @@ def _chinese(characters: str) -> int:
         if character in _DIGITS:
             digit = _DIGITS[character] if section or not digit else digit * 10 + _DIGITS[character]
         elif character in _CHINESE_SCALES:
-            section += max(digit, 1 if character == "十" else 0) * _CHINESE_SCALES[character]
+            section += max(digit, 1) * _CHINESE_SCALES[character]
             digit = 0
         else:
             total = (total + section + digit) * SCALES[character]

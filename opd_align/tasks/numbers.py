@@ -1,7 +1,8 @@
 """Parses numbers as people and models write them, exactly.
 
 Every number becomes a `Fraction`, so that 18, 18.0, 36/2, 1.8e1 and eighteen are one value and 0.333 is not 1/3.
-Thousands separators, currencies, units and percent signs are ignored: 12% reads as 12. Multipliers are not: $5k is
+Thousands separators, currencies, units and percent signs are ignored: 12% reads as 12 (and is 0.12 too: see
+`is_percentage_of`). Multipliers are not: $5k is
 5000, five dozen is 60. A comma or space separates thousands only in groups of three (2,00,000 in India); 1.234 is a
 decimal, and so is 1,5. A bound ("less than 18", "< 5") and a denial ("not 18") are no numbers.
 """
@@ -14,8 +15,9 @@ from fractions import Fraction
 
 from opd_align.tasks.characters import strip_markup
 from opd_align.tasks.evaluate import exact_value
-from opd_align.tasks.extract import AMBIGUOUS, CONCLUDED, DENIAL_AFTER, HEDGE, NEGATION, Placement, strip_lead_in
+from opd_align.tasks.extract import AMBIGUOUS, Placement
 from opd_align.tasks.number_words import NUMBER_WORD, SCALES, leading_number
+from opd_align.tasks.statements import CONCLUDED, DENIAL_AFTER, HEDGE, NEGATION, after_denials, is_aside, strip_lead_in
 
 _DIGITS = r"(?:\d{1,2}(?:,\d{2})+,\d{3}(?!\d)|\d{1,3}(?:[, ']\d{3})+(?!\d)|\d{1,100})(?:\.\d{1,100})?|\.\d{1,100}"
 _WORD_SCALES = "|".join(sorted(map(re.escape, SCALES), key=len, reverse=True))
@@ -24,7 +26,7 @@ _CURRENCY = "€£¥₹"
 _NUMBER = re.compile(
     rf"(?<![\w.^,/])(?P<sign>[-+]?)(?P<currency>[{_CURRENCY}]?)(?P<inner>-?)"
     rf"(?:(?P<whole>\d{{1,9}})(?: | and |-)(?=\d{{1,6}} ?/ ?\d))?(?P<top>{_DIGITS})"
-    rf"(?: ?/ ?(?P<bottom>\d{{1,100}})(?![\d.]))?"
+    rf"(?: ?/ ?(?P<bottom>\d{{1,100}})(?!\d|\.\d))?"
     rf"(?:[eE](?P<exponent>[-+]?\d{{1,3}})(?!\w)| ?[×x*·] ?10\^(?P<ten>-?\d{{1,3}})(?!\w))?"
     rf"(?:(?:\^|\*\*)\(?(?P<power>-?\d{{1,4}})\)?(?![\w.^]))?"
     rf"(?P<base>_\d{{1,2}}(?!\w))?"
@@ -34,14 +36,14 @@ _NUMBER = re.compile(
 _LETTERS = {"k": 10**3, "m": 10**6, "mm": 10**6, "mn": 10**6, "b": 10**9, "bn": 10**9, "bil": 10**9, "t": 10**12}
 _DECIMAL_COMMA = re.compile(r"(?<![\d,.])(\d{1,3}(?:\.\d{3})+|\d{1,9}),(\d{1,2})(?![\d,]|\.\d)")
 _PARENTHESES = re.compile(r"\([^()]*\)")
-_FIRST_SENTENCE = re.compile(r"(.*?[\w)%}])(?:[;!?]+|\.+(?!\d))(?:\s.*|)", re.DOTALL)
+_FIRST_SENTENCE = re.compile(r"(.*?[\w)%}])(?:[;!?]+(?!\s?=)|\.+(?!\d))(?:\s.*|)", re.DOTALL)
 # After a number, these make it part of an expression: 2^10, 3!, 5√2, 5\pi, 2*3.
-_OPERATOR = re.compile(r"\s?(?:[\^*×·÷!√π\\+/_|<>(\[{]|-\s?\w|x ?\d)")
+_OPERATOR = re.compile(r"\s?(?:[\^*×·÷!√π\\+/_|<>(\[{]|-\s?[\w\\(]|x ?\d)")
 _UNIT_SLASH = re.compile(r"\s?/\s?[^\W\d]")
 _PREFIX = re.compile(
     rf"(?:(?:[{_CURRENCY}≈~=:-]|(?:US|USD|EUR|GBP|INR|Rs\.?|about|approximately|approx\.?|roughly|around|"
     rf"exactly|only|just|"
-    r"precisely|nearly|almost|equals?|is|simply|a total of|the number|probably|definitely|surely|"
+    r"precisely|equals?|is|simply|a total of|the number|probably|definitely|surely|"
     r"clearly)(?![a-z])) ?){0,3}",
     re.IGNORECASE,
 )
@@ -49,8 +51,11 @@ _PREFIX = re.compile(
 _BOUND_BEFORE = re.compile(
     r"(?:\b(?:(?:less|more|greater|fewer|smaller|larger|bigger|higher|lower|older|younger|longer|shorter|"
     r"other|rather) than"
-    r"|at least|at most|over|under|above|below|up to|between|from|exceeds?|minimum of|maximum of|within|not|never"
-    r"|isn't|wasn't|aren't|cannot be|can't be|don't get|instead of)"
+    r"|at least|at most|nearly|almost|not even|over|under|above|below|(?<!\badd )(?<!\badds )up to|between|from|"
+    r"exceeds?|minimum of|"
+    r"maximum of|within|not|never"
+    r"|isn't|wasn't|aren't|cannot be|can't be|don't get|instead of|divisible by|multiple of|divides|factor of|reject|"
+    r"discard)"
     r"(?: (?:exactly|about|quite|just|equal to|be|the|a))?|[<>]|\\(?:le|ge|ne|neq)\b|\bnot [≈=])"
     rf"\s{{0,2}}[-+({_CURRENCY}]{{0,2}}$",
     re.IGNORECASE,
@@ -60,6 +65,41 @@ _BOUND_AFTER = re.compile(
     r"|\+(?!\s?\d)|at (?:least|most)\b|\\(?:le|ge|ne)\b|[<>])",
     re.IGNORECASE,
 )
+_MANY_POINTS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.]?\d)")  # 1.234.567
+_ROMAN = re.compile(
+    r"\b(?=[IVXLCDM]{2})M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3}) ?(?:\(|= ?)(\d+)\)?"
+)
+_ARROW = re.compile(r"^\W{0,2}(?:=>|->|[→⇒∴➜])\s?")
+# What is said about the result after it: "10, attained at x = 3".
+QUALIFIER = re.compile(
+    r"(?:,? (?:attained|achieved|reached|obtained|occurring|which occurs|namely)|, (?:when|where|having|given|using)|"
+    r",? after \w{2,12}ing|"
+    r",? (?:because|since)|, (?:which|that|and (?:that|it)) would|, \S{1,12} of which|"
+    r",? (?:at|for|when|with|if) (?:\$|\\\()?[a-z](?= ?=)|,? (?:(?:which|that) is )?(?:twice|half|double|"
+    r"\S{1,12} times) (?:as|the|that|of)|"
+    r",? (?:(?:which|that) is )?\S{1,12} (?:\w{1,12} )?(?:more|less|fewer|higher|lower|older|younger) than)\b.*$",
+    re.IGNORECASE | re.DOTALL,
+)
+_EXPLANATION = re.compile(r":| because\b| since\b| by \w+ing\b| - | — ", re.IGNORECASE)
+# 0.75, or 75%
+# The same value again, as a percentage or rounded: "0.75, or 75%", "7/18, about 39%".
+AGAIN = re.compile(
+    r"(?<=[\d}$)]),? (?:or|i\.e\.|that is),? (?:exactly )?[\d.]{1,9} ?(?:\\?%|percent\b)|"
+    r"(?<=[\d}$)]),? (?:(?:or|which is|i\.e\.|that is),? )?(?:about|approximately|approx\.|"
+    r"roughly) \$?[\d.]{1,9} ?\\?%?\$?"
+    r"(?=\W{0,3}$)"
+)
+_REASON = re.compile(r"([^\s,]{1,20}(?: [^\W\d]{1,15}){0,2}),? (?:because|since)\b", re.IGNORECASE)
+_NOT_QUITE = re.compile(r"\bnot (?:quite|exactly|really)\b", re.IGNORECASE)
+_CONTRAST = re.compile(r",? \b(?:but|however|yet)\b|, (?:and )?now\b", re.IGNORECASE)
+_PRICE = re.compile(
+    r"\b(?:pays?|paid|costs?|earns?|earned|makes?|made|spends?|spent|owes?|saves?|charges?|receives?)\s"
+    r"(?:a total of |exactly )?\$(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?)(?![\d.,]?\d|[kKMBe%]|\s(?:each|"
+    r"per|apiece|more|less|an?|"
+    r"million|thousand|billion|for (?:each|every|one))\b)"
+)
+_IS_RESULT = re.compile(r"([-+*/×·÷] ?\d+) (?:is|makes|equals|gives) (?=\$?\d)")  # 10 * 10 is 100
+_POWERS = re.compile(r"(?=[^^]*\^)\d{1,9}(?:\s?[·×*^]\s?\d{1,9}){1,8}")
 _MINUS = re.compile(r"\b(?:negative|minus)\s(?=[\d.])", re.IGNORECASE)
 # Words that make a number part of an expression.
 _OPERATION_BEFORE = re.compile(
@@ -69,7 +109,7 @@ _OPERATION_BEFORE = re.compile(
     re.IGNORECASE,
 )
 _OPERATION_AFTER = re.compile(
-    r"\s?(?:squared|cubed|factorial|plus|minus|divided|multiplied|times (?=\d|a |the )|to the power|"
+    r"(?:st|nd|rd|th)\b|\s?(?:squared|cubed|factorial|plus|minus|divided|multiplied|times (?=\d|a |the )|to the power|"
     r"choose|(?:tenth|hundredth|"
     r"thousandth|millionth|billionth|third|fourth|fifth|quarter)s?|hal(?:f|ves)|[xyzn])\b",
     re.IGNORECASE,
@@ -82,6 +122,7 @@ _LABEL = re.compile(
 _RULED_OUT = re.compile(r"not\b|never|isn't|wasn't|aren't|cannot|can't|don't|instead|rather|other", re.IGNORECASE)
 _STATEMENTS = re.compile(r"\s?(?:[,;]|\band\b|\.(?!\d))\s?")
 _EXPRESSION = re.compile(r"\d\s?[\^√π\\]|[,.]\d+[,.]\d{1,2}\b|\b\d+,\d{1,2}\b|\d:\d")
+_CANONICAL = re.compile(r"-?\d+(?:\.\d+|/\d+)?")
 _CONCLUSION = re.compile(r"(?:so|thus|hence|therefore|which|giving|then|finally)\b", re.IGNORECASE)
 
 
@@ -158,6 +199,18 @@ def gold_number(answer: object) -> Fraction | None:
     return None
 
 
+def is_percentage_of(found: str | None, gold: str | None, text: str) -> bool:
+    """Whether an answer is written as a percentage of what the gold answer is a fraction of: 75% and 0.75."""
+    if not found or not gold or "/" in found or not _CANONICAL.fullmatch(found) or not _CANONICAL.fullmatch(gold):
+        return False
+    if Fraction(found) != 100 * Fraction(gold) or Fraction(gold) == 0:
+        return False
+    if re.search(rf"(?<![\d.]){re.escape(found)}(?:\.0{{1,6}})?[ $}}*]{{0,4}}\\?(?:%|per ?cent\b)", text):
+        return True
+    in_words = [leading_number(words) for words in re.findall(r"([a-z]+(?:[ -][a-z]+)?) per ?cent\b", text.lower())]
+    return any(number is not None and number[0] == Fraction(found) for number in in_words)
+
+
 def read_number(words: str, placement: Placement, *, decimal_comma: bool = True) -> str | None:
     """The number that a text gives as its answer; an `extract.Reader`.
 
@@ -172,7 +225,8 @@ def read_number(words: str, placement: Placement, *, decimal_comma: bool = True)
     if decimal_comma and "," in text:
         text = _DECIMAL_COMMA.sub(lambda match: f"{match[1].replace('.', '')}.{match[2]}", text)
     if placement in (Placement.LOOSE, Placement.SENTENCE):
-        return _only_number(text)
+        found = _only_number(text)
+        return _only_price(words) or found if found == AMBIGUOUS else found
     text = strip_lead_in(text)
     if placement is Placement.BOX:
         if "?" in text or NEGATION.search(text):
@@ -180,10 +234,15 @@ def read_number(words: str, placement: Placement, *, decimal_comma: bool = True)
         value = exact_value(words)
         if value is not None:
             return canonical_number(value)
+    text = AGAIN.sub("", text)
+    if placement is Placement.MARKED and (reason := _REASON.match(text)):
+        text = reason[1]  # "18, because 9 × 2 = 18 and not 16 × 2 = 32"
     sentence = _FIRST_SENTENCE.fullmatch(text)
     whole, text = text, sentence.group(1) if sentence else text
     if placement is Placement.BARE and re.fullmatch(r"\d+\s?!+", whole):
         return AMBIGUOUS  # a factorial or an exclamation
+    if placement is Placement.BARE and _POWERS.fullmatch(whole) and (value := exact_value(whole)) is not None:
+        return canonical_number(value)  # 4·5^2
     if placement is Placement.BARE and text != whole.rstrip(".!; "):
         return None
     if placement is Placement.MARKED and "$" in words and "!" in words and "!" not in text:
@@ -209,7 +268,7 @@ def _first_number(text: str, placement: Placement) -> str | None:
         if re.match(
             r"(?:not|n't|never|less|more|fewer|greater|at (?:least|most)|[<>]|\\[lgn]e\b)", text, re.IGNORECASE
         ):
-            return AMBIGUOUS if _NUMBER.search(text) else None
+            return AMBIGUOUS if _NUMBER.search(text) and placement is not Placement.BARE else None
         return _in_words(text[before.end() :] if before else text, placement)
     unit = text[first.end() :]
     if placement is Placement.BARE and not re.fullmatch(
@@ -253,6 +312,67 @@ def _only_word(text: str) -> str | None:
     return canonical_number(found[0])
 
 
+def main_statement(text: str) -> str:
+    """The part of a sentence that states its result: the last of several statements, without a qualification."""
+    for part in reversed(text.split(";")):
+        if _NUMBER.search(part) and not is_aside(part):
+            text = part
+            break
+    qualifier = QUALIFIER.search(text)
+    if qualifier and len(_NUMBER.findall(text[: qualifier.start()])) == 1:
+        text = text[: qualifier.start()]
+    explanation = _EXPLANATION.search(text)
+    if explanation:
+        values = [_number_value(number) for number in _NUMBER.finditer(text)]
+        before = text[: explanation.start()]
+        if len(_NUMBER.findall(before)) == 1 and _is_explained(values):
+            return before
+    return text
+
+
+def _is_explained(values: list[Fraction | None]) -> bool:
+    """Whether the first number is the product or the sum of the others: "12 batteries: 4 for each of the 3 toys"."""
+    parts = [value for value in values[1:] if value is not None]
+    if len(parts) < 2 or len(parts) != len(values) - 1 or len(parts) > 30:
+        return False
+    return values[0] in (math.prod(parts), sum(parts), len(parts))
+
+
+def _only_price(words: str) -> str | None:
+    """The only amount of money in a sentence with other numbers: "She pays $64 for 16 glasses"."""
+    words = words.replace("\\$", "$").replace("**", "")
+    words = next((part for part in reversed(CONCLUDED.split(words)) if re.search(r"\d", part)), words)
+    prices = _PRICE.findall(words)
+    if len(prices) != 1 or words.count("$") != 1 or HEDGE.search(words) or NEGATION.search(words):
+        return None
+    if _BOUND_BEFORE.search(words[: words.index("$")]) or re.search(r"[=+*/×]", words):
+        return None
+    return canonical_number(Fraction(prices[0].replace(",", "")))
+
+
+def _computed(text: str) -> str | None:
+    """The number of an equation that computes it on the right: "18 = 9 × 2"."""
+    left, _, right = text.rstrip(". ").rpartition("=")
+    number = _NUMBER.fullmatch(left.rpartition("=")[2].strip())
+    value = _number_value(number) if number and re.search(r"\d\s?[-+*/×·÷]\s?\d", right) else None
+    return canonical_number(value) if value is not None and exact_value(right) == value else None
+
+
+def _result_of_the_others(text: str) -> set[Fraction | None]:
+    """The last number of a sentence, if it follows from the others: "After giving away 8 of 50 pens, he has 42"."""
+    numbers = list(_NUMBER.finditer(text))
+    *parts, last = [_number_value(number) for number in numbers]
+    if not re.search(r"(?!and\b|or\b)\b[^\W\d]{2,}", text[numbers[-2].end() : numbers[-1].start()]):
+        return set(parts) | {last}  # "1, 2 and 3" is a list
+    known = [part for part in parts if part is not None]
+    if len(known) != len(parts) or not 2 <= len(parts) <= 6 or last is None:
+        return set(parts) | {last}
+    results = {math.prod(known), sum(known), max(known) - (sum(known) - max(known))}
+    if len(known) == 2 and min(known) > 0:
+        results.add(max(known) / min(known))
+    return {last} if last in results else set(parts) | {last}
+
+
 def _is_operand(text: str, number: re.Match[str]) -> bool:
     before = text[max(0, number.start() - 20) : number.start()]
     return bool(_OPERATION_BEFORE.search(before)) and not re.search(r"\b(?:by|over|a|i) $", before, re.IGNORECASE)
@@ -264,6 +384,8 @@ def _in_words(text: str, placement: Placement) -> str | None:
     if found is None:
         return None
     value, rest = found
+    if placement is Placement.BARE and not re.fullmatch(r" ?%?[^\W\d]{0,12}\.?", rest):
+        return None
     if any(_number_value(other) != value for other in _NUMBER.finditer(rest)) or any(
         map(leading_number, rest.lower().split())
     ):
@@ -272,8 +394,6 @@ def _in_words(text: str, placement: Placement) -> str | None:
         return None  # "one of the ways", "one thing"
     if DENIAL_AFTER.match(rest) or _BOUND_AFTER.match(rest):
         return AMBIGUOUS
-    if placement is Placement.BARE and not re.fullmatch(r" ?%?[^\W\d]{0,12}\.?", rest):
-        return None
     return canonical_number(value)
 
 
@@ -297,21 +417,30 @@ def _equation_result(text: str, whole: str) -> str | None:
 
 def _strip_decoration(words: str) -> str:
     text = _MINUS.sub("-", strip_markup(words.replace("US$", "$")))
+    text = _ROMAN.sub(r"\1", _MANY_POINTS.sub(lambda match: match.group().replace(".", ""), _ARROW.sub("", text)))
     bare = _PARENTHESES.sub(" ", text) if "(" in text else text
     return (bare if _NUMBER.search(bare) else text).strip()
 
 
 def _only_number(text: str) -> str | None:
     """The only number of a sentence; a number that is ruled out ("not 17") does not count."""
-    if HEDGE.search(text):
-        return AMBIGUOUS if _NUMBER.search(text) else None
-    concluding = CONCLUDED.split(text)[-1]
+    concluding = after_denials(CONCLUDED.split(text)[-1])
     if _NUMBER.search(concluding):
         text = concluding  # "she pays $2 in tax, so she keeps $16"
+    if HEDGE.search(text) or _NOT_QUITE.search(text):
+        return AMBIGUOUS if _NUMBER.search(text) else None
+    contrasted = _CONTRAST.split(text)[-1]
+    if _NUMBER.search(contrasted) and not NEGATION.search(contrasted):
+        text = contrasted  # "the textbook gives 42, but I get 40"
+    text = _IS_RESULT.sub(r"\1 = ", text)
+    if "=" in text and (computed := _computed(text)) is not None:
+        return computed
     if "=" in text:  # the last side that is a number: "2 * 9 = 18 = her daily income"
         text = next((side for side in reversed(text.split("=")) if _NUMBER.search(side)), text)
+    text = main_statement(text)
     if _EXPRESSION.search(text) and not re.search(r"\d\s?\^", text):
         return None
+    text = AGAIN.sub("", text)
     values: set[Fraction | None] = set()
     denied = False
     for number in _NUMBER.finditer(text):
@@ -334,6 +463,8 @@ def _only_number(text: str) -> str | None:
             values.add(_number_value(number))
     if not values and not denied and not re.search(r"\d", text):
         return _only_word(text)
+    if len(values) > 1 and not denied:
+        values = _result_of_the_others(text)
     if len(values) != 1:
         return AMBIGUOUS if values or denied else None
     value = values.pop()

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 
 from opd_align.tasks.characters import strip_markup
-from opd_align.tasks.extract import AMBIGUOUS, CONCLUSION, HEDGE, Placement, strip_lead_in
+from opd_align.tasks.extract import AMBIGUOUS, Placement
+from opd_align.tasks.statements import CONCLUSION, HEDGE, strip_lead_in
 
 _TRUTH = {
     "true": "True", "yes": "True", "t": "True", "correct": "True", "yep": "True", "yeah": "True", "是": "True",
@@ -19,6 +20,16 @@ _TRUTH = {
     "ja": "True", "oui": "True", "vrai": "True", "wahr": "True", "richtig": "True", "sí": "True", "verdadero": "True",
     "cierto": "True", "vero": "True", "да": "True", "はい": "True", "nein": "False", "non": "False", "faux": "False",
     "falsch": "False", "falso": "False", "нет": "False", "いいえ": "False",
+    "sim": "True", "não": "False", "verdadeiro": "True", "verdadeira": "True", "verdadera": "True", "falsa": "False",
+    "vraie": "True", "fausse": "False", "sì": "True", "vera": "True", "correcto": "True", "correcta": "True",
+    "incorrecto": "False", "incorrecta": "False", "correto": "True", "incorreto": "False", "неверно": "False",
+    "верно": "True", "правда": "True", "истина": "True", "ложь": "False", "неправда": "False", "正しい": "True",
+    "正しくない": "False", "誤り": "False", "間違い": "False", "네": "True", "예": "True", "아니요": "False",
+    "참": "True",
+    "거짓": "False", "si": "True", "accurate": "True", "inaccurate": "False", "affirmative": "True",
+    "negative": "False", "unwahr": "False", "stimmt": "True", "y": "True", "n": "False", "holds": "True",
+    "hold": "True", "supported": "True", "unsupported": "False", "myth": "False", "misconception": "False",
+    "fallacy": "False",
     "不正确": "False", "错误的": "False", "错的": "False", "untrue": "False", "不正确的": "False",
 }  # fmt: skip
 _OPPOSITE = {"True": "False", "False": "True"}
@@ -30,7 +41,8 @@ _FIRST = re.compile(
 )
 _ALSO = re.compile(
     r"\W{0,3}(?:(?:or|and|and/or|/|,|\||nor|but|或|和)(?:,| also| maybe| possibly| perhaps| partly| then)?)"
-    r"\W{0,3}(not\s)?(true|false|yes|no|真|假|是|否)(?![\w])(?! (?:one|doubt|other|longer|matter|reason|further))",
+    r"\W{0,3}(not\s)?(true|false|yes|no|真|假|是|否)(?![\w])"
+    r"(?! (?:one|doubt|other|longer|matter|reason|further)\b)(?! \w+ (?:is|are|was|were|has|have)\b)",
     re.IGNORECASE,
 )
 _REASON = re.compile(
@@ -41,8 +53,10 @@ _REASON = re.compile(
 )
 # A predicate, not "a true story".
 _PREDICATE = re.compile(
-    r"\b(?P<word>true|false|untrue|correct|incorrect|wrong|falsch|wahr|vrai|faux|falso|verdadero|richtig|"
-    r"cierto)\b(?![ -]+(?!because|since|as|according|based|for|in|that|given|"
+    r"\b(?P<word>true|false(?! that (?:the answer|it|this|that)\b)|untrue|correct|incorrect|wrong|falsch|wahr|vraie?|"
+    r"faux|fausse|fals[oa]|verdader[oa]|verdadeir[oa]|richtig|cierto|accurate|inaccurate|holds?|myth|misconception|"
+    r"supported|unsupported|"
+    r"fallacy|yes|right(?=\W*$)|no(?= *$))\b(?![ -]+(?!because|since|as|according|based|for|in|that|given|"
     r"and|but|from|due|to|when|at|by|of|or|here|so|with|per|statement|not|today|anymore|any)[a-z])"
     r"|(?P<chinese>(?<!不)(?:正确|错误|对|错)(?:的)?(?!\w))",
     re.IGNORECASE,
@@ -55,11 +69,59 @@ _NEGATION = re.compile(
 )
 _UNCERTAIN = re.compile(
     r"\b(?:partly|partially|half|sometimes|somewhat|mostly|largely|nearly|almost|might|may|could|possibly|perhaps|"
-    r"either|true or false|doubt|opposite|contrary|converse|reverse|no (?:evidence|proof|indication|"
-    r"information|way|mention)|both|used to|was once|would)\b",
+    r"either|between|too good to be|true or false|doubt|opposite|contrary|converse|reverse|no (?:evidence|proof|"
+    r"indication|"
+    r"information|way|mention)|both|used to|was once|would|maybe|some|"
+    r"(?:nobody|no one|many|most|people|others|they|s?he|critics|skeptics|fans|teacher|friend)(?: \w+)? (?:says?|"
+    r"said|believes?|thinks?|"
+    r"thought|claims?|claimed|argues?))\b",
     re.IGNORECASE,
 )
-_ENDING = re.compile(r"(?::|—| - )\s?(true|false|yes|no)[.!\s]{0,3}$", re.IGNORECASE)
+_OPPOSITE_TRUE = re.compile(
+    r"^\W{0,3}(?:(?:no|so|in fact|actually),? )?(?:the )?(?:opposite|reverse|contrary) is (?:true|the case|"
+    r"correct)\W{0,3}$",
+    re.IGNORECASE,
+)
+_NOT_ONLY = re.compile(r"\bnot only\b", re.IGNORECASE)
+_FOR_SOME = re.compile(
+    r"\b(?:true|false|yes|no) or not\b|\b(?:true|false) (?:for|in) (?:some|others|part|parts|theory|practice)\b|"
+    r"\bbut (?:it|this|that) (?:isn't|"
+    r"is not)\W*$",
+    re.IGNORECASE,
+)
+_EITHER = re.compile(r"\b(?:true or false|yes or no)\b\W?", re.IGNORECASE)
+_ANSWERED = re.compile(
+    r"(?<![\w-])[\"'*]{0,3}(true|false|yes|no|wahr|falsch|vrai|faux)[\"'*]{0,3}\? (?:no|nope|nein|non)\b[.,!]?",
+    re.IGNORECASE,
+)
+# "In short, yes", "Oh yes", "I must say no"
+_LEADING = re.compile(
+    r"^\W{0,3}(?:in (?:short|a word|one word)|simply put|hmm+|oh|of course|why|but|and|well|still|a (?:clear|definite)|"
+    r"I (?:must|have to) say|ok|okay|sure),? (?=(?:yes|no|true|false)\b)",
+    re.IGNORECASE,
+)
+_AFTER_FIRST = re.compile(
+    r"\s?[.,:;!(—-]|$|\s(?:it|they|he|she|there|you|we|that|one) (?:is|are|do|does|can|was|were|has|have|did|"
+    r"may)(?:n't| not)?\b",
+    re.IGNORECASE,
+)
+_DENIED_FLATLY = re.compile(
+    r"\W{0,3}(?:no way|not (?:at all|so|in the least|by any means|really)|by no means|(?:absolutely|certainly|"
+    r"definitely|of course|"
+    r"clearly|surely|obviously|probably) not|not a chance|never)(?=\s?[.,;:!—-]|\W*$)",
+    re.IGNORECASE,
+)
+_CONTRADICTED = re.compile(
+    r"\W{0,3}(?:it|this|that)(?:'s| is) (?:indeed |actually )?(true|false|correct|wrong|incorrect)\b",
+    re.IGNORECASE,
+)
+_SO = re.compile(
+    r"^\W{0,3}(?:(?:so|thus|therefore|hence|no|yes),? )?(?:this|that|it)(?: is|'s| was| isn't|"
+    r" wasn't)(?: not)?(?: indeed| actually)? "
+    r"(?:so|the case)[.! ]{0,3}$",
+    re.IGNORECASE,
+)
+_ENDING = re.compile(r"(?::|—| - |,? so )\s?(true|false|yes|no)[.!\s]{0,3}$", re.IGNORECASE)
 _BOTH_NAMED = re.compile(r"^\(?(?:true|yes)(?:\s?/\s?| or )(?:false|no)(?:\)?:?|\?)\s+(?=\w)", re.IGNORECASE)
 _DENIED = re.compile(
     r"\W{0,3}(?:is|was|would be|seems|can|cannot|can't|isn't)\b.{0,20}?(?:incorrect|wrong|false|not|be\b|"
@@ -68,10 +130,19 @@ _DENIED = re.compile(
 )
 _SUBJECT = re.compile(
     r"\b(?:it|this|that|which|ist|est|es|aussage|statement|claim|answer|assertion|sentence|question|"
-    r"passage|proposition|says|said|is|are|was|"
+    r"passage|proposition|does|doesn't|says|said|is|are|was|"
     r"isn't|aren't|wasn't)\b|'s\b|说法|陈述|是",
     re.IGNORECASE,
 )
+
+
+def with_answered_questions(response: str) -> str:
+    """The text with "False? No" written as "True"."""
+    return (
+        _ANSWERED.sub(lambda match: f"{_OPPOSITE[_TRUTH[match[1].lower()]]}.", response)
+        if "?" in response
+        else response
+    )
 
 
 def read_true_false(words: str, placement: Placement) -> str | None:
@@ -79,6 +150,9 @@ def read_true_false(words: str, placement: Placement) -> str | None:
     stripped = strip_markup(words)
     text = strip_lead_in(stripped)
     if placement is Placement.SENTENCE:
+        alone = _FIRST.fullmatch(stripped)
+        if alone and not re.search(r"\w", alone["rest"]):
+            return _first_word(alone, Placement.BARE)  # "They're different. No."
         conclusion = CONCLUSION.match(stripped)
         if conclusion and (first := _FIRST.fullmatch(stripped[conclusion.end() :])):
             found = _first_word(first, Placement.OPENING)
@@ -87,7 +161,9 @@ def read_true_false(words: str, placement: Placement) -> str | None:
         return _predicate(stripped)
     if placement is Placement.LOOSE:
         return _predicate(stripped)
-    text = _BOTH_NAMED.sub("", text)
+    if placement is not Placement.BOX and (flat := _DENIED_FLATLY.match(stripped)):
+        return None if placement is Placement.BARE and re.search(r"\w", stripped[flat.end() :]) else "False"
+    text = _LEADING.sub("", _BOTH_NAMED.sub("", text))
     first = _FIRST.fullmatch(_BOTH_NAMED.sub("", stripped)) or _FIRST.fullmatch(text)
     if first is None:
         return _predicate(stripped) if placement in (Placement.MARKED, Placement.OPENING) else None
@@ -105,10 +181,15 @@ def _first_word(first: re.Match[str], placement: Placement) -> str | None:
     also = _ALSO.match(rest)
     if also and (_TRUTH[also.group(2).lower()] != value) != bool(also.group(1)):
         return AMBIGUOUS
-    if placement is Placement.OPENING and not re.match(r"\s?[.,:;!—-]|$", rest):
+    if placement is Placement.OPENING and not _AFTER_FIRST.match(rest):
         return None  # "No doubt ..."
     if len(word) == 1 and word.isascii() and re.search(r"\w", rest):
         return None
+    if re.match(r"\W{0,3}(?:(?:but )?(?:only )?if|or not)\b", rest, re.IGNORECASE):
+        return AMBIGUOUS
+    contradicted = _CONTRADICTED.match(rest)
+    if contradicted and word in ("yes", "no") and _TRUTH[contradicted[1].lower()] != value:
+        return AMBIGUOUS  # "No, it's true."
     if rest.lstrip("\"')").startswith("?") or _DENIED.match(rest):
         return AMBIGUOUS
     if word not in ("true", "false") and not _REASON.match(rest) and word.isascii():
@@ -120,6 +201,13 @@ def _first_word(first: re.Match[str], placement: Placement) -> str | None:
 
 def _predicate(text: str) -> str | None:
     """The truth value of sentences such as "the statement is not true"."""
+    text = _NOT_ONLY.sub("", _EITHER.sub("", text))
+    if _FOR_SOME.search(text):
+        return AMBIGUOUS
+    if _OPPOSITE_TRUE.search(text):
+        return "False"
+    if so := _SO.search(text):  # "This isn't so."
+        return None if _UNCERTAIN.search(text) or HEDGE.search(text) else "False" if _NEGATION.search(so[0]) else "True"
     if ending := _ENDING.search(text):
         return _TRUTH[ending[1].lower()]  # "No doubt about it: yes."
     later = re.split(

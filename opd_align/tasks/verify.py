@@ -19,13 +19,13 @@ from enum import Enum
 from typing import Any, Protocol
 
 from opd_align.tasks import choices as choice_rules
-from opd_align.tasks import maths
-from opd_align.tasks.extract import MAX_RESPONSE_CHARS, Placement, find_answer, strip_thinking
-from opd_align.tasks.numbers import canonical_number, gold_number, read_number
-from opd_align.tasks.truth import read_true_false
+from opd_align.tasks import math_compare, maths
+from opd_align.tasks.extract import Placement, find_answer
+from opd_align.tasks.numbers import canonical_number, gold_number, is_percentage_of, read_number
+from opd_align.tasks.truth import read_true_false, with_answered_questions
 from opd_align.types import OpdAlignError
 
-RULES_VERSION = 2
+RULES_VERSION = 3
 """Version of the rules by which answers are found and read; increased whenever a verdict can change."""
 
 _HASHES = re.compile(r"####[ \t]{0,3}(?=[-$€£]{0,2}\d[\d,. ]{0,30}%?\s{0,3}$)", re.MULTILINE)
@@ -132,7 +132,10 @@ class TrueFalse:
         return None
 
     def judge(self, text: str, answer: object, choices: Sequence[str] | None = None) -> Verdict:
-        return _compare(find_answer(_LINE_A.sub(r"\1Answer: ", text), read_true_false), self.canonical(answer))
+        return _compare(
+            find_answer(text, read_true_false, lambda response: with_answered_questions(_with_answer_lines(response))),
+            self.canonical(answer),
+        )
 
     def __call__(
         self,
@@ -172,9 +175,10 @@ class Choice:
 
     def judge(self, text: str, answer: object, choices: Sequence[str] | None = None) -> Verdict:
         letters = choice_rules.letters_of(choices)
-        response = choice_rules.with_called_correct((strip_thinking(text) or "")[-MAX_RESPONSE_CHARS:])
         found = find_answer(
-            response, lambda words, placement: choice_rules.read_choice(words, placement, letters, choices)
+            text,
+            lambda words, placement: choice_rules.read_choice(words, placement, letters, choices),
+            choice_rules.with_called_correct,
         )
         return _compare(found, self.canonical(answer, choices))
 
@@ -201,10 +205,8 @@ class Number:
         return None if value is None else canonical_number(value)
 
     def judge(self, text: str, answer: object, choices: Sequence[str] | None = None) -> Verdict:
-        return _compare(
-            find_answer(_LINE_A.sub(r"\1Answer: ", _HASHES.sub("\nAnswer: ", text)), read_number),
-            self.canonical(answer),
-        )
+        found, gold = find_answer(text, read_number, _with_answer_lines), self.canonical(answer)
+        return Verdict.CORRECT if is_percentage_of(found, gold, text) else _compare(found, gold)
 
     def __call__(
         self,
@@ -237,13 +239,19 @@ class Maths:
         words = maths.gold_words(gold)
         if words is not None:
             return _compare(find_answer(text, lambda w, placement: maths.read_words(w, placement, words)), words)
-        if not maths.is_readable(gold):
+        if not math_compare.is_readable(gold):
             return Verdict.UNKNOWN
-        whole = maths.is_whole(gold)
+        whole = math_compare.is_whole(gold)
         found = find_answer(text, lambda w, placement: maths.read_maths(w, placement, whole=whole))
-        if found is None or found == gold or (maths.NUMBER.fullmatch(gold) and maths.NUMBER.fullmatch(found)):
+        if is_percentage_of(found, gold, text):
+            return Verdict.CORRECT
+        if (
+            found is None
+            or found == gold
+            or (math_compare.NUMBER.fullmatch(gold) and math_compare.NUMBER.fullmatch(found))
+        ):
             return _compare(found, gold)
-        return _VERDICT_OF[maths.compare_expressions(found, gold)]
+        return _VERDICT_OF[math_compare.compare_expressions(found, gold)]
 
     def __call__(
         self,
@@ -262,6 +270,12 @@ _VERDICT_OF = {
     "unparseable": Verdict.UNPARSEABLE,
     "unknown": Verdict.UNKNOWN,
 }
+
+
+def _with_answer_lines(response: str) -> str:
+    """The text with "#### 18" and the reply to "Q: ..." written as "Answer: 18"."""
+    response = _HASHES.sub("\nAnswer: ", response)
+    return response if re.search(r"\bB:", response) else _LINE_A.sub(r"\1Answer: ", response)
 
 
 def _compare(found: str | None, gold: str | None) -> Verdict:

@@ -569,7 +569,7 @@ MATHS: Rows = [
     ("The final answer is $\\boxed{\\frac{3}{4}}$. I hope it is correct.", "0.75", "C"),
     ("\\boxed{3:2}", "3:2", "C"),
     ("\\boxed{\\infty}", "\\infty", "C"),
-    ("\\boxed{0.1\\overline{6}}", "\\frac{1}{6}", "N"),
+    ("\\boxed{0.1\\overline{6}}", "\\frac{1}{6}", "C"),
     ("\\boxed{204} is not the answer", "204", "N"),
     ("\\boxed{204 \\text{ is wrong}}", "204", "N"),
     ("\\boxed{20 4}", "204", "N"),

@@ -175,7 +175,7 @@ def test_an_error_in_math_verify_is_not_the_models_error(monkeypatch):
     monkeypatch.setattr("math_verify.verify", fail)
     assert math_worker.compare(r"\sqrt{2}", r"\sqrt{3}") == "error"
     monkeypatch.setattr(math_pool.POOL, "compare", math_worker.compare)
-    monkeypatch.setattr("opd_align.tasks.maths.is_readable", lambda gold: True)
+    monkeypatch.setattr("opd_align.tasks.math_compare.is_readable", lambda gold: True)
     assert Maths().judge(r"\boxed{\sqrt{3}}", r"\sqrt{2}") is Verdict.UNKNOWN
 
 

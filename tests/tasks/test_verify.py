@@ -79,13 +79,42 @@ def test_a_human_reader_agrees_on_a_large_table_written_without_knowledge_of_the
 # Properties
 
 # Repeated, these make naive patterns backtrack from every position.
-LONG = ["Answer: ", "the answer to ", "\\boxed{", "<think>", "(A) ", "1,000 ", "**answer**\n", "\\text{", " ", "9"]
+LONG = [
+    "Answer: ",
+    "the answer to ",
+    "\\boxed{",
+    "<think>",
+    "(A) ",
+    "1,000 ",
+    "**answer**\n",
+    "\\text{",
+    " ",
+    "9",
+    "✅ ",
+]
+LONG += ["would, ", "$x=1$, ", "[x] A\n", '{"answer": ', "not a but ", "la respuesta ", "I, II "]
 
 # Random characters hardly ever match a pattern; these pieces do.
 PIECES = [
     *("Answer:", " the answer is ", "\\boxed{", "}", "{", "<think>", "</think>", "B", "(A)", "A", "True", "no", " or "),
     *("18", "1,234", "-", "/", "=", "\\frac{1}{2}", "^", "$", "**", "\n", "####", ".", " ", "\\text{", "Paris", "²"),
     *("<answer>", "is correct", "$LETTER", "<|im_end|>", "\\sqrt{2}", "x", "not"),
+    *(
+        "[x] ",
+        '{"answer": ',
+        " would ",
+        "; ",
+        " but ",
+        "> ",
+        "$x=2$",
+        " no es ",
+        "不是",
+        "? No, ",
+        "II",
+        " i.e. ",
+        "%",
+        "→",
+    ),
 ]
 any_text = st.one_of(st.text(max_size=200), st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
 any_gold = st.one_of(
@@ -285,7 +314,7 @@ def test_every_verifier_accepts_the_same_columns(verifier):
 def test_a_verifier_has_a_name_and_a_fingerprint_and_can_be_pickled(verifier):
     # TRL 1.16 names the metric rewards/<name>/mean after it (`get_callable_name`).
     assert getattr(verifier, "__name__", None) in GOLDS
-    assert verifier.fingerprint == f"{verifier.__name__}/2"
+    assert verifier.fingerprint == f"{verifier.__name__}/3"
     assert pickle.loads(pickle.dumps(verifier)) == verifier
 
 
