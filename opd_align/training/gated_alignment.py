@@ -18,7 +18,15 @@ import torch
 from opd_align.core.alignment import pairs_of, teachers_of
 from opd_align.core.engine import Analysis
 from opd_align.core.node_rows import group_rows
-from opd_align.training.gates import LOG_RATIO, MEASURES, Gate, GateBatch, compute_weights
+from opd_align.training.gates import (
+    LOG_RATIO,
+    MEASURES,
+    STUDENT_LOG_PROB,
+    TEACHER_LOG_PROB,
+    Gate,
+    GateBatch,
+    compute_weights,
+)
 from opd_align.training.trainers.sdpo import SDPOGate
 from opd_align.types import REWARD, Floats, Ints, Outcome
 
@@ -144,7 +152,10 @@ class _Paths:
             "teacher_entropy": lambda p, t: -t * np.log(t),
         }
         measures = {name: np.maximum(total(term(p_C, t_C), term), 0.0) for name, term in terms.items()}
-        measures[LOG_RATIO] = np.zeros(self.shape)
         own = self.own_C
-        measures[LOG_RATIO][self.row_C[own], self.depth_C[own]] = np.log(t_C[own] / p_C[own])
+        at_own = self.row_C[own], self.depth_C[own]
+        sampled = {STUDENT_LOG_PROB: np.log(p_C), TEACHER_LOG_PROB: np.log(t_C), LOG_RATIO: np.log(t_C / p_C)}
+        for name, value_C in sampled.items():
+            measures[name] = np.zeros(self.shape)
+            measures[name][at_own] = value_C[own]
         return measures
