@@ -184,9 +184,10 @@ def _tensorboard_rows(folder: Path) -> list[dict[str, Any]]:
 
     events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
+    # Every row has the epoch, ours too.
     return [
         {tag: (event.step, event.value)}
-        for tag in events.Tags()["scalars"]
-        if not any(part in tag for part in TIMES)
+        for tag in sorted(events.Tags()["scalars"])
+        if not any(part in tag for part in (*TIMES, "train/epoch"))
         for event in events.Scalars(tag)
     ]

@@ -136,9 +136,9 @@ MODULES = ["distillation", "gkd", "grpo"]
 for name in sys.argv[1:]:
     for key in [key for key in sys.modules if key.startswith("opd_align.training.") and key != trl_compat.__name__]:
         del sys.modules[key]
-    wanted = NAMES[name]
+    wanted = trl_compat.NAMES[name]
     renamed = type(wanted)(wanted.module, wanted.attribute + "_before_it_was_renamed", wanted.call, wanted.members)
-    NAMES[name] = renamed
+    trl_compat.NAMES[name] = renamed
     refused = []
     for module in MODULES:
         try:
@@ -146,7 +146,7 @@ for name in sys.argv[1:]:
         except OpdAlignError as error:
             assert "is not supported: cannot import" in str(error) and "Tested versions" in str(error), error
             refused.append(module)
-    NAMES[name] = wanted
+    trl_compat.NAMES[name] = wanted
     print(name, *refused)
 """
 
