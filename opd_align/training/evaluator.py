@@ -25,16 +25,22 @@ from opd_align.settings import Settings
 from opd_align.teachers.contexts import SELF, Context, context
 from opd_align.teachers.demonstrations import DemonstrationSource, DemonstrationWriters, NoGrading, TrialBudget
 from opd_align.teachers.eligibility import prompts_too_long
-from opd_align.training import trl_compat
 from opd_align.training.adapters import TrainerAdapter
 from opd_align.training.demonstration_cache import DemonstrationCache, NoDemonstrationYet
 from opd_align.training.distributed import EvaluationFailed, RankExecutor, on_all_ranks, wait_for_all_ranks
 from opd_align.training.held_out import HeldOut
 from opd_align.training.memory import check_memory
-from opd_align.training.model_state import gathered_parameters, precision_name, preserve_model_state
+from opd_align.training.model_state import (
+    fsdp2_dtype,
+    gathered_parameters,
+    precision_name,
+    preserve_model_state,
+    unwrapped,
+)
 from opd_align.training.overhead import MIN_QUESTIONS, group_size, num_questions, questions_per_rank
 from opd_align.training.time_limit import TimedStudent, TimeLimit
 from opd_align.training.vllm_address import Node, reachable_address
+from opd_align.training.weight_sync import vllm_ready
 from opd_align.types import OpdAlignError, Question
 
 logger = logging.getLogger(__name__)
@@ -78,7 +84,9 @@ class TeacherSet:
                     )
                 contexts.append(found if name is None else replace(found, name=name))
             elif name is not None and hasattr(teacher, "get_output_embeddings"):
-                rows, tokens = int(teacher.get_output_embeddings().weight.shape[0]), len(adapter.tokenizer)
+                weight = teacher.get_output_embeddings().weight
+                # Of a model that was loaded under ZeRO-3, the weight itself is empty.
+                rows, tokens = int(getattr(weight, "ds_shape", weight.shape)[0]), len(adapter.tokenizer)
                 if rows < tokens:
                     raise OpdAlignError(
                         f"teacher {name!r} has a vocabulary of {rows} tokens and the student's tokenizer has {tokens}; "
@@ -218,8 +226,9 @@ class Evaluator:
         that fails inside the block waits for the others, which learn of it at their next stage.
         """
         adapter, trainer, limit = self.adapter, self.adapter.trainer, limit or TimeLimit()
-        own_teacher = [adapter.teacher] if adapter.teacher is not None else []
-        extra = self.teacher_set.models or {}
+        accelerator = trainer.accelerator
+        # Teachers that were loaded under ZeRO-3 are sharded too, whoever loaded them.
+        models = [adapter.student, *self._own_teacher, *(self.teacher_set.models or {}).values()]
 
         def enter(context: Any, stage: str) -> Any:
             entered: list[Any] = []  # not sent to the other ranks
@@ -229,18 +238,20 @@ class Evaluator:
         failure: Exception | None = None
         with ExitStack() as stack:
             try:
-                stack.enter_context(trl_compat.vllm_ready(trainer, on_all_ranks))
-                on_all_ranks(lambda: self._check_memory(own_teacher), "memory")
-                gathered = gathered_parameters(trainer.accelerator, adapter.student, *own_teacher)
-                model, *own = enter(gathered, "gathering weights")
-                preserved = preserve_model_state(model, *own, *extra.values(), tokenizer=adapter.tokenizer)
+                # First, since syncing, gathering and their failures change the models too.
+                preserved = preserve_model_state(
+                    *(unwrapped(accelerator, model) for model in models), tokenizer=adapter.tokenizer
+                )
                 enter(preserved, "saving the state of the models")
+                stack.enter_context(vllm_ready(trainer, on_all_ranks))
+                on_all_ranks(lambda: self._check_memory(models), "memory")
+                student, *teachers = enter(gathered_parameters(accelerator, *models), "gathering weights")
                 stack.enter_context(adapter.loss_precision())
-                self._note_precision(model)
+                self._note_precision(student)
                 engine = Engine(self._server(), limit)
-                models: list[Any] = []
-                on_all_ranks(lambda: models.extend(self._models(model, own, engine)), "loading")
-                yield models[0], models[1], models[2]
+                loaded: list[Any] = []
+                on_all_ranks(lambda: loaded.extend(self._models(student, teachers, engine)), "loading")
+                yield loaded[0], loaded[1], loaded[2]
             except Exception as error:
                 failure = error
             # A rank that closes its contexts does so when all ranks do: some of them may be collective.
@@ -255,10 +266,14 @@ class Evaluator:
             logger.info("Scoring in the precision of the trainer's loss: %s", precision)
         self.precision = precision
 
-    def _check_memory(self, own_teacher: Sequence[Any]) -> None:
-        vllm, device = self.adapter.vllm, self.adapter.trainer.accelerator.device
+    @property
+    def _own_teacher(self) -> list[Any]:
+        return [self.adapter.teacher] if self.adapter.teacher is not None else []
+
+    def _check_memory(self, models: Sequence[Any]) -> None:
+        vllm, accelerator = self.adapter.vllm, self.adapter.trainer.accelerator
         colocated = vllm is not None and vllm.mode == "colocate"
-        check_memory(device, [self.adapter.student, *own_teacher], beside_vllm=colocated)
+        check_memory(accelerator.device, models, dtype=fsdp2_dtype(accelerator), beside_vllm=colocated)
 
     def _server(self) -> tuple[str, str] | None:
         """URL and served name of the student on the trainer's vLLM server, as this rank reaches it."""
@@ -272,9 +287,11 @@ class Evaluator:
         url, served = known[0][1] or ("", "")
         return reachable_address(url, known[0][0], known[self.rank][0]), served
 
-    def _models(self, model: Any, own: Sequence[Any], engine: Engine) -> tuple[Any, DemonstrationWriters, list[Any]]:
+    def _models(
+        self, model: Any, teachers: Sequence[Any], engine: Engine
+    ) -> tuple[Any, DemonstrationWriters, list[Any]]:
         student = TimedStudent(self._student(model, self.held_out.prompting(self.chat), engine), engine.limit)
-        return student, self._demonstration_writers(model, student, engine), self._teachers(model, own)
+        return student, self._demonstration_writers(model, student, engine), self._teachers(model, teachers)
 
     def _student(self, model: Any, prompt: Any, engine: Engine) -> Any:
         adapter, vllm = self.adapter, self.adapter.vllm
@@ -291,8 +308,10 @@ class Evaluator:
 
         return ServerStudent(*engine.server, prompt, ends, local, adapter.sampling)
 
-    def _teachers(self, model: Any, own: Sequence[Any]) -> list[Any]:
+    def _teachers(self, model: Any, gathered: Sequence[Any]) -> list[Any]:
+        """The teachers; `gathered` are the models of the trainer's own, if it has one, and of those in addition."""
         adapter, prompt = self.adapter, self.held_out.prompting(self.chat)
+        own, extra = gathered[: len(self._own_teacher)], gathered[len(self._own_teacher) :]
         teachers: list[Any] = []
         if adapter.context is None:  # the teacher of a self-distillation trainer has a context, see below
             teachers += [HFTeacher(OWN, own_model, prompt) for own_model in own]
@@ -300,7 +319,8 @@ class Evaluator:
             from opd_align.backends.server import ServerTeacher
 
             teachers.append(ServerTeacher(OWN, adapter.server, adapter.trainer.teacher_client.model, prompt))
-        teachers += [HFTeacher(name, extra, prompt) for name, extra in (self.teacher_set.models or {}).items()]
+        names = self.teacher_set.models or {}
+        teachers += [HFTeacher(name, each, prompt) for name, each in zip(names, extra, strict=True)]
         context_model = own[0] if own and adapter.context is not None else model
         for own_context in self.teacher_set.contexts:
             with_context = self.held_out.prompting(self.chat, own_context, self.demonstrations.by_question)

@@ -20,16 +20,28 @@ MARGIN = 0.1
 GIB = 2**30
 
 
-def gathered_bytes(models: Iterable[Any]) -> int:
-    """The full size of all sharded weights of some models; a weight that several of them use counts once."""
-    weights = {id(weight): weight for model in models for weight in model.parameters()}
-    return sum(_numel_if_sharded(weight) * weight.element_size() for weight in weights.values())
+def gathered_bytes(models: Iterable[Any], dtype: torch.dtype | None = None) -> int:
+    """The memory for all sharded weights of some models in full; a weight that several of them use counts once.
+
+    Args:
+        models: The models.
+        dtype: What FSDP2's weights are converted to. Each of them is gathered in its own dtype first, so the largest
+            one is counted in both. `None`: they are not converted.
+    """
+    weights = {id(weight): weight for model in models for weight in model.parameters()}.values()
+    converted = [each for each in weights if isinstance(each, DTensor) and each.is_floating_point() and dtype]
+    before = max((each.numel() * each.element_size() for each in converted if each.dtype != dtype), default=0)
+    return before + sum(_full_bytes(weight, dtype) for weight in weights)
 
 
-def _numel_if_sharded(weight: Any) -> int:
+def _full_bytes(weight: Any, dtype: torch.dtype | None) -> int:
+    """The size of a weight if it is sharded, in full; 0 if it is not."""
     if hasattr(weight, "ds_numel"):  # ZeRO-3: the weight itself is empty
-        return int(weight.ds_numel)
-    return int(weight.numel()) if isinstance(weight, DTensor) else 0
+        return int(weight.ds_numel) * int(weight.element_size())
+    if not isinstance(weight, DTensor):
+        return 0
+    size = dtype.itemsize if dtype is not None and weight.is_floating_point() else weight.element_size()
+    return int(weight.numel()) * int(size)
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -40,14 +52,16 @@ def free_bytes(device: torch.device) -> int | None:
     return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
-def check_memory(device: torch.device, models: Iterable[Any], *, beside_vllm: bool) -> None:
-    """Refuses an evaluation whose gathered weights would not fit."""
+def check_memory(
+    device: torch.device, models: Iterable[Any], *, dtype: torch.dtype | None = None, beside_vllm: bool
+) -> None:
+    """Refuses an evaluation whose gathered weights would not fit; for `dtype` see `gathered_bytes`."""
     free = free_bytes(device)
-    needed = round((1 + MARGIN) * gathered_bytes(models))
+    needed = round((1 + MARGIN) * gathered_bytes(models, dtype))
     if free is not None and needed > free:
         advice = "vllm_mode='server' or a smaller vllm_gpu_memory_utilization" if beside_vllm else "ZeRO-2"
         raise EvaluationFailed(
-            f"the gathered weights of student and teacher need {needed / GIB:.1f} GiB on {device}, and "
+            f"the gathered weights of student and teachers need {needed / GIB:.1f} GiB on {device}, and "
             f"{free / GIB:.1f} GiB are free{' beside vLLM' if beside_vllm else ''}; evaluation refused (use {advice}, "
             "or analyze checkpoints offline: opd-align analyze --student CHECKPOINT)"
         )

@@ -103,14 +103,19 @@ def gathered_parameters(accelerator: Any, *models: Any) -> Iterator[list[Any]]:
     Under ZeRO-3 and FSDP2 a forward pass is a collective operation, and ranks with unequal work would deadlock. So the
     weights are gathered first, and each process may run any number of forward passes.
     """
+    seen: set[int] = set()
     with ExitStack() as stack:
-        for model in models:
+        for model in {id(model): model for model in models}.values():
             if is_zero3(accelerator):
-                stack.enter_context(_gathered_zero3(model))
+                stack.enter_context(_gathered_zero3(model, seen))
             elif is_fsdp2(model):
                 stack.enter_context(_gathered_fsdp2(model, accelerator))
-        # Not the compiled model: shapes that training never sees would use up its recompile limit.
-        yield [accelerator.unwrap_model(model, keep_torch_compile=False) for model in models]
+        yield [unwrapped(accelerator, model) for model in models]
+
+
+def unwrapped(accelerator: Any, model: Any) -> Any:
+    """The model itself. Not the compiled one: shapes that training never sees would use up its recompile limit."""
+    return accelerator.unwrap_model(model, keep_torch_compile=False)
 
 
 def is_zero3(accelerator: Any) -> bool:
@@ -125,11 +130,21 @@ def is_fsdp2(model: Any) -> bool:
 
 
 @contextmanager
-def _gathered_zero3(model: Any) -> Iterator[None]:
+def _gathered_zero3(model: Any, seen: set[int]) -> Iterator[None]:
+    """Gathers the weights that are not in `seen`, and adds them: no weight can be gathered twice."""
     import deepspeed
 
-    with deepspeed.zero.GatheredParameters(list(model.parameters())), trl_compat.without_hooks(model):
+    weights = [weight for weight in model.parameters() if id(weight) not in seen]
+    seen.update(map(id, weights))
+    with deepspeed.zero.GatheredParameters(weights, enabled=bool(weights)), trl_compat.without_hooks(model):
         yield
+
+
+def fsdp2_dtype(accelerator: Any) -> torch.dtype | None:
+    """The dtype that FSDP2 computes in, and that weights are gathered in; `None`: that of the weights."""
+    policy = getattr(getattr(accelerator.state, "fsdp_plugin", None), "mixed_precision_policy", None)
+    dtype: torch.dtype | None = getattr(policy, "param_dtype", None)
+    return dtype
 
 
 @contextmanager
@@ -139,8 +154,7 @@ def _gathered_fsdp2(model: Any, accelerator: Any) -> Iterator[None]:
     The sharded weights, which the optimizer holds, are not touched, and come back as the same objects. FSDP's own
     `unshard` would not do: body and output layer are called alone, in an order that its hooks do not expect.
     """
-    policy = getattr(getattr(accelerator.state, "fsdp_plugin", None), "mixed_precision_policy", None)
-    dtype = getattr(policy, "param_dtype", None)
+    dtype = fsdp2_dtype(accelerator)
     modules = list(model.modules())
     for module in modules:
         if isinstance(module, FSDPModule):

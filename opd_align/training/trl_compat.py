@@ -1,10 +1,10 @@
 """The names of TRL, transformers, accelerate and vLLM that opd-align relies on without a promise that they stay.
 
 Private methods, instance attributes and functions that are not documented are listed in the tables of `trl_names`,
-with the parameters that we pass, and are imported and accessed through this module only. The tables drive all checks: a
-name is checked when it is imported from here, methods when a trainer is constructed (`check_trainer`), attributes once
-it has been constructed (`check_attributes`). What is missing or has changed raises `OpdAlignError` instead of training
-without a gate.
+with the parameters that we pass, and are imported and accessed through this module only; what is set on a trainer's
+vLLM and on adapters is in `weight_sync`. The tables drive all checks: a name is checked when it is imported from here,
+methods when a trainer is constructed (`check_trainer`), attributes once it has been constructed (`check_attributes`).
+What is missing or has changed raises `OpdAlignError` instead of training without a gate.
 
 Importing this module imports none of these libraries: names are looked up on first use. The layers below `training`
 cannot import it; the private names that they use are listed here too, so that they are checked with the others.
@@ -107,6 +107,8 @@ def _check_vllm(trainer: Any) -> None:
         return
     resolve("VLLMGeneration")
     _check_path(vllm, *VLLM_ATTRIBUTES.get(getattr(vllm, "mode", ""), ("mode",)))
+    if resolve("is_peft_model")(vllm.model):
+        resolve("BaseTunerLayer")
     if vllm.mode == "server" and trainer.accelerator.is_main_process:
         _check_path(vllm, *(f"vllm_client.{name}" for name in CLIENT_ATTRIBUTES))
     if any(base.__name__ in SYNCED and _library(base) == "trl" for base in type(trainer).__mro__):
@@ -239,35 +241,6 @@ def completion_ends(trainer: Any) -> list[int]:
 def vllm_generation(trainer: Any) -> Any:
     """TRL's wrapper around the vLLM engine or server that the trainer generates with; `None` without vLLM."""
     return getattr(trainer, "vllm_generation", None) if getattr(trainer, "use_vllm", False) else None
-
-
-@contextmanager
-def vllm_ready(trainer: Any, agree: Callable[[Callable[[], Any], str], Any]) -> Iterator[None]:
-    """Within the block the trainer's vLLM, if it has one, is awake and has the weights of this step.
-
-    Args:
-        trainer: The trainer.
-        agree: Executes a function, a named stage, on all ranks; raises on all of them if it raises on one.
-    """
-    vllm = vllm_generation(trainer)
-    if vllm is None:
-        yield
-        return
-    sleeps = vllm.mode == "colocate" and vllm.enable_sleep_mode
-    # Whether the trainer syncs before its next generation must be the same on all ranks: syncing is collective. Until
-    # all ranks have synced, the weights in vLLM may be a mixture, and the trainer must sync.
-    trainer._last_loaded_step = -1
-    try:
-        agree(vllm.sync_weights, "syncing weights to vLLM")
-        if sleeps:
-            agree(lambda: vllm.llm.wake_up(tags=["kv_cache"]), "waking vLLM")
-        # The trainer need not sync again: its next generation uses these very weights.
-        trainer._last_loaded_step = trainer.state.global_step
-        yield
-    finally:
-        if sleeps:
-            vllm._llm_weights_sleeping = True
-            vllm.llm.sleep(level=2)
 
 
 @contextmanager

@@ -18,9 +18,10 @@ TESTED = {
     "transformers": ">=5.16,<6",
     "accelerate": ">=1.10,<2",
     "deepspeed": ">=0.18,<1",
+    "peft": ">=0.18,<1",
 }
 
-TITLES = {"trl": "TRL", "vllm": "vLLM", "deepspeed": "DeepSpeed"}
+TITLES = {"trl": "TRL", "vllm": "vLLM", "deepspeed": "DeepSpeed", "peft": "PEFT"}
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,13 @@ NAMES: dict[str, Name] = {
         "transformers.trainer_callback", "CallbackHandler", None, {"on_log": call("args", "state", "control", "logs")}
     ),
     # The trainer's own vLLM.
-    "VLLMGeneration": Name("trl.generation.vllm_generation", "VLLMGeneration", None, {"sync_weights": call()}),
+    "VLLMGeneration": Name(
+        "trl.generation.vllm_generation", "VLLMGeneration", None,
+        {"sync_weights": call(), "_iter_named_params": call()},
+    ),
+    "BaseTunerLayer": Name(
+        "peft.tuners.tuners_utils", "BaseTunerLayer", None, {"get_base_layer": call(), "merged_adapters": None}
+    ),
     # `accelerate launch`, started by `opd-align train`.
     "launch_main": Name("accelerate.commands.launch", "main", call()),
     # Used by `backends.hf` and `backends.hf_attention`, below this layer.
@@ -198,11 +205,11 @@ MODEL_CONFIG = "llm.llm_engine.vllm_config.model_config"
 
 VLLM_ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "colocate": (
-        "mode", "enable_sleep_mode", "sync_weights", "tensor_parallel_size", "_llm_weights_sleeping", "llm.generate",
-        "llm.sleep", "llm.wake_up",
+        "mode", "enable_sleep_mode", "sync_weights", "model", "_iter_named_params", "tensor_parallel_size",
+        "_llm_weights_sleeping", "llm.generate", "llm.sleep", "llm.wake_up",
         *(f"{MODEL_CONFIG}.{name}" for name in ("max_model_len", "model", "dtype", "get_vocab_size")),
     ),
-    "server": ("mode", "enable_sleep_mode", "sync_weights"),
+    "server": ("mode", "enable_sleep_mode", "sync_weights", "model", "_iter_named_params", "_weight_metadata"),
 }  # fmt: skip
 """Attributes of a trainer's `vllm_generation`, by its mode, with those that `backends.vllm` reads of its engine."""
 

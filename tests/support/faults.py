@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+SYNC = ("sync first", "sync middle", "sync last")
+"""While weights are sent to vLLM: before the first of them, one in the middle, and the last."""
+
 # Demonstrations are kept once they are written: their stages come first.
 ON_ANY_RANK = (
-    "demonstrations", "sync", "wake", "memory", "gather", "state", "loading", "questions", "between stages", "sampling",
+    "demonstrations", "state", *SYNC, "wake", "memory", "gather", "loading", "questions", "between stages", "sampling",
     "scoring", "grading", "sleep", "verifier", "metrics", "report",
 )  # fmt: skip
 ON_RANK_0 = ("saving demonstrations", "directory", "finishing")

@@ -37,7 +37,7 @@ def test_sharded_weights_count_in_full_and_shared_ones_once():
     [
         (30.0, False, None),
         (17.7, True, None),
-        (17.0, False, r"student and teacher need 17\.6 GiB on cuda:1, and 17\.0 GiB are free; .*use ZeRO-2"),
+        (17.0, False, r"student and teachers need 17\.6 GiB on cuda:1, and 17\.0 GiB are free; .*use ZeRO-2"),
         (6.0, True, r"and 6\.0 GiB are free beside vLLM; evaluation refused \(use vllm_mode='server'"),
     ],
 )

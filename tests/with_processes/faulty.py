@@ -12,13 +12,13 @@ import logging
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from support.engineless_vllm import Engine, engineless_vllm
 from support.faults import FAULTS
 from support.trainings import ARITHMETIC, TOKENS, fresh, held_out, make
 
@@ -35,17 +35,25 @@ parser.add_argument("folder", type=Path)
 parser.add_argument("--backend", default=None)
 parser.add_argument("--deepspeed", action="store_true")
 parser.add_argument("--unwatched", action="store_true")
-parser.add_argument("--only", default=None, help="a single stage")
+parser.add_argument("--only", default=None, help="stages whose names start like this")
+parser.add_argument("--lora", action="store_true", help="adapters, which TRL merges while it sends weights to vLLM")
 given = parser.parse_args()
-faults = [fault for fault in FAULTS if given.only in (None, fault[0])]
+faults = [fault for fault in FAULTS if fault[0].startswith(given.only or "")]
 
 torch.set_num_threads(1)
 faulthandler.dump_traceback_later(500, exit=True)  # a deadlock shows where it is
 options = {"ddp_backend": given.backend} if given.backend else {}
 if given.deepspeed:
     options["use_cpu"] = False  # with use_cpu=True, DeepSpeed is silently disabled
+student = fresh("student")
+if given.lora:
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(7)
+    lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
+    student = get_peft_model(student, lora)
 trainer = make(
-    "distillation", given.folder, student=fresh("student"), max_steps=len(faults), per_device_train_batch_size=2,
+    "distillation", given.folder, student=student, max_steps=len(faults), per_device_train_batch_size=2,
     seed=3, temperature=1.0, learning_rate=1e-4, max_completion_length=8, gradient_checkpointing=False, **options,
 )  # fmt: skip
 rank = trainer.accelerator.process_index
@@ -100,12 +108,21 @@ if not given.unwatched:
         sampling=Sampling(max_tokens=TOKENS),
     )  # fmt: skip
     trainer.add_callback(alignment)
-    # Stands for a vLLM beside the training; with tensor parallelism, evaluations sample with the model itself.
-    llm = SimpleNamespace(wake_up=lambda tags: fail_at("wake"), sleep=lambda level: fail_at("sleep"))
-    vllm = SimpleNamespace(
-        mode="colocate", enable_sleep_mode=True, tensor_parallel_size=2, llm=llm, sync_weights=lambda: fail_at("sync")
-    )
-    trl_compat.vllm_generation = lambda trainer: vllm
+
+    def on_weight(number: int, count: int) -> None:
+        for stage, failing_number in (("first", 0), ("middle", count // 2), ("last", count - 1)):
+            if number == failing_number:
+                fail_at(f"sync {stage}")
+
+    vllm: list[Any] = []
+
+    def beside_the_training(trainer: Any) -> Any:
+        if not vllm:  # once the model is sharded
+            engine = Engine(on_weight, lambda: fail_at("wake"), lambda: fail_at("sleep"))
+            vllm.append(engineless_vllm(trainer.model, trainer.accelerator, engine, sleeps=True))
+        return vllm[0]
+
+    trl_compat.vllm_generation = beside_the_training
     failing(evaluator.Evaluator, "_check_memory", "memory")
     failing_inside(evaluator, "gathered_parameters", "gather")
     failing_inside(evaluator, "preserve_model_state", "state")
