@@ -33,12 +33,12 @@ from opd_align.runs.run_directory import RunDirectory
 from opd_align.settings import Budget, Sampling, Settings
 from opd_align.training.adapters import adapt_trainer
 from opd_align.training.demonstration_cache import is_waiting_for_demonstrations
-from opd_align.training.distributed import on_all_ranks, wait_for_all_ranks
+from opd_align.training.distributed import max_wait, on_all_ranks, wait_for_all_ranks
 from opd_align.training.evaluator import Evaluator, TeacherSet
 from opd_align.training.gated_alignment import gate_of, gate_weights
 from opd_align.training.held_out import HeldOut, check_verifier_calls
 from opd_align.training.model_state import preserve_rng_state
-from opd_align.training.overhead import OverheadLimit
+from opd_align.training.overhead import OverheadLimit, invalid_fields
 from opd_align.training.rewards import CORRECT_FROM, TIMEOUT_S
 from opd_align.training.tracking import log_to_trackers
 from opd_align.types import Floats, OpdAlignError
@@ -169,7 +169,7 @@ class AlignmentCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        with preserve_rng_state():
+        with preserve_rng_state(), max_wait(args.ddp_timeout):
             self._resume(state)
             self._counted_until = time.perf_counter()
             if self.schedule.next_step <= state.global_step:
@@ -177,7 +177,7 @@ class AlignmentCallback(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.schedule.next_step <= state.global_step:
-            with preserve_rng_state():
+            with preserve_rng_state(), max_wait(args.ddp_timeout):
                 self._evaluate(state, control)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -411,10 +411,21 @@ class AlignmentCallback(TrainerCallback):
                 return new, 0, None
             try:
                 stored = json.loads(file.read_text(encoding="utf-8"))
-                return new.load_state_dict(stored), int(stored["failures"]), stored["latest"]
-            except (OSError, ValueError, LookupError, TypeError) as error:  # half written when the training was killed
+                if not isinstance(stored, dict):
+                    raise TypeError(f"expected an object, found {stored!r:.40}")
+            except (OSError, ValueError, TypeError) as error:  # half written when the training was killed
                 logger.warning("Cannot read %s, starting a new evaluation schedule: %r", file, error)
                 return new, 0, None
+            failures, latest = stored.get("failures"), stored.get("latest")
+            invalid = invalid_fields(stored)
+            if not isinstance(failures, int) or failures < 0:
+                invalid, failures = [*invalid, "failures"], 0
+            if not isinstance(latest, str | None):
+                invalid, latest = [*invalid, "latest"], None
+            if invalid:
+                found = ", ".join(f"{name}={stored.get(name, 'missing')!r:.40}" for name in invalid)
+                logger.warning("Ignoring invalid values in %s: %s", file, found)
+            return new.load_state_dict(stored), failures, latest
 
         self.schedule, self.failures, self._latest_run = on_all_ranks(read, "reading the schedule")[0]
         self.latest = on_all_ranks(self._read_latest, "reading the latest evaluation")[0]

@@ -3,8 +3,8 @@
 An evaluation is a sequence of stages. After each one all ranks exchange their results (`on_all_ranks`): if the stage
 failed on any rank, it fails on all, so none of them starts a collective operation that another one will not join. A
 rank that fails between two stages goes to the end of the evaluation (`wait_for_all_ranks`) and waits there; the others
-see this at their next stage. All of this uses a process group of its own, on the CPU and with a long time-out: ranks
-that finish early wait for the others, however long an evaluation takes, and the trainer's own group is not used.
+see this at their next stage. All of this uses a process group of its own, on the CPU, and the trainer's own group is not
+used: ranks that finish early wait for the others as long as an evaluation may take, and not much longer (`max_wait`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import logging
 import pickle
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -34,8 +34,14 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-TIMEOUT = timedelta(days=7)
-"""How long ranks wait for each other; the trainer's own limit (`ddp_timeout`) is half an hour."""
+DDP_TIMEOUT_S = 1800.0
+"""The default of `ddp_timeout`: how long ranks of a training wait for each other outside of evaluations."""
+
+WAIT_MARGIN_S = 300.0
+"""Added to how long ranks wait for each other: for what is neither training nor sampling, such as files."""
+
+UNLIMITED_S = 24 * 3600.0
+"""How long ranks wait for each other in an evaluation without a time limit."""
 
 STAGE = 1_000
 """The level of a stage: above that of any `wait_for_all_ranks`."""
@@ -133,16 +139,44 @@ def _error(outcomes: Sequence[Outcome], cause: Exception | None) -> OpdAlignErro
 
 # -- the process group ----------------------------------------------------------------------------------------------
 
+_wait_s = DDP_TIMEOUT_S + WAIT_MARGIN_S
+"""How long a rank waits for the others at present."""
+
+
+@contextmanager
+def max_wait(ddp_timeout_s: float, evaluation_s: float | None = 0.0) -> Iterator[None]:
+    """Within the block, a rank that has waited so long for another one raises, which ends the training.
+
+    Args:
+        ddp_timeout_s: The trainer's own limit, for what an evaluation does beside sampling.
+        evaluation_s: The time limit of the evaluation; 0 outside of one; `None`: it has no limit.
+    """
+    global _wait_s  # like the process group
+    before = _wait_s
+    _wait_s = ddp_timeout_s + WAIT_MARGIN_S + (UNLIMITED_S if evaluation_s is None else evaluation_s)
+    try:
+        yield
+    finally:
+        _wait_s = before
+
+
+class RankNotResponding(OpdAlignError):
+    """A rank did not arrive where the others wait for it: it hangs, or has ended."""
+
+
 _groups: list[tuple[Any, Any]] = []
-"""The trainer's process group, and the one for evaluations that belongs to it."""
+"""The trainer's process group, and the one for evaluations that belongs to it, or why that cannot be used any more."""
 
 
 def _process_group() -> Any:
     """The process group of evaluations; created when all ranks use it for the first time."""
     world = distributed.group.WORLD
     if not _groups or _groups[0][0] is not world:
-        # Gloo: objects on the CPU need no memory of a GPU, and no rank waits inside a kernel.
-        _groups[:] = [(world, distributed.new_group(backend="gloo", timeout=TIMEOUT))]
+        # Gloo: objects on the CPU need no memory of a GPU, and no rank waits inside a kernel. The time-out is never
+        # reached, since `_exchange` has one for each evaluation.
+        _groups[:] = [(world, distributed.new_group(backend="gloo", timeout=timedelta(seconds=2 * UNLIMITED_S)))]
+    if isinstance(_groups[0][1], RankNotResponding):
+        raise _groups[0][1]
     return _groups[0][1]
 
 
@@ -162,8 +196,18 @@ def _exchange(outcome: Outcome) -> list[Outcome]:
         data = pickle.dumps(outcome)
     except Exception as error:  # this rank must not be the only one that stays away
         data = pickle.dumps(_failed(outcome.stage, outcome.level, error))
+    group = _process_group()
+    try:
+        distributed.monitored_barrier(group, timedelta(seconds=_wait_s), wait_all_ranks=True)
+    except RuntimeError as error:
+        failure = RankNotResponding(
+            f"another rank hangs or has ended: rank {_rank()} waited for it after {outcome.stage!r}, for at most "
+            f"{_wait_s:.0f} s ({error})"
+        )
+        _groups[0] = (_groups[0][0], failure)  # what still waits for all ranks now fails at once
+        raise failure from error
     received: list[Any] = [None] * _world_size()
-    distributed.all_gather_object(received, data, group=_process_group())
+    distributed.all_gather_object(received, data, group=group)
     return [pickle.loads(each) for each in received]
 
 

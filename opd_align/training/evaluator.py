@@ -27,7 +27,7 @@ from opd_align.teachers.demonstrations import DemonstrationSource, Demonstration
 from opd_align.teachers.eligibility import prompts_too_long
 from opd_align.training.adapters import TrainerAdapter
 from opd_align.training.demonstration_cache import DemonstrationCache, NoDemonstrationYet
-from opd_align.training.distributed import EvaluationFailed, RankExecutor, on_all_ranks, wait_for_all_ranks
+from opd_align.training.distributed import EvaluationFailed, RankExecutor, max_wait, on_all_ranks, wait_for_all_ranks
 from opd_align.training.held_out import HeldOut
 from opd_align.training.memory import check_memory
 from opd_align.training.model_state import (
@@ -185,7 +185,8 @@ class Evaluator:
             time_limit_s: After so many seconds sampling ends. `None`: only `Budget.seconds` limits it.
         """
         limit = self._time_limit(settings, scale, time_limit_s)
-        with self.borrowed_models(limit) as (student, writers, teachers):
+        ddp_timeout_s = self.adapter.trainer.args.ddp_timeout
+        with max_wait(ddp_timeout_s, limit.seconds), self.borrowed_models(limit) as (student, writers, teachers):
             questions = self._select_questions(student, writers, teachers, scale)
             largest = settings.questions_per_group
             settings = replace(settings, questions_per_group=group_size(len(questions), self.world, largest))

@@ -9,8 +9,10 @@ are reported: this module has no clock and no model.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from math import ceil, inf
+from math import ceil, inf, isfinite
+from types import NoneType
 from typing import Any
 
 MIN_QUESTIONS = 4
@@ -153,15 +155,36 @@ class OverheadLimit:
         """For a checkpoint."""
         return asdict(self)
 
-    def load_state_dict(self, state: dict[str, Any]) -> OverheadLimit:
-        """With the state of a checkpoint; its schedule and its cost estimate only if they still apply."""
-        names = (
-            "evaluation_s", "training_s", "full_evaluation_s", "num_evaluations", "next_step", "start_step",
-            "last_step",
-        )  # fmt: skip
-        known = {name: state[name] for name in names}
+    def load_state_dict(self, state: Mapping[str, Any]) -> OverheadLimit:
+        """With the state of a checkpoint; its schedule and its cost estimate only if they still apply.
+
+        Fields that are missing or invalid (`invalid_fields`) keep their values.
+        """
+        unusable = set(invalid_fields(state))
+        if unusable & {*TIMES}:  # times count from the same step, so they are not mixed
+            unusable |= {*TIMES}
         if state.get("every_n_steps") != self.every_n_steps:
-            known.pop("next_step")
+            unusable.add("next_step")
         if (state.get("num_questions"), state.get("ranks")) != (self.num_questions, self.ranks):
-            known.pop("full_evaluation_s")
-        return replace(self, **known)
+            unusable.add("full_evaluation_s")
+        return replace(self, **{name: state[name] for name in STORED if name not in unusable})
+
+
+TIMES = ("evaluation_s", "training_s", "start_step")
+
+STORED: dict[str, tuple[type, ...]] = {
+    "evaluation_s": (int, float), "training_s": (int, float), "start_step": (int,), "next_step": (int,),
+    "num_evaluations": (int,), "full_evaluation_s": (int, float, NoneType), "last_step": (int, NoneType),
+}  # fmt: skip
+"""The fields that a checkpoint restores, and their types in JSON."""
+
+
+def invalid_fields(state: Mapping[str, Any]) -> list[str]:
+    """The fields of a checkpoint's state that are missing, of a wrong type, negative or not finite."""
+    return [name for name, types in STORED.items() if name not in state or not _is_valid(state[name], types)]
+
+
+def _is_valid(value: Any, types: tuple[type, ...]) -> bool:
+    if isinstance(value, bool) or not isinstance(value, types):
+        return False
+    return value is None or (isfinite(value) and value >= 0)

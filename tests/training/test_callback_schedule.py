@@ -156,7 +156,7 @@ def test_a_resumed_training_without_its_evaluations_continues(tmp_path, caplog):
     assert (callback.latest, callback.schedule.next_step) == (None, 6)
 
 
-@pytest.mark.parametrize("content", ['{"every_n_steps": 3, "next', "[]", '{"every_n_steps": 3}'])
+@pytest.mark.parametrize("content", ['{"every_n_steps": 3, "next', "[]", "null", "3"])
 def test_an_unreadable_schedule_starts_anew(content, tmp_path, caplog):
     callback = add_alignment(make("distillation", tmp_path), every_n_steps=3)
     (tmp_path / "checkpoint-4").mkdir()
@@ -164,6 +164,25 @@ def test_an_unreadable_schedule_starts_anew(content, tmp_path, caplog):
     callback.on_train_begin(callback.adapter.trainer.args, TrainerState(global_step=4), TrainerControl())
     assert "starting a new evaluation schedule" in caplog.text
     assert callback.schedule == OverheadLimit(3, None, len(held_out()), next_step=6, start_step=4)
+
+
+def test_invalid_values_of_a_schedule_are_named_once_and_ignored(tmp_path, caplog):
+    trainer = make("distillation", tmp_path)
+    callback = add_alignment(trainer, every_n_steps=3, max_overhead=0.5)
+    (tmp_path / "checkpoint-4").mkdir()
+    known = callback.schedule.add_training(9.0).add_evaluation(3, 1.0, 2.0).state_dict()
+    stored = {**known, "training_s": None, "last_step": "three", "failures": "many", "latest": 7}
+    (tmp_path / "checkpoint-4" / "opd_align.json").write_text(json.dumps(stored))
+    callback.on_train_begin(trainer.args, TrainerState(global_step=4), TrainerControl())
+    lines = [record.getMessage() for record in caplog.records if "Ignoring invalid values" in record.getMessage()]
+    assert len(lines) == 1
+    assert lines[0].endswith("training_s=None, last_step='three', failures='many', latest=7")
+    schedule = callback.schedule
+    assert (schedule.next_step, schedule.num_evaluations, schedule.full_evaluation_s) == (6, 1, 2.0), "these are valid"
+    assert (schedule.evaluation_s, schedule.start_step, schedule.last_step) == (0.0, 4, None)
+    assert (callback.failures, callback.latest) == (0, None)
+    callback.on_step_end(trainer.args, TrainerState(global_step=5), TrainerControl())
+    assert schedule.add_training(1.0).training_s >= 1.0
 
 
 def test_an_incomplete_line_after_a_crash_does_not_spoil_the_next(tmp_path):

@@ -12,7 +12,15 @@ from opd_align.core.engine import question_groups
 from opd_align.settings import Settings
 from opd_align.training import calibrated_gate
 from opd_align.training.callback import QUESTIONS_PER_GROUP
-from opd_align.training.overhead import FIRST_LIMIT_S, MIN_QUESTIONS, OVERRUN, OverheadLimit, group_size, num_questions
+from opd_align.training.overhead import (
+    FIRST_LIMIT_S,
+    MIN_QUESTIONS,
+    OVERRUN,
+    OverheadLimit,
+    group_size,
+    invalid_fields,
+    num_questions,
+)
 
 SMALLEST = OverheadLimit(1, 0.1).scales[-1]
 
@@ -122,6 +130,24 @@ def test_a_checkpoint_restores_the_schedule_unless_the_interval_changed():
     assert (more.next_step, more.full_evaluation_s) == (before.next_step, None), (
         "the cost estimate is not valid for ten times the questions"
     )
+
+
+@pytest.mark.parametrize("value", [None, "12", -1.0, float("nan"), float("inf"), True, [1]])
+@pytest.mark.parametrize("name", ["training_s", "next_step", "num_evaluations", "full_evaluation_s", "last_step"])
+def test_invalid_values_of_a_checkpoint_keep_the_new_ones(name, value):
+    before = OverheadLimit(10, 0.1).add_training(100).add_evaluation(20, 0.5, 3.0)
+    new = OverheadLimit(10, 0.1, start_step=20)
+    state = {**before.state_dict(), name: value}
+    if value is None and name in ("full_evaluation_s", "last_step"):
+        assert invalid_fields(state) == []
+        return
+    assert invalid_fields(state) == [name]
+    loaded = new.load_state_dict(state)
+    kept = {"evaluation_s", "training_s", "start_step"} if name == "training_s" else {name}
+    for field in before.state_dict():
+        assert getattr(loaded, field) == getattr(new if field in kept else before, field), field
+    del state[name]
+    assert new.load_state_dict(state) == loaded
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import distributed
 
-from opd_align.training.distributed import EvaluationFailed, on_all_ranks, wait_for_all_ranks
+from opd_align.training import distributed as agreement
+from opd_align.training.distributed import EvaluationFailed, RankNotResponding, max_wait, on_all_ranks, wait_for_all_ranks
 from opd_align.types import OpdAlignError
 
 folder, timeout_s = Path(sys.argv[1]), float(sys.argv[2])
@@ -63,5 +64,22 @@ if rank == 1:
 seen["after the time-out"] = caught(lambda: f"rank {rank}", "sampling")
 seen["waited"] = time.monotonic() - start > timeout_s
 seen["at the end"] = wait_for_all_ranks("outer", 0, rank)[1]
-(folder / f"{rank}.json").write_text(json.dumps(seen))
+
+# A rank that hangs: the other one ends after the limit, once, however often it still waits for all ranks.
+agreement.WAIT_MARGIN_S = 1.0
+if rank == 0:
+    start, failures = time.monotonic(), list[RankNotResponding]()
+    for _ in range(3):
+        try:
+            with max_wait(1.0, 2.0):
+                on_all_ranks(lambda: None, "grading")
+        except RankNotResponding as error:
+            failures.append(error)
+    seen["hangs"] = [str(failures[0]), len(failures), len({id(error) for error in failures})]
+    seen["waited for the one that hangs"] = time.monotonic() - start >= 4
+    (folder / "0.json").write_text(json.dumps(seen))
+else:
+    while not (folder / "0.json").is_file():
+        time.sleep(0.1)
+    (folder / "1.json").write_text(json.dumps(seen))
 distributed.destroy_process_group()
