@@ -3,8 +3,8 @@
 An evaluation is a sequence of stages. After each one all ranks exchange their results (`on_all_ranks`): if the stage
 failed on any rank, it fails on all, so none of them starts a collective operation that another one will not join. A
 rank that fails between two stages goes to the end of the evaluation (`wait_for_all_ranks`) and waits there; the others
-see this at their next stage. All of this uses a process group of its own, on the CPU, and the trainer's own group is not
-used: ranks that finish early wait for the others as long as an evaluation may take, and not much longer (`max_wait`).
+see this at their next stage. All of this uses a process group of its own, on the CPU; the trainer's own group is not
+used. Ranks that finish early wait for the others as long as an evaluation may take, and not much longer (`max_wait`).
 """
 
 from __future__ import annotations

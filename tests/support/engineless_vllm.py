@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,6 +56,26 @@ class Engine:
 
     def sleep(self, level: int) -> None:
         self.on_sleep()
+
+
+class FailingClient:
+    """Stands for the client of a vLLM server, which receives weights.
+
+    Args:
+        fails_after: Number of weights after which the server does not answer; `None`: it always does.
+    """
+
+    def __init__(self, fails_after: int | None = None) -> None:
+        self.fails_after = fails_after
+
+    def update_named_params(self, metadata: list[Any], named_params: Iterator[Any]) -> None:
+        for number in range(len(metadata)):
+            if number == self.fails_after:
+                raise ConnectionError("the server does not answer")
+            next(named_params)
+        assert next(named_params, None) is None
+
+    def reset_prefix_cache(self) -> None: ...
 
 
 def engineless_vllm(model: Any, accelerator: Any, engine: Engine, *, sleeps: bool = False) -> VLLMGeneration:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from support.engineless_vllm import Engine, engineless_vllm
+from support.engineless_vllm import Engine, FailingClient, engineless_vllm
 from support.small_models import qwen3
 from torch import nn
 
@@ -201,22 +201,6 @@ def test_a_sleeping_vllm_sleeps_again_whatever_fails():
 # A server: the first rank sends, and iterates twice in the first sync.
 
 
-class Client:
-    """A client that fails after so many weights; `None`: it does not fail."""
-
-    def __init__(self, fails_after: int | None) -> None:
-        self.fails_after = fails_after
-
-    def update_named_params(self, metadata: list[Any], named_params: Iterator[Any]) -> None:
-        for number in range(len(metadata)):
-            if number == self.fails_after:
-                raise ConnectionError("the server does not answer")
-            next(named_params)
-        assert next(named_params, None) is None
-
-    def reset_prefix_cache(self) -> None: ...
-
-
 @pytest.mark.parametrize("first", [True, False], ids=["first sync", "later sync"])
 @pytest.mark.parametrize("fails_after", [0, 3, None])
 def test_a_rank_that_fails_gathers_as_often_as_the_others(fails_after, first):
@@ -226,10 +210,10 @@ def test_a_rank_that_fails_gathers_as_often_as_the_others(fails_after, first):
     for is_main in (True, False):
         accelerator = SimpleNamespace(state=ACCELERATOR.state, is_main_process=is_main)
         vllm = engineless_vllm(model, accelerator, Engine())
-        vllm.mode, vllm.vllm_client = "server", Client(None)
+        vllm.mode, vllm.vllm_client = "server", FailingClient(None)
         if not first:
             sync_weights(vllm)
-        vllm.vllm_client = Client(fails_after)
+        vllm.vllm_client = FailingClient(fails_after)
         order[is_main] = gathered = []
         gather = vllm._dist.gather_params
         vllm._dist = SimpleNamespace(

@@ -12,7 +12,13 @@ from typing import Any
 from torch import distributed
 
 from opd_align.training import distributed as agreement
-from opd_align.training.distributed import EvaluationFailed, RankNotResponding, max_wait, on_all_ranks, wait_for_all_ranks
+from opd_align.training.distributed import (
+    EvaluationFailed,
+    RankNotResponding,
+    max_wait,
+    on_all_ranks,
+    wait_for_all_ranks,
+)
 from opd_align.types import OpdAlignError
 
 folder, timeout_s = Path(sys.argv[1]), float(sys.argv[2])

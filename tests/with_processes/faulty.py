@@ -11,6 +11,7 @@ import json
 import logging
 import sys
 from contextlib import contextmanager
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,11 @@ if not given.unwatched:
 trainer.train()
 trainer.save_model(str(given.folder / "model"))
 (given.folder / f"messages-{rank}.json").write_text(json.dumps(messages.texts))
+# What this rank holds, the weights under an adapter included.
+digest = blake2b()
+for weight in trainer.model.parameters():
+    digest.update(getattr(weight, "ds_tensor", weight).detach().numpy())
+(given.folder / f"weights-{rank}.txt").write_text(digest.hexdigest())
 accelerator = trainer.accelerator
 if accelerator.is_main_process:
     seen = {

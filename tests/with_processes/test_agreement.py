@@ -67,6 +67,8 @@ def test_ranks_wait_longer_than_the_process_group_of_the_training(seen):
 
 def test_a_rank_that_hangs_is_waited_for_until_the_limit_and_only_once(seen):
     message, failures, different = seen[0]["hangs"]
-    assert message.startswith("another rank hangs or has ended: rank 0 waited for it after 'grading', for at most 4 s (")
+    assert message.startswith(
+        "another rank hangs or has ended: rank 0 waited for it after 'grading', for at most 4 s ("
+    )
     assert seen[0]["waited for the one that hangs"]
     assert (failures, different) == (3, 1), "later ones fail at once, for the same reason"
