@@ -69,8 +69,8 @@ def train(folder: Path, *, watched: bool, failing: bool = False, sleeps: bool = 
     callback = None
     if watched:
         callback = add_alignment(
-            trainer, questions=held_out(1), every_n_steps=EVERY, budget=FEW, sampling=Sampling(max_tokens=TOKENS, seed=5),
-            teachers={"another": fresh("teacher")},
+            trainer, questions=held_out(1), every_n_steps=EVERY, budget=FEW, teachers={"another": fresh("teacher")},
+            sampling=Sampling(max_tokens=TOKENS, seed=5),
         )  # fmt: skip
         evaluate = callback.evaluate
 

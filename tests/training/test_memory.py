@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.distributed.fsdp import fully_shard
 
 from opd_align.training import memory
 from opd_align.training.distributed import EvaluationFailed
@@ -30,6 +31,22 @@ def test_sharded_weights_count_in_full_and_shared_ones_once():
     student, teacher = model(shared, sharded(1000, torch.float32)), model(shared, sharded(2**20))
     assert gathered_bytes([student, teacher]) == 2 * 2**30 + 4 * 1000 + 2 * 2**20
     assert gathered_bytes([torch.nn.Linear(10, 10)]) == 0, "not sharded: nothing is gathered"
+
+
+def test_weights_of_fsdp2_count_in_the_dtype_that_they_are_gathered_in(tmp_path):
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        weights = fully_shard(torch.nn.Sequential(torch.nn.Linear(10, 30), torch.nn.Linear(30, 10)))
+        numel, largest = 300 + 30 + 300 + 10, 300
+        assert gathered_bytes([weights]) == 4 * numel
+        assert gathered_bytes([weights], torch.float32) == 4 * numel
+        assert gathered_bytes([weights], torch.bfloat16) == 2 * numel + 4 * largest, "each is gathered in float32 first"
+        assert gathered_bytes([model(sharded(1000, torch.float32))], torch.bfloat16) == 4000, (
+            "ZeRO-3 has no such policy"
+        )
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,8 @@ def test_two_processes_find_what_one_finds(launcher, alone, tmp_path):
 
 @pytest.mark.parametrize("launcher", ["ddp", "zero3"])  # ZeRO-2 keeps whole weights everywhere, as DDP does
 def test_two_processes_train_as_without_the_callback(launcher, tmp_path):
-    kind = "gkd" if launcher == "zero3" else "distillation"
-    watched = run(kind, tmp_path / "watched", launcher)
+    kind, extra = ("gkd", ("--extra",)) if launcher == "zero3" else ("distillation", ())
+    watched = run(kind, tmp_path / "watched", launcher, *extra)
     unwatched = run(kind, tmp_path / "unwatched", launcher, "--unwatched")
     own = [numbers(row) for row in watched["log"] if "opd_align/evaluation/failures" not in row]
     assert own == [numbers(row) for row in unwatched["log"]]
@@ -72,6 +72,13 @@ def test_two_processes_train_as_without_the_callback(launcher, tmp_path):
         break
     else:
         pytest.fail("no weights were saved")
+    if not extra:
+        return
+    # The user's teacher, which is sharded too, is the same model as the trainer's own.
+    rows = [row for row in watched["log"] if "opd_align/student/pass_rate" in row]
+    own = {key: value for key, value in rows[0].items() if key.startswith("opd_align/teacher/")}
+    assert len(own) > 5
+    assert own == {key: rows[0][key.replace("/teacher/", "/another/", 1)] for key in own}
 
 
 def test_nodes_without_a_shared_disk_leave_all_files_with_rank_0(alone, tmp_path):

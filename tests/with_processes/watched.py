@@ -23,6 +23,7 @@ parser.add_argument("folder", type=Path)
 parser.add_argument("--backend", default=None)
 parser.add_argument("--deepspeed", action="store_true")
 parser.add_argument("--unwatched", action="store_true")
+parser.add_argument("--extra", action="store_true", help="also a teacher that the user loads, as ZeRO-3 loads models")
 parser.add_argument("--own-folders", action="store_true", help="no shared disk: each rank has an output_dir of its own")
 parser.add_argument("--student", default=None, help="evaluate this model once instead of training")
 given = parser.parse_args()
@@ -41,8 +42,12 @@ trainer = make(
 )  # fmt: skip
 callback = None
 if not given.unwatched:
+    teachers = {"Self-1C": "Self-1C"}
+    if given.extra:
+        teachers["another"] = fresh("teacher")
+        assert all(weight.numel() == 0 < weight.ds_numel for weight in teachers["another"].parameters())
     callback = AlignmentCallback(
-        trainer, held_out(3), ARITHMETIC, every_n_steps=2, max_overhead=None, budget=TINY, teachers=["Self-1C"],
+        trainer, held_out(3), ARITHMETIC, every_n_steps=2, max_overhead=None, budget=TINY, teachers=teachers,
         on_error="raise",
     )  # fmt: skip
     # Three groups for two processes: unequal work.

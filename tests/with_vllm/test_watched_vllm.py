@@ -100,8 +100,9 @@ def test_rollouts_come_from_the_trainers_server(tmp_path):
         # Weights are sent to a server over NCCL, which needs GPUs; at step 0 the server has them already.
         trainer.use_vllm, trainer._last_loaded_step = True, -1
         trainer.vllm_generation = types.SimpleNamespace(
-            mode="server", enable_sleep_mode=False, sync_weights=lambda: None, vllm_client=VLLMClient(server.url)
-        )
+            mode="server", enable_sleep_mode=False, sync_weights=lambda: None, vllm_client=VLLMClient(server.url),
+            model=trainer.model, _iter_named_params=trainer.model.named_parameters, _weight_metadata=None,
+        )  # fmt: skip
         callback = with_callback(trainer)
         evaluator = callback.evaluator
         prompt = evaluator.held_out.prompting(evaluator.chat)
