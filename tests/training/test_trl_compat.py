@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from opd_align.training import launch, trl_compat
 from opd_align.training.trl_compat import check_attributes, check_events, check_trainer, resolve
@@ -227,6 +228,8 @@ def trainer_with_vllm(mode: str, *, without: str = "", is_main: bool = True) -> 
     trainer.accelerator = SimpleNamespace(is_main_process=is_main)
     trainer.vllm_generation = namespace(*(path for path in VLLM[mode] if path != without))
     trainer.vllm_generation.mode = mode
+    if without != "model":
+        trainer.vllm_generation.model = torch.nn.Linear(2, 2)
     return trainer
 
 
@@ -241,6 +244,18 @@ def test_only_the_first_process_has_a_client():
     trainer = trainer_with_vllm("server", is_main=False)
     del trainer.vllm_generation.vllm_client
     check_attributes(trainer)
+
+
+def test_what_is_read_of_adapters_is_checked(monkeypatch):
+    peft = pytest.importorskip("peft", reason="PEFT is missing: pip install 'opd-align[train]'")
+    monkeypatch.setitem(NAMES, "BaseTunerLayer", replace(NAMES["BaseTunerLayer"], attribute="AdapterLayer"))
+    trainer = trainer_with_vllm("colocate")
+    check_attributes(trainer)
+    trainer.vllm_generation.model = peft.get_peft_model(
+        torch.nn.Sequential(torch.nn.Linear(2, 2)), peft.LoraConfig(target_modules=["0"])
+    )
+    with pytest.raises(OpdAlignError, match=r"PEFT .* is not supported: cannot import peft\..*AdapterLayer"):
+        check_attributes(trainer)
 
 
 def test_the_step_of_the_last_sync_is_checked():
