@@ -185,6 +185,6 @@ def invalid_fields(state: Mapping[str, Any]) -> list[str]:
 
 
 def _is_valid(value: Any, types: tuple[type, ...]) -> bool:
-    if isinstance(value, bool) or not isinstance(value, types):
+    if type(value) not in types:  # a bool is no number here
         return False
     return value is None or (isfinite(value) and value >= 0)
