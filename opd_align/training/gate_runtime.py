@@ -206,6 +206,13 @@ class GateRuntime:
         if not self.applied:
             raise OpdAlignError(f"the loss was computed without the gate {self.gate.name!r}: {trl_compat.untested()}")
 
+    def check_evaluation(self, model: Any) -> None:
+        """Raises an error if a batch without the gate's weights is trained on; those of an evaluation have none."""
+        if model.training:
+            raise OpdAlignError(
+                f"a training batch came without the weights of the gate {self.gate.name!r}: {trl_compat.untested()}"
+            )
+
     def _sum(self, values: Tensor) -> Tensor:
         return self.accelerator.reduce(values.float(), reduction="sum")
 

@@ -51,6 +51,7 @@ class GatedDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
 
     def _compute_loss(self, unwrapped_student: Any, inputs: dict[str, Any], num_items_in_batch: Any) -> Any:
         if DENOMINATOR not in inputs:
+            self._gate_runtime.check_evaluation(self.model)
             return super()._compute_loss(unwrapped_student, inputs, num_items_in_batch)
         count = safe_denominator(inputs[DENOMINATOR])
         with weighted_divergence(self._gate_runtime, inputs, count):

@@ -220,7 +220,8 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         micro_batch = inputs.get(MICRO_BATCH)
-        if micro_batch is None:  # a batch of an evaluation
+        if micro_batch is None:
+            self._gate_runtime.check_evaluation(model)
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         with self._replaced_divergence(partial(self._gated_divergence, micro_batch)):
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)

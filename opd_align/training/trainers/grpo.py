@@ -111,6 +111,7 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if DENOMINATOR not in inputs:
+            self._gate_runtime.check_evaluation(self.model)
             return super()._compute_loss(model, inputs)
         # Both losses in one forward of the wrapped model: ZeRO-3 reduces the head's gradients only from there.
         student = self.accelerator.unwrap_model(model)

@@ -67,6 +67,8 @@ class SDPOGate(TrainerCallback):
 
     def reward(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         """The verifier as a reward function: its values, `None` where they are unknown."""
+        if self._trainer is None:
+            raise OpdAlignError("the gate is not applied: call gate.attach(trainer) before trainer.train()")
         values = self._reward(prompts, completions, **columns)
         truncated = self._truncated(columns.get("completion_ids"), len(values))
         outcomes = zip(self.verifier.latest, truncated, strict=True)
@@ -74,7 +76,7 @@ class SDPOGate(TrainerCallback):
         return values
 
     def _truncated(self, completion_ids: Sequence[Sequence[int]] | None, n: int) -> list[bool]:
-        if self._trainer is None or completion_ids is None:
+        if completion_ids is None:
             return [False] * n
         end_tokens = trl_compat.completion_ends(self._trainer)
         return [not len(ids) or ids[-1] not in end_tokens for ids in completion_ids]
@@ -85,6 +87,7 @@ class SDPOGate(TrainerCallback):
         model, completion_mask, self_distillation_mask = expected
         if not model.training:
             return
+        self._applied = False
         outcome_B = torch.tensor([int(outcome) for outcome in self._outcomes], device=completion_mask.device)
         batch = GateBatch(completion_mask, torch.ones_like(completion_mask[:, :1]).bool(), outcome_B)
         distilled_B = self_distillation_mask > 0
