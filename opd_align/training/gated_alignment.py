@@ -8,7 +8,7 @@ as a quantile), they are computed from the tokens that the analysis kept, with a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from opd_align.core.alignment import pairs_of, teachers_of
 from opd_align.core.engine import Analysis
 from opd_align.core.node_rows import group_rows
 from opd_align.training.gates import (
+    FLOAT32_EPS,
     LOG_RATIO,
     MEASURES,
     STUDENT_LOG_PROB,
@@ -44,8 +45,20 @@ def gate_of(trainer: Any) -> Gate | None:
     return attached[0].gate if attached else None
 
 
-def gate_weights(gate: Gate, analysis: Analysis) -> dict[tuple[str, str], Floats]:
-    """For each teacher and objective with a teacher, the gate's weight at each of its rows in the node table."""
+def gate_eps(trainer: Any) -> float:
+    """The rounding of measures that the gate of a trainer allows for; an evaluation has the precision of the loss."""
+    runtime = getattr(trainer, "_gate_runtime", None)
+    return FLOAT32_EPS if runtime is None else float(runtime.eps)
+
+
+def gate_weights(gate: Gate, analysis: Analysis, *, eps: float = FLOAT32_EPS) -> dict[tuple[str, str], Floats]:
+    """For each teacher and objective with a teacher, the gate's weight at each of its rows in the node table.
+
+    Args:
+        gate: The gate.
+        analysis: The analysis.
+        eps: `GateBatch.eps` of the forward passes that the rollouts were scored with.
+    """
     paths = _Paths.of(analysis)
     weights: dict[tuple[str, str], Floats] = {}
     by_teacher: dict[str, Floats] = {}
@@ -58,7 +71,7 @@ def gate_weights(gate: Gate, analysis: Analysis) -> dict[tuple[str, str], Floats
         if teacher not in by_teacher:
             exact = {name: rows[name].to_numpy() for name in MEASURES}
             batch = paths.batch(teachers_of(analysis.children).index(teacher), at, exact)
-            by_teacher[teacher] = compute_weights(gate, batch).double().numpy()
+            by_teacher[teacher] = compute_weights(gate, replace(batch, eps=eps)).double().numpy()
         weights[teacher, objective] = by_teacher[teacher][at]
     return weights
 

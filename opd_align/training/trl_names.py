@@ -107,7 +107,7 @@ NAMES: dict[str, Name] = {
     "is_peft_model": Name("accelerate.utils", "is_peft_model", call("model")),
     "Accelerator": Name(
         "accelerate", "Accelerator", None,
-        {"unwrap_model": call("model", keywords=("keep_torch_compile",)), "autocast": call(),
+        {"unwrap_model": call("model", keywords=("keep_torch_compile",)), "autocast": call(), "backward": call("loss"),
          "prepare_model": call("model", keywords=("device_placement", "evaluation_mode")),
          "reduce": call("tensor", "reduction"), "gather": call("tensor"),
          "pad_across_processes": call("tensor", keywords=("dim", "pad_index"))},

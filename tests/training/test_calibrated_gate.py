@@ -39,7 +39,8 @@ def harmful_teacher():
 
 def evaluating(latest=None, teachers=("teacher",), objectives=None):
     """The part of a callback that the gate uses."""
-    return SimpleNamespace(latest=latest, teachers=teachers, settings=Settings(objectives or [ReverseKL()]))
+    known = {"latest": latest, "latest_step": 200, "teachers": teachers}
+    return SimpleNamespace(**known, settings=Settings(objectives or [ReverseKL()]))
 
 
 def significant_gains(analysis, quantiles):

@@ -41,7 +41,8 @@ class GatedDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
         trl_compat.resolve("distillation_kernel")
         super().__init__(*args, **kwargs)
         trl_compat.check_attributes(self)
-        self._gate_runtime = runtime.attach(self)
+        # The loss takes the place of the model's forward, and with it of accelerate's autocast.
+        self._gate_runtime = runtime.attach(self, autocast=False)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         generated = super()._generate_and_score_completions(inputs)

@@ -26,7 +26,8 @@ from opd_align.types import OpdAlignError, Outcome
 class SDPOGate(TrainerCallback):
     """Removes correct rollouts from SDPO's self-distillation.
 
-    Pass `gate.reward` to the trainer's `reward_funcs`, then call `gate.attach(trainer)`.
+    Pass `gate.reward` to the trainer's `reward_funcs`, then call `gate.attach(trainer)`, which also adds the callback:
+    a gate that is not attached raises an error in `trainer.train()`.
 
     Args:
         verifier: A reward function with TRL's signature, synchronous or asynchronous, or a `Task`.
@@ -62,13 +63,15 @@ class SDPOGate(TrainerCallback):
         trl_compat.check_events(type(trainer))
         trl_compat.check_attributes(trainer)
         self._trainer = trainer
-        trainer.add_callback(self)
+        if self not in trainer.callback_handler.callbacks:
+            trainer.add_callback(self)
         return self
 
     def reward(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         """The verifier as a reward function: its values, `None` where they are unknown."""
-        if self._trainer is None:
-            raise OpdAlignError("the gate is not applied: call gate.attach(trainer) before trainer.train()")
+        self._check_attached()
+        if self._trainer.model.training:
+            self._applied = False  # until the batch of this generation is complete
         values = self._reward(prompts, completions, **columns)
         truncated = self._truncated(columns.get("completion_ids"), len(values))
         outcomes = zip(self.verifier.latest, truncated, strict=True)
@@ -81,13 +84,15 @@ class SDPOGate(TrainerCallback):
         end_tokens = trl_compat.completion_ends(self._trainer)
         return [not len(ids) or ids[-1] not in end_tokens for ids in completion_ids]
 
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self._check_attached()
+
     def on_teacher_context_built(self, **arguments: Any) -> None:
         """SDPO's event: rewards are known, and the mask is about to be used."""
         expected = trl_compat.event_arguments("on_teacher_context_built", arguments)
         model, completion_mask, self_distillation_mask = expected
         if not model.training:
             return
-        self._applied = False
         outcome_B = torch.tensor([int(outcome) for outcome in self._outcomes], device=completion_mask.device)
         batch = GateBatch(completion_mask, torch.ones_like(completion_mask[:, :1]).bool(), outcome_B)
         distilled_B = self_distillation_mask > 0
@@ -109,6 +114,10 @@ class SDPOGate(TrainerCallback):
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         self._check_applied()
+
+    def _check_attached(self) -> None:
+        if self._trainer is None:
+            raise OpdAlignError("SDPOGate is not attached: call gate.attach(trainer) before trainer.train()")
 
     def _check_applied(self) -> None:
         if not self._applied:
