@@ -263,7 +263,9 @@ class AlignmentCallback(TrainerCallback):
             self.latest, self.latest_step, self._latest_run = analysis, step, run
             selected = self.evaluator.num_selected
             # An evaluation that was cut by its time limit took its time for a part of the work.
-            self.schedule = schedule.add_evaluation(step, scale * completed_share(analysis.questions, selected), seconds)
+            self.schedule = schedule.add_evaluation(
+                step, scale * completed_share(analysis.questions, selected), seconds
+            )
             scale *= len(analysis.questions) / selected
         else:
             run, numbers = None, {}

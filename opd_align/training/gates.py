@@ -124,7 +124,7 @@ class Gate(ABC):
         """What a resumed training needs, as JSON; `AlignmentCallback` stores it in checkpoints."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 (most gates have no state)
         """Continues with the state of a checkpoint; an empty one is that of a new training."""
 
     @abstractmethod

@@ -282,7 +282,7 @@ def test_a_gate_that_cannot_be_applied_is_logged_once(analysis: Any, trainers: A
         raise RuntimeError("no optimizer here")
 
     gate = FunctionGate(needs_more)
-    monkeypatch.setattr(trainer, "_gate_runtime", SimpleNamespace(gate=gate, verifier=None), raising=False)
+    monkeypatch.setattr(trainer, "_gate_runtime", SimpleNamespace(gate=gate, verifier=None, eps=1e-7), raising=False)
     with caplog.at_level(logging.WARNING, "opd_align"):
         assert callback._gate_weights(analysis) is None
         assert callback._gate_weights(analysis) is None
