@@ -186,7 +186,7 @@ def test_columns_that_would_be_sent_to_other_processes_are_refused(processes, di
     data, accelerator = dialogues(4).to_iterable_dataset(), SimpleNamespace(num_processes=processes)
     trainer = SimpleNamespace(args=config, train_dataset=data, accelerator=accelerator)
     if refused:
-        with pytest.raises(OpdAlignError, match='accelerator_config={"dispatch_batches": False}'):
+        with pytest.raises(OpdAlignError, match=r'use accelerator_config=\{"dispatch_batches": False\}'):
             _check_dispatch(trainer)
     else:
         _check_dispatch(trainer)

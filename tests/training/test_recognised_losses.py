@@ -160,12 +160,18 @@ CONFIGS = {
     "trl.experimental.sdft": ("SDFTConfig",),
     "trl.experimental.server_distillation": ("ServerDistillationConfig",),
 }
-EVALUATED = """
+
+
+def words(text: str) -> list[str]:
+    return text.split()
+
+
+EVALUATED = words("""
 beta distillation_alpha loss_type temperature top_p top_k min_p repetition_penalty generation_kwargs
 max_completion_length max_new_tokens chat_template_kwargs max_tool_calling_iterations
-""".split()
+""")
 """Part of the objective or of the sampling, or refused."""
-IN_WORDS = """
+IN_WORDS = words("""
 lmbda seq_kd distillation_objective iw_opd_gamma iw_opd_epsilon loss_top_k loss_add_tail reverse_kl_top_1_mode
 distillation_mode distillation_topk distillation_add_tail distillation_weight include_environment_feedback
 environment_feedback_only_without_solution feedback_template generate_from_teacher num_loss_tokens_to_skip
@@ -174,18 +180,18 @@ entropy_target off_policy_mask_threshold top_entropy_quantile mask_truncated_com
 steps_per_generation distillation_is_clip router_aux_loss_coef reward_weights multi_objective_aggregation
 reward_clip_range sync_ref_model ref_model_mixup_alpha ref_model_sync_steps use_bias_correction_kl
 vllm_structured_outputs_regex
-""".split()
+""")
 """Named if they change the loss, by themselves or with the setting that they belong to."""
-AT_RATIO_ONE = """
+AT_RATIO_ONE = words("""
 epsilon epsilon_high delta sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_k_neg vespo_lambda_pos
 vespo_lambda_neg importance_sampling_level vllm_importance_sampling_correction vllm_importance_sampling_mode
 vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min vllm_importance_sampling_cap vllm_sync_frequency
-""".split()
+""")
 """Without influence where completions are those of the present student, as in an evaluation; else see above."""
 SCALES = ["scale_rewards", "normalize_advantages", "num_generations"]
 """Scale the update of a question, and do not turn it."""
-OTHER = """
-learning_rate model_init_kwargs trust_remote_code disable_dropout cast_lm_head_to_fp32 remove_unused_columns
+OTHER = words("""
+learning_rate ds3_gather_for_generation model_init_kwargs trust_remote_code disable_dropout cast_lm_head_to_fp32 remove_unused_columns
 num_generations_eval shuffle_dataset pad_to_multiple_of generation_batch_size cache_implementation use_vllm
 use_teacher_server log_completions log_multimodal num_completions_to_print log_unique_prompts log_completions_hub_repo
 log_completions_steps wandb_log_unique_prompts use_transformers_continuous_batching
@@ -194,7 +200,7 @@ dataset_num_proc eos_token max_length truncation_mode packing packing_strategy p
 completion_only_loss assistant_only_loss activation_offloading pad_token max_prompt_length callbacks
 max_reprompt_len use_successful_as_teacher dont_reprompt_on_self_success success_reward_threshold reprompt_template
 solution_template remove_thinking_from_demonstration diagnostics_warning_interval diagnostics_flat_tolerance
-""".split()
+""")
 """The optimizer, data, speed and logs; and how SDPO chooses and shows a solution, which `Self-1C` stands for."""
 PREFIXES = (
     "teacher_model_", "teacher_tokenizer", "teacher_update_rate", "teacher_sync_steps", "uld_", "use_uld_loss",
