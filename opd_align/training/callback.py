@@ -441,7 +441,8 @@ class AlignmentCallback(TrainerCallback):
         self._latest_run, self.latest_step = stored.get("latest"), stored.get("latest_step")
         self.latest = on_all_ranks(lambda: self._read_latest(checkpoint.parent), "reading the latest evaluation")[0]
         if gate is not None:
-            gate.load_state_dict(stored.get("gate", {}))
+            own = stored.get("gate")
+            gate.load_state_dict(own if isinstance(own, dict) else {})
         if step:
             self.evaluator.demonstrations.load(self.evaluator.rank)
         if self.schedule.next_step < step:

@@ -359,7 +359,8 @@ class Product(Gate):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for number, gate in enumerate(self.gates):
-            gate.load_state_dict(state.get(str(number), {}))
+            own = state.get(str(number))
+            gate.load_state_dict(own if isinstance(own, dict) else {})
 
     def __call__(self, batch: GateBatch) -> Tensor:
         weights_BT = batch.mask_BT.float()

@@ -191,7 +191,7 @@ vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min vllm_importa
 SCALES = ["scale_rewards", "normalize_advantages", "num_generations"]
 """Scale the update of a question, and do not turn it."""
 OTHER = words("""
-learning_rate ds3_gather_for_generation model_init_kwargs trust_remote_code disable_dropout cast_lm_head_to_fp32 remove_unused_columns
+learning_rate model_init_kwargs trust_remote_code disable_dropout cast_lm_head_to_fp32 remove_unused_columns
 num_generations_eval shuffle_dataset pad_to_multiple_of generation_batch_size cache_implementation use_vllm
 use_teacher_server log_completions log_multimodal num_completions_to_print log_unique_prompts log_completions_hub_repo
 log_completions_steps wandb_log_unique_prompts use_transformers_continuous_batching
@@ -199,6 +199,7 @@ transformers_continuous_batching_config use_transformers_paged chat_template_pat
 dataset_num_proc eos_token max_length truncation_mode packing packing_strategy padding_free eval_packing
 completion_only_loss assistant_only_loss activation_offloading pad_token max_prompt_length callbacks
 max_reprompt_len use_successful_as_teacher dont_reprompt_on_self_success success_reward_threshold reprompt_template
+ds3_gather_for_generation
 solution_template remove_thinking_from_demonstration diagnostics_warning_interval diagnostics_flat_tolerance
 """)
 """The optimizer, data, speed and logs; and how SDPO chooses and shows a solution, which `Self-1C` stands for."""
