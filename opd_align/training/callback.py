@@ -36,7 +36,7 @@ from opd_align.training.checkpoint import resumed_from
 from opd_align.training.demonstration_cache import is_waiting_for_demonstrations
 from opd_align.training.distributed import on_all_ranks, wait_for_all_ranks
 from opd_align.training.evaluator import Evaluator, TeacherSet
-from opd_align.training.gated_alignment import gate_eps, gate_of, gate_weights
+from opd_align.training.gated_alignment import gate_eps, gate_of, gate_state, gate_weights
 from opd_align.training.held_out import HeldOut, check_verifier_calls
 from opd_align.training.model_state import preserve_rng_state
 from opd_align.training.overhead import OverheadLimit
@@ -187,13 +187,12 @@ class AlignmentCallback(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         checkpoint = self.folder.parent / f"checkpoint-{state.global_step}"
         if state.is_world_process_zero and checkpoint.is_dir():
-            gate = gate_of(self.adapter.trainer)
             stored = {
                 **self._count_training_time().state_dict(),
                 "failures": self.failures,
                 "latest": self._latest_run,
                 "latest_step": self.latest_step,
-                "gate": {} if gate is None else gate.state_dict(),
+                "gate": gate_state(self.adapter.trainer),
             }
             with suppress(OSError):  # only the schedule would be lost
                 (checkpoint / STATE).write_text(json.dumps(stored) + "\n", encoding="utf-8")
@@ -261,7 +260,7 @@ class AlignmentCallback(TrainerCallback):
         seconds = ranks[0][0]
         if error is None and analysis is not None:
             self.latest, self.latest_step, self._latest_run = analysis, step, run
-            selected = self.evaluator.num_selected
+            selected = max(self.evaluator.num_selected, len(analysis.questions))
             # An evaluation that was cut by its time limit took its time for a part of the work.
             self.schedule = schedule.add_evaluation(
                 step, scale * completed_share(analysis.questions, selected), seconds
@@ -433,7 +432,7 @@ class AlignmentCallback(TrainerCallback):
                 stored = json.loads(file.read_text(encoding="utf-8"))
                 return new.load_state_dict(stored), int(stored["failures"]), stored
             except (OSError, ValueError, LookupError, TypeError) as error:  # half written when the training was killed
-                opened = f"; gate {gate.name} starts open" if gate is not None and gate.state_dict() else ""
+                opened = f"; gate {gate.name} starts open" if gate is not None and gate_state(trainer) else ""
                 logger.warning("Cannot read %s, starting a new evaluation schedule%s: %r", file, opened, error)
                 return new, 0, {}
 

@@ -223,8 +223,9 @@ class GateRuntime:
 
     def check_applied(self) -> None:
         """Raises an error if one of the optimizer step's losses has not been weighted by the gate."""
-        expected, gated = self._trainer.current_gradient_accumulation_steps, self.gated_micro_batches
-        # More are no error: a trainer may compute a loss twice.
+        # The trainer knows how many there are once `train` has begun. More are no error: it may compute a loss twice.
+        expected = getattr(self._trainer, "current_gradient_accumulation_steps", 1)
+        gated = self.gated_micro_batches
         if gated < expected:
             raise OpdAlignError(
                 f"the loss of {expected - gated} of {expected} micro-batches was computed without the gate "

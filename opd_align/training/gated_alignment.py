@@ -7,6 +7,8 @@ as a quantile), they are computed from the tokens that the analysis kept, with a
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,6 +33,8 @@ from opd_align.training.gates import (
 from opd_align.training.trainers.sdpo import SDPOGate
 from opd_align.types import REWARD, Floats, Ints, Outcome
 
+logger = logging.getLogger(__name__)
+
 SMALLEST = 1e-12
 """Smallest probability of the tokens that the analysis did not keep."""
 
@@ -49,6 +53,19 @@ def gate_eps(trainer: Any) -> float:
     """The rounding of measures that the gate of a trainer allows for; an evaluation has the precision of the loss."""
     runtime = getattr(trainer, "_gate_runtime", None)
     return FLOAT32_EPS if runtime is None else float(runtime.eps)
+
+
+def gate_state(trainer: Any) -> dict[str, Any]:
+    """The state of a trainer's gate for a checkpoint; empty without a gate, or if it cannot be stored as JSON."""
+    gate = gate_of(trainer)
+    if gate is None:
+        return {}
+    try:
+        state: dict[str, Any] = json.loads(json.dumps(gate.state_dict()))
+        return state
+    except Exception as error:  # of a gate of the user's own
+        logger.warning("The state of the gate %s is not in the checkpoint: %r", gate.name, error)
+        return {}
 
 
 def gate_weights(gate: Gate, analysis: Analysis, *, eps: float = FLOAT32_EPS) -> dict[tuple[str, str], Floats]:

@@ -20,6 +20,7 @@ from opd_align.core.engine import Settings, analyze
 from opd_align.core.objectives import DrGRPO, ForwardKL, ReverseKL
 from opd_align.settings import Budget, Rules
 from opd_align.training.calibrated_gate import CalibratedDivergence
+from opd_align.training.gated_alignment import gate_state
 from opd_align.training.gates import GateBatch, IncorrectOnly, compute_weights
 from opd_align.training.trainers.distillation import GatedDistillationTrainer
 from opd_align.types import OpdAlignError
@@ -220,3 +221,13 @@ def test_a_gate_without_a_callback_warns_once(caplog):
     gate = CalibratedDivergence()
     assert gate.threshold == gate.threshold == -math.inf
     assert caplog.text.count("follows no callback") == 1
+
+
+def test_the_state_of_a_users_gate_cannot_harm_a_training(caplog):
+    class Mine(CalibratedDivergence):
+        def state_dict(self):
+            return {"tensor": torch.zeros(2)}
+
+    trainer = SimpleNamespace(_gate_runtime=SimpleNamespace(gate=Mine(evaluating())))
+    assert gate_state(trainer) == {}
+    assert "The state of the gate calibrated_kl is not in the checkpoint: TypeError" in caplog.text
