@@ -50,6 +50,16 @@ SUPPORTED = (
 NOT_LENGTH_NORMALISED = ("dr_grpo", "dapo", "bnpo", "cispo", "vespo", "luspo")
 """GRPO's loss types that do not divide a rollout's advantage by its own length."""
 
+NEUTRAL = (
+    "__", "log", "_log_", "_record_", "_warn_", "_raise_", "_reject_", "_send_", "_save_", "_load_", "_dispatch_",
+    "config_cls", "create_model_card", "evaluate", "prediction_step", "get_train_dataloader", "get_eval_dataloader",
+    "_get_train_sampler", "_get_eval_sampler", "_set_signature_columns", "_prepare_dataset",
+)  # fmt: skip
+"""How the names of those methods of TRL's trainers start that have no influence on the loss of a completion."""
+
+OF_TRANSFORMERS = ("compute_loss", "training_step", "_prepare_inputs", "get_batch_samples")
+"""Methods of transformers' trainer that determine the loss, for trainers of TRL that do not have their own."""
+
 
 @dataclass(frozen=True)
 class TrainerAdapter:
@@ -139,37 +149,109 @@ def _library(kind: type) -> str:
     return kind.__module__.partition(".")[0]
 
 
-def _is_loss(owner: Any, name: str) -> bool:
-    return "loss" in name and name != "compute_loss_context_manager" and callable(getattr(owner, name, None))
+def _loss_methods(base: type) -> set[str]:
+    """The methods of TRL's class that its loss may depend on: all that are not known to have no influence on it."""
+    owners = [kind for kind in base.__mro__ if _library(kind) == "trl"]
+    own = {name for kind in owners for name, value in vars(kind).items() if callable(value) or _is_static(value)}
+    return {*(name for name in own if not name.startswith(NEUTRAL)), *OF_TRANSFORMERS}
+
+
+def _is_static(value: Any) -> bool:
+    return isinstance(value, staticmethod | classmethod)
 
 
 def _overridden_loss(trainer: Any, base: type) -> list[str]:
-    """The loss methods that are not those of TRL's class: overridden in a subclass, on the instance, or replaced."""
+    """The methods behind the loss that are not TRL's: overridden in a subclass, on the instance, or replaced.
+
+    Those of our own gated trainers are excepted: what they change is the gate, which is evaluated.
+    """
     mro = type(trainer).__mro__
     below = [kind for kind in mro[: mro.index(base)] if _library(kind) != "opd_align"]
-    losses = [name for name in dir(base) if _is_loss(base, name)]
-    overridden = {name: kind.__name__ for kind in reversed(below) for name in losses if name in vars(kind)}
-    for name in losses:
-        # Not `__module__`: functools.wraps copies it from the function that is wrapped.
+    methods = _loss_methods(base)
+    overridden = {name: kind.__name__ for kind in reversed(below) for name in methods if name in vars(kind)}
+    for name in methods:
+        # Not `__module__`: functools.wraps copies it from the function that is wrapped. torch: `@torch.no_grad()`.
         where = getattr(getattr(base, name), "__globals__", {}).get("__name__", "")
-        if name in vars(trainer) or where.partition(".")[0] not in ("trl", "transformers"):
+        if name in vars(trainer) or where.partition(".")[0] not in ("trl", "transformers", "torch"):
             overridden[name] = type(trainer).__name__
     return [f"{name}() of {kind} (evaluated as {base.__name__}'s)" for name, kind in sorted(overridden.items())]
 
 
+REWARDED = ("GRPOTrainer", "GMPOTrainer", "RLOOTrainer")
+SELF_DISTILLED = ("SDPOTrainer", "SDFTTrainer")
+
+
 def _other_terms(trainer: Any, kind: str) -> list[str]:
-    """Terms of TRL's own losses beside the objective, and tokens that they leave out."""
-    args, terms = trainer.args, []
-    if kind in ("GRPOTrainer", "GMPOTrainer", "RLOOTrainer") and args.beta:
-        terms.append(f"the KL penalty (beta={args.beta:g})")
-    if getattr(args, "top_entropy_quantile", 1.0) < 1:
-        terms.append(f"the selection of tokens by entropy (top_entropy_quantile={args.top_entropy_quantile:g})")
-    weight = getattr(args, "distillation_weight", 1.0)
-    if kind == "SDPOTrainer" and weight != 1:
-        terms.append(f"the policy loss (distillation_weight={weight:g})")
+    """What TRL's own losses contain beside the objective, and what they leave out, by the trainer's settings.
+
+    Not listed: what scales the update of a question but does not turn it (such as `scale_rewards`), and the correction
+    of vLLM's probabilities, whose aim is the update that is evaluated.
+    """
+    options = vars(trainer.args)
+    terms = [*_other_completions(trainer, kind), *_other_tokens(trainer, kind)]
+    if kind in REWARDED:
+        if options["beta"]:
+            terms.append(f"the KL penalty (beta={options['beta']:g})")
+        if len(trainer.reward_funcs) > 1:
+            terms.append(f"the sum of {len(trainer.reward_funcs)} reward functions (evaluated: the verifier)")
+    if kind == "GRPOTrainer" and (options["entropy_coef"] or options["use_adaptive_entropy"]):
+        terms.append(f"the entropy bonus (entropy_coef={options['entropy_coef']:g})")
+    if kind == "RLOOTrainer" and options["reward_clip_range"]:
+        terms.append(f"the clipping of rewards (reward_clip_range={options['reward_clip_range']})")
+    if kind in ("GRPOTrainer", "RLOOTrainer") and trainer.aux_loss_enabled:
+        terms.append(f"the load-balancing loss of experts (router_aux_loss_coef={trainer.router_aux_loss_coef:g})")
+    if kind == "SDPOTrainer" and options["distillation_weight"] != 1:
+        terms.append(f"the policy loss (distillation_weight={options['distillation_weight']:g})")
+    if kind == "SDPOTrainer" and options["include_environment_feedback"]:
+        terms.append("feedback in the teacher's prompt (include_environment_feedback=True)")
+    if kind == "SDFTTrainer":
+        terms.append("the privileged_context of the data set in the teacher's prompt (evaluated: Self-1C)")
+    if options.get("neftune_noise_alpha"):
+        terms.append(f"noise on the embeddings (neftune_noise_alpha={options['neftune_noise_alpha']:g})")
     if hasattr(trainer, "distillation_beta") and trainer._gate_runtime.verifier is not None:
         terms.append("that the advantages of incorrect completions are zero")  # GatedGRPOTrainer
     return terms
+
+
+def _other_completions(trainer: Any, kind: str) -> Iterator[str]:
+    """Completions that are not, or not only, those that the student samples at this step."""
+    options, lmbda = vars(trainer.args), getattr(trainer, "lmbda", 1.0)
+    if lmbda < 1:
+        source = "the teacher" if kind == "GKDTrainer" and trainer.seq_kd else "the data set"
+        yield f"completions of {source} (lmbda={lmbda:g})"
+    if kind == "SDFTTrainer" and options["generate_from_teacher"]:
+        yield "that completions are sampled with the teacher's prompt (generate_from_teacher=True)"
+    if getattr(trainer, "rollout_func", None) is not None:
+        yield "the completions of rollout_func"
+    if options.get("mask_truncated_completions"):
+        yield "that truncated completions are left out (mask_truncated_completions=True)"
+    if kind == "GRPOTrainer" and options["off_policy_mask_threshold"] is not None:
+        threshold = options["off_policy_mask_threshold"]
+        yield f"that off-policy completions are left out (off_policy_mask_threshold={threshold:g})"
+    clipped = kind in REWARDED or (kind in SELF_DISTILLED and options["distillation_is_clip"] is not None)
+    if clipped:
+        iterations, steps = options["num_iterations"], options["steps_per_generation"]
+        if iterations > 1 or steps > options["gradient_accumulation_steps"]:
+            names = f"num_iterations={iterations}, steps_per_generation={steps}"
+            yield f"clipped importance weights of completions that are used for several steps ({names})"
+
+
+def _other_tokens(trainer: Any, kind: str) -> Iterator[str]:
+    """Losses of some of the tokens, or of some of the vocabulary, or with weights."""
+    options = vars(trainer.args)
+    if options.get("top_entropy_quantile", 1.0) < 1:
+        yield f"the selection of tokens by entropy (top_entropy_quantile={options['top_entropy_quantile']:g})"
+    if options.get("num_loss_tokens_to_skip"):
+        yield f"that the first tokens are left out (num_loss_tokens_to_skip={options['num_loss_tokens_to_skip']})"
+    if kind == "IWOPDTrainer" and options["distillation_objective"] == "iw_opd":
+        yield f"IW-OPD's weights of tokens (distillation_objective='iw_opd', iw_opd_gamma={options['iw_opd_gamma']:g})"
+    elif kind in ("IWOPDTrainer", "ServerDistillationTrainer") and options["loss_top_k"]:
+        yield f"that the divergence is of a few tokens (loss_top_k={options['loss_top_k']}; evaluated: all)"
+    mode = options["distillation_mode"] if kind in SELF_DISTILLED else "full_logits"
+    if mode == "sampled_token":
+        yield "that the loss is of the sampled token (distillation_mode='sampled_token'; evaluated: its expectation)"
+    elif mode == "topk_logits":
+        yield f"that the divergence is of the student's top tokens (distillation_topk={options['distillation_topk']})"
 
 
 def _check_supported(trainer: Any, kind: str) -> None:
@@ -204,6 +286,7 @@ def _sampling(args: Any) -> Sampling:
         "min_p": getattr(args, "min_p", None) or None,
         "repetition_penalty": None if penalty in (None, 1.0) else penalty,
         "generation_kwargs": getattr(args, "generation_kwargs", None) or None,
+        "vllm_structured_outputs_regex": getattr(args, "vllm_structured_outputs_regex", None) or None,
     }
     for name, value in unsupported.items():
         if value is not None:
@@ -230,8 +313,8 @@ def _objective(trainer: Any, kind: str, temperature: float) -> Objective:
         alpha = getattr(args, "distillation_alpha", None)
         # Both divide the logits of student and teacher by the sampling temperature.
         return GeneralisedJSD(1.0 if alpha is None else alpha)
-    if kind == "IWOPDTrainer" and trainer.beta == 1 and args.loss_top_k == 1:
-        return SingleSample()  # its default: the sampled token only
+    if kind == "IWOPDTrainer" and args.distillation_objective == "iw_opd":
+        return SingleSample()  # of the sampled token only, whatever beta and loss_top_k say
     jsd = GeneralisedJSD(trainer.beta)
     # GKD samples at its temperature but computes the loss at 1; the others use it for both.
     return AtTemperature(jsd, temperature) if kind == "GKDTrainer" and temperature != 1 else jsd

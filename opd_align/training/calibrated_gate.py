@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -30,10 +30,13 @@ MIN_QUESTIONS = 4
 
 
 class AlignmentSource(Protocol):
-    """The part of the callback that the gate uses; `latest` is the same on all processes."""
+    """The part of the callback that the gate uses; `latest` and its step are the same on all processes."""
 
     @property
     def latest(self) -> Analysis | None: ...
+
+    @property
+    def latest_step(self) -> int | None: ...
 
     @property
     def settings(self) -> Settings: ...
@@ -50,7 +53,8 @@ class CalibratedDivergence(Gate):
     above zero with its whole 95 % interval across questions; of those that qualify, the one with the largest signal is
     used. If none qualifies, or nothing has been evaluated yet, the gate is open. The interval is not corrected for the
     choice among quantiles, so few of them are tried; and an evaluation on fewer than four questions, such as the one
-    at the start of a training, does not change the threshold.
+    at the start of a training, does not change the threshold. A resumed training continues with the threshold of its
+    checkpoint.
 
     A trainer needs its gate before there is a callback: leave `callback` out, and call `gate.follow(callback)` later.
     Until then the gate is open, and logs a warning once.
@@ -68,7 +72,9 @@ class CalibratedDivergence(Gate):
     quantiles: Sequence[float] = QUANTILES
     objective: str | None = field(default=None, kw_only=True)
     teacher: str | None = field(default=None, kw_only=True)
-    _calibrated: tuple[Analysis | None, float] = field(default=(None, -math.inf), init=False, repr=False)
+    _threshold: float = field(default=-math.inf, init=False, repr=False)
+    _step: int | None = field(default=None, init=False, repr=False)
+    _seen: Analysis | None = field(default=None, init=False, repr=False)
     _objective_and_teacher: tuple[str, str] | None = field(default=None, init=False, repr=False)
     _warned: bool = field(default=False, init=False, repr=False)
 
@@ -87,7 +93,7 @@ class CalibratedDivergence(Gate):
             _choose("teacher", self.teacher, callback.teachers),
         )
         self.callback = callback
-        self._calibrated = None, -math.inf
+        self._threshold, self._step, self._seen = -math.inf, None, None
 
     @property
     def name(self) -> str:
@@ -103,15 +109,11 @@ class CalibratedDivergence(Gate):
         if self.callback is None and not self._warned:
             self._warned = True
             logger.warning("Gate %s follows no callback and stays open; call gate.follow(callback)", self.name)
-        analysis = None if self.callback is None else self.callback.latest
-        if analysis is None:
-            return -math.inf
-        calibrated_on, threshold = self._calibrated
-        if analysis is not calibrated_on:
-            if len(set(analysis.nodes["question"].to_pylist())) >= MIN_QUESTIONS:
-                threshold = self._choose_threshold(analysis)
-            self._calibrated = analysis, threshold
-        return threshold
+        if self.callback is not None and self.callback.latest is not self._seen:
+            self._seen = analysis = self.callback.latest
+            if analysis is not None and len(set(analysis.nodes["question"].to_pylist())) >= MIN_QUESTIONS:
+                self._threshold, self._step = self._choose_threshold(analysis), self.callback.latest_step
+        return self._threshold
 
     def _choose_threshold(self, analysis: Analysis) -> float:
         objective, teacher = self._objective_and_teacher or (None, None)
@@ -120,6 +122,17 @@ class CalibratedDivergence(Gate):
         )
         gaining = [row for row in rows if row.gain.mean - row.gain.half_width > 0]
         return max(gaining, key=lambda row: row.signal.mean).threshold if gaining else -math.inf
+
+    def state_dict(self) -> dict[str, Any]:
+        threshold = self.threshold
+        return {"threshold": threshold if math.isfinite(threshold) else None, "step": self._step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._threshold, self._step, self._seen = -math.inf, None, None
+        threshold = state.get("threshold")
+        if isinstance(threshold, int | float) and math.isfinite(threshold):
+            self._threshold, self._step = float(threshold), state.get("step")
+            logger.info("Gate %s continues with threshold %.3g, measured at step %s", self.name, threshold, self._step)
 
     def extra_metrics(self) -> Mapping[str, float]:
         threshold = self.threshold

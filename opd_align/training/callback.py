@@ -32,14 +32,16 @@ from opd_align.report.training_prose import evaluation_line
 from opd_align.runs.run_directory import RunDirectory
 from opd_align.settings import Budget, Sampling, Settings
 from opd_align.training.adapters import adapt_trainer
+from opd_align.training.checkpoint import resumed_from
 from opd_align.training.demonstration_cache import is_waiting_for_demonstrations
 from opd_align.training.distributed import max_wait, on_all_ranks, wait_for_all_ranks
 from opd_align.training.evaluator import Evaluator, TeacherSet
-from opd_align.training.gated_alignment import gate_of, gate_weights
+from opd_align.training.gated_alignment import gate_eps, gate_of, gate_state, gate_weights
 from opd_align.training.held_out import HeldOut, check_verifier_calls
 from opd_align.training.model_state import preserve_rng_state
 from opd_align.training.overhead import OverheadLimit, invalid_fields
 from opd_align.training.rewards import CORRECT_FROM, TIMEOUT_S
+from opd_align.training.time_limit import completed_share
 from opd_align.training.tracking import log_to_trackers
 from opd_align.types import Floats, OpdAlignError
 
@@ -94,6 +96,7 @@ class AlignmentCallback(TrainerCallback):
 
     Attributes:
         latest: The latest analysis; `None` before the first.
+        latest_step: The step of the latest analysis; `None` before the first.
         log_history: The rows that were logged since the training started or was resumed, like those of
             `trainer.state.log_history`.
         failures: Number of evaluations that failed.
@@ -152,6 +155,7 @@ class AlignmentCallback(TrainerCallback):
         self.on_error = on_error
         self.failures = 0
         self.latest: Analysis | None = None
+        self.latest_step: int | None = None
         self._latest_run: str | None = None
         self.log_history: list[dict[str, float]] = []
         self._logged: set[str] = set()
@@ -183,7 +187,13 @@ class AlignmentCallback(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         checkpoint = self.folder.parent / f"checkpoint-{state.global_step}"
         if state.is_world_process_zero and checkpoint.is_dir():
-            stored = {**self._count_training_time().state_dict(), "failures": self.failures, "latest": self._latest_run}
+            stored = {
+                **self._count_training_time().state_dict(),
+                "failures": self.failures,
+                "latest": self._latest_run,
+                "latest_step": self.latest_step,
+                "gate": gate_state(self.adapter.trainer),
+            }
             with suppress(OSError):  # only the schedule would be lost
                 (checkpoint / STATE).write_text(json.dumps(stored) + "\n", encoding="utf-8")
 
@@ -248,11 +258,17 @@ class AlignmentCallback(TrainerCallback):
         measured = time.perf_counter() - start, self.evaluator.held_out.verifier.failures
         ranks, error = wait_for_all_ranks("evaluation", 0, measured, error)
         seconds = ranks[0][0]
-        if error is None:
-            self.latest, self._latest_run = analysis, run
+        if error is None and analysis is not None:
+            self.latest, self.latest_step, self._latest_run = analysis, step, run
+            selected = max(self.evaluator.num_selected, len(analysis.questions))
+            # An evaluation that was cut by its time limit took its time for a part of the work.
+            self.schedule = schedule.add_evaluation(
+                step, scale * completed_share(analysis.questions, selected), seconds
+            )
+            scale *= len(analysis.questions) / selected
         else:
             run, numbers = None, {}
-        self.schedule = (schedule.add_evaluation if error is None else schedule.add_failure)(step, scale, seconds)
+            self.schedule = schedule.add_failure(step, scale, seconds)
         waiting = is_waiting_for_demonstrations(error)
         self.failures += error is not None and not waiting
         numbers |= {
@@ -291,7 +307,7 @@ class AlignmentCallback(TrainerCallback):
         if gate is None:
             return None
         try:
-            return gate_weights(gate, analysis)
+            return gate_weights(gate, analysis, eps=gate_eps(self.adapter.trainer))
         except Exception as error:  # a gate of the user's own that needs what only a training batch has
             self._log_once(
                 logging.WARNING,
@@ -312,6 +328,21 @@ class AlignmentCallback(TrainerCallback):
         trainer, waiting = self.adapter.trainer, is_waiting_for_demonstrations(error)
         row = {**finite, "epoch": float(state.epoch or 0.0)}
         self.log_history.append({**row, "step": state.global_step})
+        if state.is_world_process_zero:  # before anything that may fail: a tracker that is not reachable, for example
+            self._append(
+                HISTORY,
+                {
+                    "step": state.global_step,
+                    "max_steps": state.max_steps,
+                    "epoch": state.epoch,
+                    "at": time.time(),
+                    "trainer": type(trainer).__name__,
+                    "run": run,
+                    "error": None if error is None or waiting else f"{type(error).__name__}: {error}",
+                    "waiting": str(error) if waiting else None,
+                    "metrics": {key: value if isfinite(value) else None for key, value in numbers.items()},
+                },
+            )
         printer = log_to_trackers(trainer, state, control, row)
         if not state.is_world_process_zero:
             return
@@ -327,20 +358,6 @@ class AlignmentCallback(TrainerCallback):
         elif error is None and not self._empty_logged and not any(key.endswith("/alignment/mean") for key in finite):
             self._empty_logged = True
             logger.warning("Evaluation at step %d has no alignment: %s", state.global_step, self._why_empty())
-        self._append(
-            HISTORY,
-            {
-                "step": state.global_step,
-                "max_steps": state.max_steps,
-                "epoch": state.epoch,
-                "at": time.time(),
-                "trainer": type(trainer).__name__,
-                "run": run,
-                "error": None if error is None or waiting else f"{type(error).__name__}: {error}",
-                "waiting": str(error) if waiting else None,
-                "metrics": {key: value if isfinite(value) else None for key, value in numbers.items()},
-            },
-        )
         if error is None and self.latest is not None and "wandb" in trainer.args.report_to:
             import wandb
 
@@ -403,43 +420,49 @@ class AlignmentCallback(TrainerCallback):
             self.evaluator.world,
             start_step=step,
         )
-        file = self.folder.parent / f"checkpoint-{step}" / STATE
+        trainer = self.adapter.trainer
+        checkpoint = resumed_from(trainer) or self.folder.parent / f"checkpoint-{step}"
+        file, gate = checkpoint / STATE, gate_of(trainer)
 
-        def read() -> tuple[OverheadLimit, int, str | None]:
+        def read() -> tuple[OverheadLimit, int, dict[str, Any]]:
             # The other ranks get what rank 0 reads: they may be on nodes that do not see its files.
-            if not step or self.evaluator.rank or not file.is_file():
-                return new, 0, None
+            if not step or self.evaluator.rank:
+                return new, 0, {}
             try:
                 stored = json.loads(file.read_text(encoding="utf-8"))
                 if not isinstance(stored, dict):
                     raise TypeError(f"expected an object, found {stored!r:.40}")
             except (OSError, ValueError, TypeError) as error:  # half written when the training was killed
-                logger.warning("Cannot read %s, starting a new evaluation schedule: %r", file, error)
-                return new, 0, None
-            failures, latest = stored.get("failures"), stored.get("latest")
+                opened = f"; gate {gate.name} starts open" if gate is not None and gate_state(trainer) else ""
+                logger.warning("Cannot read %s, starting a new evaluation schedule%s: %r", file, opened, error)
+                return new, 0, {}
             invalid = invalid_fields(stored)
-            if not isinstance(failures, int) or failures < 0:
-                invalid, failures = [*invalid, "failures"], 0
-            if not isinstance(latest, str | None):
-                invalid, latest = [*invalid, "latest"], None
+            for name, kind in (("failures", int), ("latest", str | None), ("latest_step", int | None)):
+                if not isinstance(stored.get(name), kind):
+                    invalid.append(name)
             if invalid:
                 found = ", ".join(f"{name}={stored.get(name, 'missing')!r:.40}" for name in invalid)
                 logger.warning("Ignoring invalid values in %s: %s", file, found)
-            return new.load_state_dict(stored), failures, latest
+            kept = {name: value for name, value in stored.items() if name not in invalid}
+            return new.load_state_dict(stored), max(kept.get("failures", 0), 0), kept
 
-        self.schedule, self.failures, self._latest_run = on_all_ranks(read, "reading the schedule")[0]
-        self.latest = on_all_ranks(self._read_latest, "reading the latest evaluation")[0]
+        self.schedule, self.failures, stored = on_all_ranks(read, "reading the schedule")[0]
+        self._latest_run, self.latest_step = stored.get("latest"), stored.get("latest_step")
+        self.latest = on_all_ranks(lambda: self._read_latest(checkpoint.parent), "reading the latest evaluation")[0]
+        if gate is not None:
+            own = stored.get("gate")
+            gate.load_state_dict(own if isinstance(own, dict) else {})
         if step:
             self.evaluator.demonstrations.load(self.evaluator.rank)
         if self.schedule.next_step < step:
             self.schedule = replace(self.schedule, next_step=ceil(step / every_n_steps) * every_n_steps)
 
-    def _read_latest(self) -> Analysis | None:
-        """The latest analysis before the checkpoint: gates may depend on it."""
+    def _read_latest(self, output_dir: Path) -> Analysis | None:
+        """The latest analysis before the checkpoint, in whose output directory it is: gates may depend on it."""
         if self._latest_run is None or self.evaluator.rank:
             return None
         try:
-            return RunDirectory.load(self.folder / self._latest_run)
+            return RunDirectory.load(output_dir / FOLDER / self._latest_run)
         except OpdAlignError as error:
             logger.warning("Cannot read the latest evaluation before the checkpoint: %s", error)
             return None

@@ -20,6 +20,7 @@ from opd_align.teachers.contexts import Context, Demonstration
 from opd_align.teachers.demonstrations import DemonstrationWriters, collect_demonstrations
 from opd_align.teachers.eligibility import missing_demonstrations
 from opd_align.training.distributed import EvaluationFailed, on_all_ranks
+from opd_align.training.time_limit import TimeLimit
 from opd_align.types import Question
 
 logger = logging.getLogger(__name__)
@@ -77,8 +78,14 @@ class DemonstrationCache:
 
         return sorted(questions, key=rank)
 
-    def write(self, writers: DemonstrationWriters, questions: Sequence[Question], rank: int, world: int) -> bool:
-        """Lets the student write the missing demonstrations, split over the processes; whether any were missing."""
+    def write(
+        self, writers: DemonstrationWriters, questions: Sequence[Question], limit: TimeLimit, rank: int, world: int
+    ) -> bool:
+        """Lets the student write the missing demonstrations, split over the processes; whether any were missing.
+
+        At the time limit, the demonstrations that are complete are stored, and `TimeLimitExceeded` is raised. Questions
+        that lack some by then were not tried to the end, so they do not count as tried without success.
+        """
         missing = self.missing(questions)
         incomplete = [question for question in questions if question.id in missing]
         if not incomplete:
@@ -86,14 +93,19 @@ class DemonstrationCache:
         own = incomplete[rank::world]
         written: dict[str, list[Demonstration]] = {}
         parts = on_all_ranks(
-            lambda: collect_demonstrations(writers, self.contexts, own) if own else {}, "demonstrations"
+            lambda: (collect_demonstrations(writers, self.contexts, own) if own else {}, limit.exceeded),
+            "demonstrations",
         )
-        for part in parts:
+        for part, _ in parts:
             written |= part
+        if any(exceeded for _, exceeded in parts):
+            lacking = missing_demonstrations(incomplete, self.contexts, written)
+            incomplete = [question for question in incomplete if question.id not in lacking]
         for question in incomplete:
             self.by_question.pop(question.id, None)  # to the end: new ones come last
             self.by_question[question.id] = written[question.id]
         on_all_ranks(lambda: self._save() if rank == 0 else None, "saving demonstrations")
+        on_all_ranks(limit.check, "demonstrations")
         return True
 
     def load(self, rank: int) -> None:

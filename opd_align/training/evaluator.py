@@ -140,6 +140,7 @@ class Evaluator:
         self.demonstrations = DemonstrationCache(teacher_set.contexts, held_out.questions, folder)
         self._logged_exclusions: set[str] = set()
         self.precision: str | None = None
+        self.num_selected = 0
 
     def check(self, settings: Settings) -> None:
         """Refuses what would fail at every evaluation; logs the questions that will be excluded."""
@@ -188,7 +189,7 @@ class Evaluator:
         ddp_timeout_s = self.adapter.trainer.args.ddp_timeout
         with max_wait(ddp_timeout_s, limit.seconds), self.borrowed_models(limit) as (student, writers, teachers):
             questions = self._select_questions(student, writers, teachers, scale)
-            largest = settings.questions_per_group
+            self.num_selected, largest = len(questions), settings.questions_per_group
             settings = replace(settings, questions_per_group=group_size(len(questions), self.world, largest))
             grader = writers.sources[SELF].grader
 
@@ -331,11 +332,11 @@ class Evaluator:
     def _demonstration_writers(self, model: Any, student: Any, engine: Engine) -> DemonstrationWriters:
         """The student with its present weights writes the demonstrations and summarises them."""
         grader = self.held_out.grader(self.chat, student.end_tokens, self.adapter.trainer.state)
-        source = DemonstrationSource(SELF, student, self.chat.decode, grader)
+        source = DemonstrationSource(SELF, student.without_errors(), self.chat.decode, grader)
         summariser = None
         if any(context.summarised for context in self.teacher_set.contexts):
             summarising = TimedStudent(self._student(model, self._plain_prompt, engine), engine.limit)
-            summariser = DemonstrationSource("summariser", summarising, self.chat.decode, NoGrading())
+            summariser = DemonstrationSource("summariser", summarising.without_errors(), self.chat.decode, NoGrading())
         return DemonstrationWriters({SELF: source}, summariser, TrialBudget())
 
     def _plain_prompt(self, question: Question) -> tuple[int, ...]:
@@ -359,7 +360,7 @@ class Evaluator:
         while candidates and len(selected) < wanted and rounds < REPLACEMENT_ROUNDS:
             count = wanted - len(selected)
             batch, candidates = candidates[:count], candidates[count:]
-            rounds += self.demonstrations.write(writers, batch, self.rank, self.world)
+            rounds += self.demonstrations.write(writers, batch, student.limit, self.rank, self.world)
             reasons |= self.demonstrations.missing(batch)
             remaining = [question for question in batch if question.id not in reasons]
             reasons |= on_all_ranks(partial(_too_long_for, teachers, remaining, max_tokens), "prompts of teachers")[0]

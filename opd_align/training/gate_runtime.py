@@ -17,11 +17,12 @@ This module knows accelerate's processes and transformers' callbacks, but no tra
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from accelerate.utils import DistributedType
 from torch import Tensor
 
 from opd_align.tasks import Task
@@ -88,20 +89,39 @@ class GateRuntime:
             self.gate.needs_global_batch or denominator == "renormalise"
         )
         self.verifier_is_reward = False
-        self.applied, self._failures_logged = False, 0
+        self.gated_micro_batches, self._failures_logged = 0, 0
 
-    def attach(self, trainer: Any) -> GateRuntime:
-        """Sets the trainer; separate from `__init__`, which checks the gate before models are loaded."""
+    def attach(self, trainer: Any, *, autocast: bool = True) -> GateRuntime:
+        """Sets the trainer; separate from `__init__`, which checks the gate before models are loaded.
+
+        Args:
+            trainer: The trainer.
+            autocast: Whether student and teacher run under accelerate's autocast in the trainer's loss. DeepSpeed and
+                FSDP cast the weights themselves, in any loss.
+        """
         self.accelerator = accelerator = trainer.accelerator
+        self._trainer, self._autocast = trainer, autocast
         trainer.add_callback(GateCheck(self))
-        self.eps = coarsest_eps(accelerator.mixed_precision, trainer.model, trainer.teacher_model)
+        accelerator.backward = self._checked(accelerator.backward)
+        casts = autocast or accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.FSDP)
+        mixed = accelerator.mixed_precision if casts else "no"
+        self.eps = coarsest_eps(mixed, trainer.model, trainer.teacher_model)
         self._sums = torch.zeros(len(SUMS), device=accelerator.device)
         if accelerator.is_main_process:
-            logger.info("Distillation gate: %s, denominator: %s", self.gate.name, self.denominator)
+            logger.info(
+                "Distillation gate: %s, denominator: %s, precision of measures: %s weights, %s mixed precision",
+                self.gate.name, self.denominator, _weights_name(trainer.model), mixed,
+            )  # fmt: skip
             plugin = getattr(accelerator.state, "fsdp_plugin", None)
             if plugin is not None and plugin.fsdp_version == 1:
                 logger.warning("Gates were not tested with FSDP1; use FSDP2, ZeRO-2 or ZeRO-3")
         return self
+
+    @contextmanager
+    def loss_precision(self) -> Iterator[None]:
+        """Within this context, forward passes outside of the wrapped model have the precision of those in the loss."""
+        with self.accelerator.autocast() if self._autocast else nullcontext():
+            yield
 
     def wrap_reward_funcs(self, reward_funcs: Any) -> Any:
         """A trainer's reward functions; the gate's verifier among them is called once for both, with its time limit."""
@@ -171,7 +191,7 @@ class GateRuntime:
             "weighted": weighted,
             "loss": weighted / divided_by,
         }
-        self.applied = True
+        self.gated_micro_batches += 1
         self._sums = self._sums + torch.stack([sums.get(name, zero).float() for name in SUMS])
 
     def log_step(self, metrics: MutableMapping[str, list[float]], denominator: Tensor) -> None:
@@ -202,9 +222,30 @@ class GateRuntime:
             metrics[f"gate/{name}"].append(value)
 
     def check_applied(self) -> None:
-        """Raises an error if no loss has been weighted by the gate since the last optimizer step."""
-        if not self.applied:
-            raise OpdAlignError(f"the loss was computed without the gate {self.gate.name!r}: {trl_compat.untested()}")
+        """Raises an error if one of the optimizer step's losses has not been weighted by the gate."""
+        # The trainer knows how many there are once `train` has begun. More are no error: it may compute a loss twice.
+        expected = getattr(self._trainer, "current_gradient_accumulation_steps", 1)
+        gated = self.gated_micro_batches
+        if gated < expected:
+            raise OpdAlignError(
+                f"the loss of {expected - gated} of {expected} micro-batches was computed without the gate "
+                f"{self.gate.name!r}: {trl_compat.untested()}"
+            )
+
+    def check_evaluation(self, model: Any) -> None:
+        """Raises an error if a batch without the gate's weights is trained on; those of an evaluation have none."""
+        if model.training:
+            raise OpdAlignError(f"a training batch came without the gate {self.gate.name!r}: {trl_compat.untested()}")
+
+    def _checked(self, backward: Callable[..., None]) -> Callable[..., None]:
+        """Accelerate's `backward`, which also makes the optimizer step under DeepSpeed: checked before the last one."""
+
+        def checked(*args: Any, **kwargs: Any) -> None:
+            if self.accelerator.sync_gradients:
+                self.check_applied()
+            backward(*args, **kwargs)
+
+        return checked
 
     def _sum(self, values: Tensor) -> Tensor:
         return self.accelerator.reduce(values.float(), reduction="sum")
@@ -217,10 +258,10 @@ class GateRuntime:
 
 
 class GateCheck(TrainerCallback):  # type: ignore[misc]
-    """Stops a training before an optimizer step whose loss the gate was not applied to.
+    """Stops a training before an optimizer step if the gate was not applied to all of its micro-batches.
 
     A trainer that calls its methods by other names than the overridden ones would train without a gate. Callbacks are
-    a public interface, so this check does not depend on those names.
+    a public interface, so this check does not depend on those names; nor does that before accelerate's `backward`.
 
     Args:
         runtime: The gate of the trainer.
@@ -229,12 +270,15 @@ class GateCheck(TrainerCallback):  # type: ignore[misc]
     def __init__(self, runtime: GateRuntime) -> None:
         self.runtime = runtime
 
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.runtime.gated_micro_batches = 0  # a training that was interrupted within a step
+
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         self.runtime.check_applied()
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         self.runtime.check_applied()
-        self.runtime.applied = False
+        self.runtime.gated_micro_batches = 0
 
 
 def coarsest_eps(mixed_precision: str, *models: Any) -> float:
@@ -242,6 +286,11 @@ def coarsest_eps(mixed_precision: str, *models: Any) -> float:
     dtypes = {parameter.dtype for model in models for parameter in model.parameters() if parameter.is_floating_point()}
     autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(mixed_precision)
     return max(torch.finfo(dtype).eps for dtype in (dtypes if autocast is None else {*dtypes, autocast}))
+
+
+def _weights_name(model: Any) -> str:
+    dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
+    return " and ".join(sorted(dtypes))
 
 
 def safe_denominator(denominator: Tensor) -> Tensor:

@@ -7,8 +7,10 @@ as a quantile), they are computed from the tokens that the analysis kept, with a
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from opd_align.core.alignment import pairs_of, teachers_of
 from opd_align.core.engine import Analysis
 from opd_align.core.node_rows import group_rows
 from opd_align.training.gates import (
+    FLOAT32_EPS,
     LOG_RATIO,
     MEASURES,
     STUDENT_LOG_PROB,
@@ -29,6 +32,8 @@ from opd_align.training.gates import (
 )
 from opd_align.training.trainers.sdpo import SDPOGate
 from opd_align.types import REWARD, Floats, Ints, Outcome
+
+logger = logging.getLogger(__name__)
 
 SMALLEST = 1e-12
 """Smallest probability of the tokens that the analysis did not keep."""
@@ -44,8 +49,33 @@ def gate_of(trainer: Any) -> Gate | None:
     return attached[0].gate if attached else None
 
 
-def gate_weights(gate: Gate, analysis: Analysis) -> dict[tuple[str, str], Floats]:
-    """For each teacher and objective with a teacher, the gate's weight at each of its rows in the node table."""
+def gate_eps(trainer: Any) -> float:
+    """The rounding of measures that the gate of a trainer allows for; an evaluation has the precision of the loss."""
+    runtime = getattr(trainer, "_gate_runtime", None)
+    return FLOAT32_EPS if runtime is None else float(runtime.eps)
+
+
+def gate_state(trainer: Any) -> dict[str, Any]:
+    """The state of a trainer's gate for a checkpoint; empty without a gate, or if it cannot be stored as JSON."""
+    gate = gate_of(trainer)
+    if gate is None:
+        return {}
+    try:
+        state: dict[str, Any] = json.loads(json.dumps(gate.state_dict()))
+        return state
+    except Exception as error:  # of a gate of the user's own
+        logger.warning("The state of the gate %s is not in the checkpoint: %r", gate.name, error)
+        return {}
+
+
+def gate_weights(gate: Gate, analysis: Analysis, *, eps: float = FLOAT32_EPS) -> dict[tuple[str, str], Floats]:
+    """For each teacher and objective with a teacher, the gate's weight at each of its rows in the node table.
+
+    Args:
+        gate: The gate.
+        analysis: The analysis.
+        eps: `GateBatch.eps` of the forward passes that the rollouts were scored with.
+    """
     paths = _Paths.of(analysis)
     weights: dict[tuple[str, str], Floats] = {}
     by_teacher: dict[str, Floats] = {}
@@ -58,7 +88,7 @@ def gate_weights(gate: Gate, analysis: Analysis) -> dict[tuple[str, str], Floats
         if teacher not in by_teacher:
             exact = {name: rows[name].to_numpy() for name in MEASURES}
             batch = paths.batch(teachers_of(analysis.children).index(teacher), at, exact)
-            by_teacher[teacher] = compute_weights(gate, batch).double().numpy()
+            by_teacher[teacher] = compute_weights(gate, replace(batch, eps=eps)).double().numpy()
         weights[teacher, objective] = by_teacher[teacher][at]
     return weights
 

@@ -120,6 +120,13 @@ class Gate(ABC):
         """Further metrics to log under `gate/`."""
         return {}
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed training needs, as JSON; `AlignmentCallback` stores it in checkpoints."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 (most gates have no state)
+        """Continues with the state of a checkpoint; an empty one is that of a new training."""
+
     @abstractmethod
     def __call__(self, batch: GateBatch) -> Tensor:
         """The weights, one per token."""
@@ -345,6 +352,15 @@ class Product(Gate):
 
     def extra_metrics(self) -> Mapping[str, float]:
         return {name: value for gate in self.gates for name, value in gate.extra_metrics().items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        states = {str(number): gate.state_dict() for number, gate in enumerate(self.gates)}
+        return {number: state for number, state in states.items() if state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for number, gate in enumerate(self.gates):
+            own = state.get(str(number))
+            gate.load_state_dict(own if isinstance(own, dict) else {})
 
     def __call__(self, batch: GateBatch) -> Tensor:
         weights_BT = batch.mask_BT.float()

@@ -137,7 +137,9 @@ class RewardVerifier:
     def outcomes(
         self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any], **extras: Any
     ) -> list[Outcome]:
-        """One outcome per completion; arguments as in `values`."""
+        """One outcome per completion; arguments as in `values`. Without completions, the verifier is not called."""
+        if not completions:
+            return []
         return [self.outcome(value) for value in self.values(prompts, completions, columns, **extras)]
 
     def as_reward(self) -> Callable[..., list[float | None]]:

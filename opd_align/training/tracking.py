@@ -6,25 +6,37 @@ would also move its metrics into this row; and callbacks that print would print 
 
 from __future__ import annotations
 
+import copy
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from transformers import PrinterCallback, ProgressCallback
 
+logger = logging.getLogger(__name__)
+
 
 def log_to_trackers(trainer: Any, state: Any, control: Any, row: Mapping[str, float]) -> Callable[[str], None]:
-    """Calls `on_log` of all callbacks that do not print; returns a function that prints a line as those do."""
-    handler, should_log = trainer.callback_handler, control.should_log
+    """Calls `on_log` of all callbacks that do not print; returns a function that prints a line as those do.
+
+    The callbacks get a copy of `control`: a callback that stops the training if a row has no `loss`, say, is meant for
+    the trainer's own rows. One that raises does not keep the row from the others.
+    """
+    handler = trainer.callback_handler
     callbacks = handler.callbacks
     printing = [one for one in callbacks if isinstance(one, PrinterCallback | ProgressCallback) or _is_rich(one)]
-    handler.callbacks = [one for one in callbacks if one not in printing]
     try:
-        trainer.control = handler.on_log(trainer.args, state, control, dict(row))
+        for one in callbacks:
+            if one in printing:
+                continue
+            handler.callbacks = [one]
+            try:
+                handler.on_log(trainer.args, state, copy.copy(control), dict(row))
+            except Exception as error:  # a tracker that is not reachable
+                logger.warning("%s.on_log failed for the row of an evaluation: %r", type(one).__name__, error)
     finally:
         handler.callbacks = callbacks
-        # Logging a row resets `should_log`, which would drop the trainer's own row of this step.
-        control.should_log = trainer.control.should_log = should_log
     for one in printing:
         bar = getattr(one, "training_bar", None)
         if bar is not None:

@@ -108,7 +108,7 @@ NAMES: dict[str, Name] = {
     "is_peft_model": Name("accelerate.utils", "is_peft_model", call("model")),
     "Accelerator": Name(
         "accelerate", "Accelerator", None,
-        {"unwrap_model": call("model", keywords=("keep_torch_compile",)), "autocast": call(),
+        {"unwrap_model": call("model", keywords=("keep_torch_compile",)), "autocast": call(), "backward": call("loss"),
          "prepare_model": call("model", keywords=("device_placement", "evaluation_mode")),
          "reduce": call("tensor", "reduction"), "gather": call("tensor"),
          "pad_across_processes": call("tensor", keywords=("dim", "pad_index"))},
@@ -190,12 +190,16 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "beta", "lmbda", "seq_kd", "temperature", "teacher_model", "generation_config", "generation_kwargs", "_metrics",
         "data_collator", "loss_is_scaled_for_ga",
     ),
-    "GOLDTrainer": ("beta", "teacher_model", "use_uld_loss", "use_vllm"),
-    "IWOPDTrainer": ("beta", "teacher_model", "teacher_client", "use_vllm"),
+    "GOLDTrainer": ("beta", "lmbda", "teacher_model", "use_uld_loss", "use_vllm"),
+    "IWOPDTrainer": ("beta", "lmbda", "teacher_model", "teacher_client", "use_vllm"),
     "DistillationTrainer": (
         "beta", "teacher_model", "_metrics", "_tokenizer", "eos_token_ids", "_forward_redirection", "use_vllm",
     ),
-    "GRPOTrainer": ("_metrics", "_tokenizer", "eos_token_ids", "reward_funcs", "tools", "environments", "use_vllm"),
+    "GRPOTrainer": (
+        "_metrics", "_tokenizer", "eos_token_ids", "reward_funcs", "tools", "environments", "use_vllm", "rollout_func",
+        "aux_loss_enabled", "router_aux_loss_coef",
+    ),
+    "RLOOTrainer": ("reward_funcs", "use_vllm", "aux_loss_enabled", "router_aux_loss_coef"),
     "SDPOTrainer": ("_metrics", "_tokenizer", "eos_token_ids", "reward_funcs", "teacher_model", "use_vllm"),
     "SDFTTrainer": ("teacher_model", "use_vllm"),
 }  # fmt: skip

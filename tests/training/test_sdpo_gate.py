@@ -13,7 +13,7 @@ from opd_align.types import OpdAlignError
 pytestmark = [pytest.mark.training, pytest.mark.filterwarnings("ignore")]
 
 
-def sdpo(folder, gate=None, **options):
+def sdpo(folder, gate=None, *, callbacks=None, **options):
     set_seed(1)
     settings = {"max_completion_length": 64, "num_generations": 4, "per_device_train_batch_size": 8}
     settings |= {"dont_reprompt_on_self_success": False, "distillation_alpha": 1.0, "distillation_mode": "full_logits"}
@@ -21,7 +21,7 @@ def sdpo(folder, gate=None, **options):
     made = models()
     made.pop("teacher_model")
     reward = verifier if gate is None else gate.reward
-    return SDPOTrainer(args=args, train_dataset=prompts(), reward_funcs=[reward], **made)
+    return SDPOTrainer(args=args, train_dataset=prompts(), reward_funcs=[reward], callbacks=callbacks, **made)
 
 
 def test_correct_rollouts_are_removed(tmp_path):
@@ -59,10 +59,44 @@ def test_truncated_rollouts_are_incorrect_for_the_gate(tmp_path, length, correct
 
 def test_the_reward_is_the_verifiers_value(tmp_path):
     gate = SDPOGate(verifier, unknown="keep")
+    gate.attach(sdpo(tmp_path, gate))
     rewards = gate.reward(
         prompts=["q"] * 3, completions=["Answer: 1", "Answer: 2", "Answer: 1"], answer=["1", "1", None]
     )
     assert rewards == [1.0, 0.0, None]
+
+
+@pytest.mark.parametrize("added", [False, True], ids=["reward only", "also in callbacks"])
+def test_a_gate_that_is_not_attached_does_not_train(tmp_path, added):
+    gate = SDPOGate(verifier, unknown="keep")
+    trainer = sdpo(tmp_path, gate, callbacks=[gate] if added else None, max_steps=1)
+    with pytest.raises(OpdAlignError, match=r"SDPOGate is not attached: call gate\.attach\(trainer\) before"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+def test_a_gate_that_is_also_in_callbacks_is_added_once(tmp_path):
+    gate = SDPOGate(verifier, unknown="keep")
+    trainer = sdpo(tmp_path, gate, callbacks=[gate], max_steps=1)
+    gate.attach(trainer)
+    assert trainer.callback_handler.callbacks.count(gate) == 1
+    assert len(trained(trainer).column("gate/correct")) == 1
+
+
+def test_every_generation_is_checked(tmp_path, monkeypatch):
+    """The second generation's batch is built without telling the gate."""
+    gate = SDPOGate(verifier, unknown="keep")
+    trainer = gate.attach(sdpo(tmp_path, gate, max_steps=3, max_completion_length=8))._trainer
+    plain = type(trainer)._dispatch_self_distillation_callback
+
+    def dispatch(self, event_name, **payload):
+        if not self.state.global_step:
+            plain(self, event_name, **payload)
+
+    monkeypatch.setattr(type(trainer), "_dispatch_self_distillation_callback", dispatch)
+    with pytest.raises(OpdAlignError, match="SDPO's batch was built without the gate"):
+        trainer.train()
+    assert trainer.state.global_step == 1
 
 
 def test_a_gate_that_is_not_a_reward_is_refused(tmp_path):

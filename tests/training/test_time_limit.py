@@ -6,13 +6,21 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from support.trainings import add_alignment, held_out, make
 
 from opd_align import OpdAlignError
 from opd_align.backends.exact import ExactWorld
 from opd_align.training import time_limit
-from opd_align.training.time_limit import ENGINE_ROLLOUTS, TimedStudent, TimeLimit, TimeLimitExceeded
+from opd_align.training.demonstration_cache import DemonstrationCache
+from opd_align.training.time_limit import (
+    ENGINE_ROLLOUTS,
+    TimedStudent,
+    TimeLimit,
+    TimeLimitExceeded,
+    completed_share,
+)
 from opd_align.types import Question, SampleRequest
 
 QUESTION = Question("one", "How many?", "3")
@@ -96,11 +104,80 @@ def test_an_evaluation_that_reaches_its_limit_keeps_the_questions_that_it_has_sa
     object.__setattr__(graded, "outcomes", stop_the_clock)
     callback.adapter.trainer.state.global_step = 1  # nothing of the evaluation above is reused
     part, _ = callback.evaluate(time_limit_s=5.0)
+    assert 0 < completed_share(part.questions, callback.evaluator.num_selected) < 1 / 3
+    assert completed_share(full.questions, 3) == 1
     assert part.questions["question"].to_pylist() == full.questions["question"].to_pylist()[:1]
     (row,) = part.questions.to_pylist()
     assert row["initial"] == callback.settings.budget.initial
     assert row["failed"] > 0
     assert "Time limit of the evaluation: 1 of 3 questions were analyzed" in caplog.text
+
+
+def row(initial, targeted, failed, unknown=0):
+    return {"initial": initial, "targeted": targeted, "failed": failed, "unknown": unknown}
+
+
+@pytest.mark.parametrize(
+    ("rows", "selected", "share"),
+    [
+        ([row(8, 24, 0), row(6, 24, 0, unknown=2)], 2, 1.0),
+        ([row(8, 24, 0)], 4, 0.25),
+        ([row(8, 24, 0), row(8, 0, 24)], 4, (1 + 0.25) / 4),
+        ([row(0, 0, 9)], 2, 1e-3),
+    ],
+)
+def test_the_completed_share_counts_questions_and_their_rollouts(rows, selected, share):
+    assert completed_share(pa.Table.from_pylist(rows), selected) == pytest.approx(share)
+
+
+def test_an_evaluation_that_was_cut_is_booked_with_its_share(tmp_path, clock):
+    """Four questions, one of which is sampled in a second before the limit: a full evaluation takes four seconds."""
+    trainer = make("distillation", tmp_path)
+    callback = add_alignment(trainer, questions=held_out(4), max_overhead=0.9)
+    callback.settings = replace(callback.settings, questions_per_group=1)
+    graded = callback.evaluator.held_out.verifier
+    outcomes = graded.outcomes
+
+    def stop_the_clock(*args, **kwargs):
+        clock.now = 1e6
+        return outcomes(*args, **kwargs)
+
+    object.__setattr__(graded, "outcomes", stop_the_clock)
+    callback.on_train_begin(trainer.args, trainer.state, trainer.control)
+    (logged,) = callback.log_history
+    assert logged["opd_align/student/questions"] == 1
+    assert logged["opd_align/evaluation/scale"] == 0.25
+    assert callback.schedule.full_evaluation_s == pytest.approx(4 * logged["opd_align/evaluation/seconds"])
+
+
+def test_demonstrations_that_the_limit_interrupted_do_not_count_as_tried(tmp_path, clock, monkeypatch):
+    questions = held_out(3)
+    right = {questions[0].answer}
+
+    def reward(completions, answer, **columns):
+        return [float(answer[0] in right)] * len(completions)
+
+    callback = add_alignment(make("distillation", tmp_path), questions=questions, verifier=reward, teachers=["Self-1C"])
+    demonstrations, sample, calls = callback.evaluator.demonstrations, TimedStudent.sample, []
+
+    def second_is_late(self, requests):
+        calls.append(1)
+        if len(calls) == 2:
+            clock.now = 1e6
+        return sample(self, requests)
+
+    monkeypatch.setattr(TimedStudent, "sample", second_is_late)
+    with pytest.raises(OpdAlignError, match="time limit of 5 s while sampling"):
+        callback.evaluate(time_limit_s=5.0)
+    assert list(demonstrations.by_question) == [questions[0].id], "what was complete is kept, nothing else is tried"
+    stored = DemonstrationCache(demonstrations.contexts, questions, callback.folder)
+    stored.load(0)
+    assert stored.by_question == demonstrations.by_question
+    monkeypatch.setattr(TimedStudent, "sample", sample)
+    clock.now = 0.0
+    right.update(question.answer for question in questions)
+    analysis, _ = callback.evaluate(time_limit_s=5.0)
+    assert analysis.questions["question"].to_pylist() == [question.id for question in questions]
 
 
 def test_the_seconds_of_a_budget_limit_an_evaluation_too(tmp_path):

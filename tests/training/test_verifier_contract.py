@@ -86,10 +86,17 @@ def as_a_grpo_reward(verifier, **options):
     return outcome_B.tolist(), runtime.verifier.failures
 
 
+def sdpo_gate(verifier, **options):
+    """A gate as if it were attached to a trainer."""
+    gate = SDPOGate(verifier, unknown="keep", **options)
+    gate._trainer = SimpleNamespace(model=torch.nn.Linear(1, 1))
+    return gate
+
+
 def by_sdpo(verifier, **options):
     if "timeout_s" in options:
         options["verifier_timeout_s"] = options.pop("timeout_s")
-    gate = SDPOGate(verifier, unknown="keep", **options)
+    gate = sdpo_gate(verifier, **options)
     gate.reward(prompts=["q"] * 3, completions=COMPLETIONS, **COLUMNS)
     return gate._outcomes, gate.verifier.failures
 
@@ -207,7 +214,7 @@ def test_a_reward_keeps_its_graded_values():
     reward = runtime.wrap_reward_funcs(verifier)
     assert reward(prompts=["q"] * 3, completions=COMPLETIONS) == [0.7, None, 0.2]
     assert runtime.verifier.latest == [INCORRECT, UNKNOWN, INCORRECT]
-    assert SDPOGate(verifier, unknown="keep").reward(["q"] * 3, COMPLETIONS) == [0.7, None, 0.2]
+    assert sdpo_gate(verifier).reward(["q"] * 3, COMPLETIONS) == [0.7, None, 0.2]
 
 
 def test_a_task_may_be_a_reward_function():

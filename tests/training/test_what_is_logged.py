@@ -62,6 +62,41 @@ def test_trackers_get_the_rows_and_the_trainers_history_does_not(tmp_path: Any, 
     assert "2 questions" in printed[0]
 
 
+class Acts(TrainerCallback):
+    """A user's callback that takes every row for one of the trainer's."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        control.should_training_stop = control.should_save = True
+        if logs["loss"] < 1:
+            control.should_evaluate = True
+
+
+def test_other_callbacks_can_neither_stop_the_training_nor_lose_the_row(tmp_path: Any, caplog: Any) -> None:
+    trainer, tracker = make("distillation", tmp_path), Tracker()
+    trainer.add_callback(Acts())  # raises KeyError: 'loss'
+    trainer.add_callback(tracker)
+    callback = add_alignment(trainer, questions=held_out(1), on_error="raise")
+    before, callbacks = dict(vars(trainer.control)), list(trainer.callback_handler.callbacks)
+    with caplog.at_level(logging.WARNING, "opd_align"):
+        first_evaluation(callback)
+    assert vars(trainer.control) == before
+    assert trainer.callback_handler.callbacks == callbacks
+    assert tracker.rows == callback.log_history
+    assert "Acts.on_log failed for the row of an evaluation: KeyError('loss')" in caplog.text
+    assert callback.failures == 0
+
+
+def test_the_history_has_the_row_even_if_logging_fails(tmp_path: Any, monkeypatch: Any) -> None:
+    def fails(*args: Any) -> None:
+        raise RuntimeError("no connection")
+
+    monkeypatch.setattr("opd_align.training.callback.log_to_trackers", fails)
+    callback = add_alignment(make("distillation", tmp_path), questions=held_out(1))
+    first_evaluation(callback)
+    assert callback.failures == 1
+    assert '"run": "step-000000"' in (callback.folder / "history.jsonl").read_text()
+
+
 def test_no_demonstration_yet_is_a_state_and_not_a_failure(tmp_path: Any, caplog: Any, capsys: Any) -> None:
     def never(completions: Any, **columns: Any) -> list[float]:
         return [0.0] * len(completions)
@@ -110,10 +145,6 @@ def as_class(trainers: dict[str, Any], monkeypatch: Any) -> Any:
         return trainers[kind]
 
     return of
-
-
-def test_trls_own_losses_are_recognised(trainers: dict[str, Any]) -> None:
-    assert [adapt_trainer(trainer).unevaluated for trainer in trainers.values()] == [()] * 3
 
 
 def test_an_overridden_loss_is_logged_once(as_class: Any, caplog: Any) -> None:
@@ -257,6 +288,16 @@ def test_measures_at_all_tokens(analysis: Any) -> None:
     assert bool((seen["kl"] >= 0).all())
 
 
+def test_a_gate_at_nodes_allows_for_the_rounding_of_the_evaluation(analysis: Any, monkeypatch: Any) -> None:
+    seen = []
+    gate = FunctionGate(lambda batch: seen.append(batch.eps) or batch.mask_BT)
+    runtime = SimpleNamespace(gate=gate, eps=torch.finfo(torch.bfloat16).eps)
+    trainer = SimpleNamespace(_gate_runtime=runtime)
+    callback = SimpleNamespace(adapter=SimpleNamespace(trainer=trainer))
+    assert AlignmentCallback._gate_weights(callback, analysis)  # type: ignore[arg-type]
+    assert {*seen} == {runtime.eps}
+
+
 def test_alignment_with_and_without_the_gate(analysis: Any) -> None:
     key = "opd_align/one/reverse_kl/"
     plain = logged_metrics(analysis)
@@ -282,7 +323,7 @@ def test_a_gate_that_cannot_be_applied_is_logged_once(analysis: Any, trainers: A
         raise RuntimeError("no optimizer here")
 
     gate = FunctionGate(needs_more)
-    monkeypatch.setattr(trainer, "_gate_runtime", SimpleNamespace(gate=gate, verifier=None), raising=False)
+    monkeypatch.setattr(trainer, "_gate_runtime", SimpleNamespace(gate=gate, verifier=None, eps=1e-7), raising=False)
     with caplog.at_level(logging.WARNING, "opd_align"):
         assert callback._gate_weights(analysis) is None
         assert callback._gate_weights(analysis) is None

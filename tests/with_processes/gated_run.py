@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -18,7 +19,10 @@ from opd_align.training import (
     GatedGRPOTrainer,
     IncorrectOnly,
     SignAgrees,
+    trl_compat,
 )
+from opd_align.training.gate_runtime import GateRuntime
+from opd_align.types import OpdAlignError
 
 
 def beginning(batch):
@@ -37,6 +41,21 @@ def overflowing(teacher):
     return teacher
 
 
+def without_its_gate(case, own):
+    """A DeepSpeed training whose loss does not use the kernel that is replaced: its error and its optimizer steps."""
+    from deepspeed import DeepSpeedEngine
+
+    steps, step = [], DeepSpeedEngine.step
+    DeepSpeedEngine.step = lambda self, *args, **kwargs: steps.append(1) or step(self, *args, **kwargs)
+    trl_compat.replaced_kernel = lambda apply: nullcontext()
+    GateRuntime.log_step = lambda self, *args: None
+    try:
+        distillation(GatedDistillationTrainer, case["folder"], **own)
+    except OpdAlignError as error:
+        return {"error": str(error), "steps": len(steps)}
+    return {"error": None, "steps": len(steps)}
+
+
 GATES = {
     "beginning": FunctionGate(beginning, measures=()),
     "incorrect": IncorrectOnly(verifier, unknown="drop"),
@@ -50,6 +69,11 @@ options = {"max_steps": 2, **case["options"]}
 own = {"gate": GATES[case["gate"]], "denominator": case["denominator"], "options": options}
 if case.get("overflow"):
     own["teacher_model"] = overflowing(models()["teacher_model"])
+if case.get("ungated"):
+    result = without_its_gate(case, own)
+    if int(os.environ["RANK"]) == 0:
+        Path(case["result"]).write_text(json.dumps(result))
+    sys.exit()
 if case["trainer"] == "gkd":
     run = gkd(GatedGKDTrainer, case["folder"], **own)
 elif case["trainer"] == "distillation":

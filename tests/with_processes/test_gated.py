@@ -48,6 +48,15 @@ def run(folder, launch, **config):
     return json.loads((folder / "result.json").read_text())
 
 
+def run_on_two(folder, launcher, **config):
+    launch, options = LAUNCHES[launcher]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        launch = [*launch, "--main_process_port", str(free.getsockname()[1])]
+    options = {"per_device_train_batch_size": 4, "ddp_backend": "gloo", **options}
+    return run(folder, launch, **config, options=options)
+
+
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory):
     """Results on one process, each computed once."""
@@ -70,12 +79,7 @@ def one_process(tmp_path_factory):
 )
 def test_two_processes_equal_one(tmp_path, one_process, case, launcher):
     one = one_process(case)
-    launch, options = LAUNCHES[launcher]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        launch = [*launch, "--main_process_port", str(free.getsockname()[1])]
-    options = {"per_device_train_batch_size": 4, "ddp_backend": "gloo", **options}
-    two = run(tmp_path, launch, **CASES[case], options=options)
+    two = run_on_two(tmp_path, launcher, **CASES[case])
     assert (one["processes"], two["processes"]) == (1, 2)
     assert (two["kind"], two["stage"]) == KIND[launcher]
     assert len(one["logs"]) == len(two["logs"]) == 2
@@ -88,3 +92,11 @@ def test_two_processes_equal_one(tmp_path, one_process, case, launcher):
         assert {key: row_of_one[key] for key in keys} == pytest.approx(
             {key: row_of_two[key] for key in keys}, rel=2e-4, abs=1e-7
         )
+
+
+def test_deepspeed_makes_no_step_without_the_gate(tmp_path):
+    """Its engine makes the step within `backward`, before transformers asks callbacks."""
+    case = {"trainer": "distillation", "gate": "beginning", "denominator": "keep"}
+    result = run_on_two(tmp_path, "zero2", **case, ungated=True)
+    assert result["steps"] == 0
+    assert "loss of 1 of 1 micro-batches was computed without the gate" in result["error"]

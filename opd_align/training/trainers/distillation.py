@@ -41,7 +41,8 @@ class GatedDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
         trl_compat.resolve("distillation_kernel")
         super().__init__(*args, **kwargs)
         trl_compat.check_attributes(self)
-        self._gate_runtime = runtime.attach(self)
+        # The loss takes the place of the model's forward, and with it of accelerate's autocast.
+        self._gate_runtime = runtime.attach(self, autocast=False)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         generated = super()._generate_and_score_completions(inputs)
@@ -51,6 +52,7 @@ class GatedDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
 
     def _compute_loss(self, unwrapped_student: Any, inputs: dict[str, Any], num_items_in_batch: Any) -> Any:
         if DENOMINATOR not in inputs:
+            self._gate_runtime.check_evaluation(self.model)
             return super()._compute_loss(unwrapped_student, inputs, num_items_in_batch)
         count = safe_denominator(inputs[DENOMINATOR])
         with weighted_divergence(self._gate_runtime, inputs, count):

@@ -72,7 +72,7 @@ def _measure(trainer: Any, generated: dict[str, Any], micro_batches: int) -> dic
         parts.append({name: call.measure(name) for name in runtime.gate.measures})
         return call.divergence_N, call.entropy_N
 
-    with evaluation_mode(trainer.model_wrapped), trainer.compute_loss_context_manager():
+    with evaluation_mode(trainer.model_wrapped), trainer.compute_loss_context_manager(), runtime.loss_precision():
         for part in split_tensor_dict(split_pixel_values_by_grid(generated), micro_batches):
             inputs = unsplit_pixel_values_by_grid(part)
             batch = runtime.make_batch(inputs["completion_ids"], _loss_mask(inputs), None)

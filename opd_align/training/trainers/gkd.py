@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import IterableDataset
 
 from opd_align.training import trl_compat
 from opd_align.training.gate_runtime import (
@@ -56,6 +57,16 @@ class GatedMicroBatch:
     batch: GateBatch
     weights_BT: Tensor | None
     denominator: Tensor
+
+
+def _check_dispatch(trainer: Any) -> None:
+    """Columns of text cannot be sent from one process to another, as accelerate does with iterable data sets."""
+    dispatched = trainer.args.accelerator_config.dispatch_batches is not False
+    if dispatched and isinstance(trainer.train_dataset, IterableDataset) and trainer.accelerator.num_processes > 1:
+        raise OpdAlignError(
+            "the gate's verifier needs the data set's columns, which accelerate cannot send to other processes; use "
+            'accelerator_config={"dispatch_batches": False}, or a data set that is not iterable'
+        )
 
 
 class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
@@ -109,7 +120,8 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
         trl_compat.check_attributes(self)
         self._gate_runtime = runtime.attach(self)
         collator = self.data_collator
-        if type(collator) is DataCollatorForChatML:
+        if runtime.verifier is not None and type(collator) is DataCollatorForChatML:
+            _check_dispatch(self)
             options = {option.name: getattr(collator, option.name) for option in fields(collator)}
             self.data_collator = DataCollatorWithColumns(**options)
         self._pending_batches: list[dict[str, Any]] = []
@@ -194,6 +206,7 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
             measured.update({name: measure(name) for name in self._gate_runtime.gate.measures})
             return student_logits.new_zeros(())
 
+        # As in the loss: the wrapped models apply autocast in their own forward, and `training_step` adds this context.
         with (
             evaluation_mode(self.model_wrapped),
             self.compute_loss_context_manager(),
@@ -220,7 +233,8 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         micro_batch = inputs.get(MICRO_BATCH)
-        if micro_batch is None:  # a batch of an evaluation
+        if micro_batch is None:
+            self._gate_runtime.check_evaluation(model)
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         with self._replaced_divergence(partial(self._gated_divergence, micro_batch)):
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)

@@ -111,6 +111,7 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if DENOMINATOR not in inputs:
+            self._gate_runtime.check_evaluation(self.model)
             return super()._compute_loss(model, inputs)
         # Both losses in one forward of the wrapped model: ZeRO-3 reduces the head's gradients only from there.
         student = self.accelerator.unwrap_model(model)
@@ -127,7 +128,7 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         share, beta = count / self.accelerator.num_processes, self.distillation_beta
         with self._keep_student_states(student):
             grpo_loss: Tensor = super()._compute_loss(student, inputs)
-            with weighted_divergence(self._gate_runtime, inputs, count, beta=beta), self.accelerator.autocast():
+            with weighted_divergence(self._gate_runtime, inputs, count, beta=beta), self._gate_runtime.loss_precision():
                 distillation_loss, _, _ = DistillationTrainer._compute_loss(self, student, inputs, share)
         return grpo_loss + self.distillation_weight * distillation_loss
 

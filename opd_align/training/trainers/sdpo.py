@@ -26,7 +26,8 @@ from opd_align.types import OpdAlignError, Outcome
 class SDPOGate(TrainerCallback):
     """Removes correct rollouts from SDPO's self-distillation.
 
-    Pass `gate.reward` to the trainer's `reward_funcs`, then call `gate.attach(trainer)`.
+    Pass `gate.reward` to the trainer's `reward_funcs`, then call `gate.attach(trainer)`, which also adds the callback:
+    a gate that is not attached raises an error in `trainer.train()`.
 
     Args:
         verifier: A reward function with TRL's signature, synchronous or asynchronous, or a `Task`.
@@ -62,11 +63,15 @@ class SDPOGate(TrainerCallback):
         trl_compat.check_events(type(trainer))
         trl_compat.check_attributes(trainer)
         self._trainer = trainer
-        trainer.add_callback(self)
+        if self not in trainer.callback_handler.callbacks:
+            trainer.add_callback(self)
         return self
 
     def reward(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         """The verifier as a reward function: its values, `None` where they are unknown."""
+        self._check_attached()
+        if self._trainer.model.training:
+            self._applied = False  # until the batch of this generation is complete
         values = self._reward(prompts, completions, **columns)
         truncated = self._truncated(columns.get("completion_ids"), len(values))
         outcomes = zip(self.verifier.latest, truncated, strict=True)
@@ -74,10 +79,13 @@ class SDPOGate(TrainerCallback):
         return values
 
     def _truncated(self, completion_ids: Sequence[Sequence[int]] | None, n: int) -> list[bool]:
-        if self._trainer is None or completion_ids is None:
+        if completion_ids is None:
             return [False] * n
         end_tokens = trl_compat.completion_ends(self._trainer)
         return [not len(ids) or ids[-1] not in end_tokens for ids in completion_ids]
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self._check_attached()
 
     def on_teacher_context_built(self, **arguments: Any) -> None:
         """SDPO's event: rewards are known, and the mask is about to be used."""
@@ -106,6 +114,10 @@ class SDPOGate(TrainerCallback):
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         self._check_applied()
+
+    def _check_attached(self) -> None:
+        if self._trainer is None:
+            raise OpdAlignError("SDPOGate is not attached: call gate.attach(trainer) before trainer.train()")
 
     def _check_applied(self) -> None:
         if not self._applied:
