@@ -28,6 +28,7 @@ from enum import Enum
 
 from opd_align.tasks.characters import MAX_ANSWER_CHARS, plain_characters
 from opd_align.tasks.prepare import prepared
+from opd_align.tasks.remarks import OTHER_ANSWER, is_harmless, is_other_label, takes_back
 from opd_align.tasks.statements import (
     CONCLUSION,
     DENIAL_AFTER,
@@ -60,6 +61,8 @@ MAX_RESPONSE_CHARS = 30_000
 
 MAX_COMMITMENTS = 40
 """Number of markers, boxes and phrases that are read, from the last one."""
+
+_MAX_REMARKS = 8
 
 _END_OF_TURN = re.compile(r"<\|(?:im_end|eot_id|eom_id|endoftext|end_of_text|end)\|>|</s>|<end_of_turn>|<eos>")
 _THINK_TAG = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
@@ -222,8 +225,9 @@ def _committed(response: str, read: Reader) -> tuple[str | None, int | None]:
                 return found, content[1]
             boxes.append(content[0])
             continue
-        if _LONG_ANSWER.search(response, max(0, place.start() - 8), place.start()):
-            continue  # "Short answer: no. Long answer: yes, but ..."
+        before = response[max(0, place.start() - 30) : place.start()].rpartition("\n")[2]
+        if _LONG_ANSWER.search(before) or OTHER_ANSWER.search(before):
+            continue  # "Short answer: no. Long answer: yes, but ...", "Wrong answer: C"
         words, following = _text_after(response, place.end())
         if place["phrase"]:
             if words is None:
@@ -305,7 +309,7 @@ def _reconsidered(found: str | None, rest: str, read: Reader) -> str | None:
         if later:
             return later
     taken_back = [match for match in _RETRACTION.finditer(rest) if not _RIGHT_AFTER_ALL.search(match.group())]
-    return None if taken_back else found
+    return None if taken_back or any(map(takes_back, SENTENCE_END.split(rest[:1000])[1:6])) else found
 
 
 def _uncommitted(response: str, read: Reader, *, after_second_thought: bool = False) -> str | None:
@@ -314,6 +318,9 @@ def _uncommitted(response: str, read: Reader, *, after_second_thought: bool = Fa
     lines = [line for line in tail.splitlines() if not _ONLY_MARKUP.fullmatch(line)]
     if len(response) > len(tail):
         lines = lines[1:]  # the first line may be cut in two, and its end alone could look like an answer
+    lines = [line for line in lines if not is_other_label(line)]
+    if _is_taken_back(lines, read):
+        return None
     lines = without_asides(lines)
     if not lines:
         return None
@@ -331,6 +338,8 @@ def _uncommitted(response: str, read: Reader, *, after_second_thought: bool = Fa
     if after_second_thought and (found := read(lines[0], Placement.MARKED)) is not None:
         return found
     if len(response) == len(tail):
+        if (found := _before_remarks(lines, read)) is not None:
+            return found
         if len(lines) == 1:
             found = read(lines[0], Placement.OPENING)
         else:
@@ -350,6 +359,33 @@ def _uncommitted(response: str, read: Reader, *, after_second_thought: bool = Fa
         if CONCLUSION.match(sentence):
             return None
     return None
+
+
+def _sentences(lines: list[str]) -> list[str]:
+    return [part for line in lines for part in SENTENCE_END.split(line) if re.search(r"\w", part)]
+
+
+def _is_taken_back(lines: list[str], read: Reader) -> bool:
+    """Whether the last sentence takes back the one before it ("18. That would be wrong.")."""
+    sentences = _sentences(lines[-2:])
+    if len(sentences) < 2 or not takes_back(sentences[-1]):
+        return False
+    return read(sentences[-1], Placement.SENTENCE) is None or read(sentences[-2], Placement.BARE) is not None
+
+
+def _before_remarks(lines: list[str], read: Reader) -> str | None:
+    """The answer that a text begins with, if all that follows leaves it as it is ("18. No need to round.")."""
+    sentences = _sentences(lines)
+    others = sentences[1:]
+    found = read(sentences[0], Placement.BARE) if 0 < len(others) <= _MAX_REMARKS else None
+    if not found:
+        return None
+    for sentence in others:
+        if not is_harmless(sentence):
+            return AMBIGUOUS
+        if not is_aside(sentence) and read(sentence, Placement.SENTENCE) not in (None, found):
+            return None
+    return found
 
 
 def _second_thought(lines: list[str], read: Reader) -> str | None:

@@ -16,15 +16,15 @@ from fractions import Fraction
 from opd_align.tasks.characters import strip_markup
 from opd_align.tasks.evaluate import exact_value
 from opd_align.tasks.extract import AMBIGUOUS, Placement
+from opd_align.tasks.number_context import BOUND_AFTER, BOUND_BEFORE, CURRENCY, is_label, is_operand, is_ruled_out
 from opd_align.tasks.number_words import NUMBER_WORD, SCALES, leading_number
 from opd_align.tasks.statements import CONCLUDED, DENIAL_AFTER, HEDGE, NEGATION, after_denials, is_aside, strip_lead_in
 
 _DIGITS = r"(?:\d{1,2}(?:,\d{2})+,\d{3}(?!\d)|\d{1,3}(?:[, ']\d{3})+(?!\d)|\d{1,100})(?:\.\d{1,100})?|\.\d{1,100}"
 _WORD_SCALES = "|".join(sorted(map(re.escape, SCALES), key=len, reverse=True))
-_CURRENCY = "€£¥₹"
 # Not the 2 of "m2", "x^2" or "1.2.3"; a minus sign after a word or digit is a dash.
 _NUMBER = re.compile(
-    rf"(?<![\w.^,/])(?P<sign>[-+]?)(?P<currency>[{_CURRENCY}]?)(?P<inner>-?)"
+    rf"(?<![\w.^,/])(?P<sign>[-+]?)(?P<currency>[{CURRENCY}]?)(?P<inner>-?)"
     rf"(?:(?P<whole>\d{{1,9}})(?: | and |-)(?=\d{{1,6}} ?/ ?\d))?(?P<top>{_DIGITS})"
     rf"(?: ?/ ?(?P<bottom>\d{{1,100}})(?!\d|\.\d))?"
     rf"(?:[eE](?P<exponent>[-+]?\d{{1,3}})(?!\w)| ?[×x*·] ?10\^(?P<ten>-?\d{{1,3}})(?!\w))?"
@@ -41,28 +41,10 @@ _FIRST_SENTENCE = re.compile(r"(.*?[\w)%}])(?:[;!?]+(?!\s?=)|\.+(?!\d))(?:\s.*|)
 _OPERATOR = re.compile(r"\s?(?:[\^*×·÷!√π\\+/_|<>(\[{]|-\s?[\w\\(]|x ?\d)")
 _UNIT_SLASH = re.compile(r"\s?/\s?[^\W\d]")
 _PREFIX = re.compile(
-    rf"(?:(?:[{_CURRENCY}≈~=:-]|(?:US|USD|EUR|GBP|INR|Rs\.?|about|approximately|approx\.?|roughly|around|"
+    rf"(?:(?:[{CURRENCY}≈~=:-]|(?:US|USD|EUR|GBP|INR|Rs\.?|about|approximately|approx\.?|roughly|around|"
     rf"exactly|only|just|"
     r"precisely|equals?|is|simply|a total of|the number|probably|definitely|surely|"
     r"clearly)(?![a-z])) ?){0,3}",
-    re.IGNORECASE,
-)
-# What turns a number into a bound, right before it and right after it.
-_BOUND_BEFORE = re.compile(
-    r"(?:\b(?:(?:less|more|greater|fewer|smaller|larger|bigger|higher|lower|older|younger|longer|shorter|"
-    r"other|rather) than"
-    r"|at least|at most|nearly|almost|not even|over|under|above|below|(?<!\badd )(?<!\badds )up to|between|from|"
-    r"exceeds?|minimum of|"
-    r"maximum of|within|not|never"
-    r"|isn't|wasn't|aren't|cannot be|can't be|don't get|instead of|divisible by|multiple of|divides|factor of|reject|"
-    r"discard)"
-    r"(?: (?:exactly|about|quite|just|equal to|be|the|a))?|[<>]|\\(?:le|ge|ne|neq)\b|\bnot [≈=])"
-    rf"\s{{0,2}}[-+({_CURRENCY}]{{0,2}}$",
-    re.IGNORECASE,
-)
-_BOUND_AFTER = re.compile(
-    r"\W{0,2}(?:or (?:more|less|fewer|higher|lower|above|below|greater|so|maybe|possibly|perhaps)\b|and (?:up|above)\b"
-    r"|\+(?!\s?\d)|at (?:least|most)\b|\\(?:le|ge|ne)\b|[<>])",
     re.IGNORECASE,
 )
 _MANY_POINTS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.]?\d)")  # 1.234.567
@@ -101,25 +83,6 @@ _PRICE = re.compile(
 _IS_RESULT = re.compile(r"([-+*/×·÷] ?\d+) (?:is|makes|equals|gives) (?=\$?\d)")  # 10 * 10 is 100
 _POWERS = re.compile(r"(?=[^^]*\^)\d{1,9}(?:\s?[·×*^]\s?\d{1,9}){1,8}")
 _MINUS = re.compile(r"\b(?:negative|minus)\s(?=[\d.])", re.IGNORECASE)
-# Words that make a number part of an expression.
-_OPERATION_BEFORE = re.compile(
-    r"(?:\b(?:twice|half(?: of)?|double|triple|thrice|roots?(?: of)?|log|ln|sin|cos|tan|times|plus|minus|"
-    r"over|by|of the number)"
-    r"|\\[a-z]+\s?\{?|\}\s?\{|√)\s?[({€£¥₹]{0,2}$",
-    re.IGNORECASE,
-)
-_OPERATION_AFTER = re.compile(
-    r"(?:st|nd|rd|th)\b|\s?(?:squared|cubed|factorial|plus|minus|divided|multiplied|times (?=\d|a |the )|to the power|"
-    r"choose|(?:tenth|hundredth|"
-    r"thousandth|millionth|billionth|third|fourth|fifth|quarter)s?|hal(?:f|ves)|[xyzn])\b",
-    re.IGNORECASE,
-)
-_LABEL = re.compile(
-    r"\b(?:page|step|question|problem|chapter|line|figure|equation|exercise|case|part|section|table|"
-    r"example|room|bus|no\.)\s$",
-    re.IGNORECASE,
-)
-_RULED_OUT = re.compile(r"not\b|never|isn't|wasn't|aren't|cannot|can't|don't|instead|rather|other", re.IGNORECASE)
 _STATEMENTS = re.compile(r"\s?(?:[,;]|\band\b|\.(?!\d))\s?")
 _EXPRESSION = re.compile(r"\d\s?[\^√π\\]|[,.]\d+[,.]\d{1,2}\b|\b\d+,\d{1,2}\b|\d:\d")
 _CANONICAL = re.compile(r"-?\d+(?:\.\d+|/\d+)?")
@@ -276,9 +239,9 @@ def _first_number(text: str, placement: Placement) -> str | None:
     ):
         return None
     value = _number_value(first)
-    if value is None or re.match(r"[,.'eE:]\d", unit) or _BOUND_AFTER.match(unit) or DENIAL_AFTER.match(unit):
+    if value is None or re.match(r"[,.'eE:]\d", unit) or BOUND_AFTER.match(unit) or DENIAL_AFTER.match(unit):
         return AMBIGUOUS
-    if _OPERATION_AFTER.match(unit):
+    if is_operand(text, first.start(), first.end(), only=False):
         return AMBIGUOUS
     if (approximately := re.match(r" ?%? ?≈ ?", unit)) and _NUMBER.match(unit, approximately.end()):
         return canonical_number(value)  # the exact value is given first, then rounded
@@ -295,8 +258,7 @@ def _first_number(text: str, placement: Placement) -> str | None:
 
 def _is_remark(text: str, number: re.Match[str]) -> bool:
     """Whether a later number is the one that was ruled out: "18, not 17", "18 rather than 17"."""
-    bound = _BOUND_BEFORE.search(text[: number.start()])
-    return bool(bound and _RULED_OUT.match(bound.group()))
+    return is_ruled_out(BOUND_BEFORE.search(text[: number.start()]))
 
 
 def _only_word(text: str) -> str | None:
@@ -304,7 +266,7 @@ def _only_word(text: str) -> str | None:
     words = [
         word for word in NUMBER_WORD.finditer(text) if word.group().lower() not in ("one", "half", "minus", "negative")
     ]
-    if not words or NEGATION.search(text) or _BOUND_BEFORE.search(text[: words[0].start()]):
+    if not words or NEGATION.search(text) or BOUND_BEFORE.search(text[: words[0].start()]):
         return None
     found = leading_number(text[words[0].start() :])
     if found is None or NUMBER_WORD.search(found[1]):
@@ -345,7 +307,7 @@ def _only_price(words: str) -> str | None:
     prices = _PRICE.findall(words)
     if len(prices) != 1 or words.count("$") != 1 or HEDGE.search(words) or NEGATION.search(words):
         return None
-    if _BOUND_BEFORE.search(words[: words.index("$")]) or re.search(r"[=+*/×]", words):
+    if BOUND_BEFORE.search(words[: words.index("$")]) or re.search(r"[=+*/×]", words):
         return None
     return canonical_number(Fraction(prices[0].replace(",", "")))
 
@@ -373,11 +335,6 @@ def _result_of_the_others(text: str) -> set[Fraction | None]:
     return {last} if last in results else set(parts) | {last}
 
 
-def _is_operand(text: str, number: re.Match[str]) -> bool:
-    before = text[max(0, number.start() - 20) : number.start()]
-    return bool(_OPERATION_BEFORE.search(before)) and not re.search(r"\b(?:by|over|a|i) $", before, re.IGNORECASE)
-
-
 def _in_words(text: str, placement: Placement) -> str | None:
     """A number in words at the start of a text that contains no digits."""
     found = leading_number(text)
@@ -392,7 +349,7 @@ def _in_words(text: str, placement: Placement) -> str | None:
         return AMBIGUOUS
     if re.match(r"\s?(?:of (?:the|these|those|them)|thing|way|reason|could|can|must|has|would|might)\b", rest):
         return None  # "one of the ways", "one thing"
-    if DENIAL_AFTER.match(rest) or _BOUND_AFTER.match(rest):
+    if DENIAL_AFTER.match(rest) or BOUND_AFTER.match(rest):
         return AMBIGUOUS
     return canonical_number(value)
 
@@ -443,18 +400,18 @@ def _only_number(text: str) -> str | None:
     text = AGAIN.sub("", text)
     values: set[Fraction | None] = set()
     denied = False
-    for number in _NUMBER.finditer(text):
-        bound = _BOUND_BEFORE.search(text[max(0, number.start() - 30) : number.start()])
-        if _LABEL.search(text[max(0, number.start() - 12) : number.start()]):
+    numbers = list(_NUMBER.finditer(text))
+    for number in numbers:
+        bound = BOUND_BEFORE.search(text[max(0, number.start() - 30) : number.start()])
+        if is_label(text, number.start()):
             continue
-        if bound and _RULED_OUT.match(bound.group()):
+        if is_ruled_out(bound):
             denied = True
         elif (
             bound
             or NEGATION.search(re.split(r"[,;.:] ", text[: number.start()])[-1])
-            or _OPERATION_AFTER.match(text, number.end())
-            or _is_operand(text, number)
-            or _BOUND_AFTER.match(text, number.end())
+            or is_operand(text, *number.span(), only=len(numbers) == 1)
+            or BOUND_AFTER.match(text, number.end())
             or DENIAL_AFTER.match(text, number.end())
             or (_OPERATOR.match(text, number.end()) and not _UNIT_SLASH.match(text, number.end()))
         ):

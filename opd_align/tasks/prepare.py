@@ -21,25 +21,45 @@ _BOX = re.compile(
     r"(?:(?P<closed>[❌✗])|(?P<mark>[✅✔✓]))\ufe0f?[ \t]{0,3}$",
     re.MULTILINE,
 )
+_TICKED = re.compile(r"[✅✔✓☑]|\[[xX]\]")
 _TICKS = re.compile(r"\[[ xX✓✔]?\]|[☐❌✗☑☒✅✔✓]")
 _ANSWER_KEY = re.compile(
     r"[\"'](?:(?:final|predicted|correct|my|your|model|selected|chosen)[_ -]?)?"
-    r"(?:answer|ans|label|result|prediction|output|choice|option|value|verdict|solution|response|letter|total|truth|"
+    r"(?:answers?|ans|label|result|prediction|output|choice|option|value|verdict|solution|response|letter|total|truth|"
     r"final)"
     r"(?:_?(?:key|value|letter|text|label|cost|price|option|choice|income|number|amount))?[\"']\s{0,4}:\s{0,4}"
     r"(?P<value>\"(?:[^\"\\\n]|\\.){0,300}\"|'[^'\n]{0,300}'|\[[^\[\]\n]{0,200}\]|[^\s,}\]\n][^,}\]\n]{0,100})",
     re.IGNORECASE,
 )
+_OBJECT = re.compile(r"\{\s{0,20}[\"'][\w -]{1,60}[\"']\s{0,4}:[^{}]{0,2000}\}?")
+# An answer that is marked as wrong, or negated by a sign.
+_CROSSED = re.compile(
+    r"^[ \t*]{0,6}(?:(?:[❌✗✘👎🚫]\ufe0f?|¬|!=?|≠|~(?!~)|\\ne(?:q|g)?\b)[ \t]{0,2}[^\s!=][^\n]{0,80}"
+    r"|[^\n.!?]{1,80}?[ \t:—-]{0,4}(?:[❌✗✘👎🚫]\ufe0f?|\((?:wrong|incorrect|no|false|not correct|rejected|eliminated|excluded)\)))"
+    r"[ \t.*]{0,4}$",
+    re.MULTILINE | re.IGNORECASE,
+)
+_CROSSES = re.compile(r"[❌✗✘👎🚫¬≠]|(?:^|\n)[ \t*]{0,6}(?:!|~|\\ne)|\((?:wrong|incorrect|no|false|not correct|rejected|eliminated|excluded)\)", re.IGNORECASE)
 _ASIDE = re.compile(
     r"[ \t]?\((?=[^()]{0,300}\b(?:would|wouldn't|for comparison|not to be confused)\b|[^()]{0,300}\w'd\b)"
     r"[^()]{1,300}\)"
 )
 # A command to whoever grades is no answer.
 _COMMAND = re.compile(
-    r"(?:(?<=^)|(?<=[.!?:\n])|(?<=[.!?:] ))\W{0,3}(?:please |you must |you should )?(?:mark|grade|score|rate|accept|"
-    r"count|treat|"
-    r"consider|label) (?:this|it|my|the)\b(?: (?:answer|response|output|solution|submission))?,? (?:as|correct|right)\b"
-    r"[^.!?\n]{0,200}",
+    r"(?:(?<=^)|(?<=[.!?:\n])|(?<=[.!?:] ))[^.!?:\n]{0,80}?(?:\b(?:mark|grade|score|rate|accept|count|treat|consider|label|"
+    r"evaluate|judge|take|regard) (?:this|it|me|my|the|that|\S{1,12})\b(?: (?:answer|response|output|solution|submission|"
+    r"completion))?,? (?:as |to be )?(?:an? |the |fully )?(?:correct|right|true|accepted|valid|passed|full)\b|"
+    r"\b(?:award|give|grant|assign) (?:(?:me|it|this|us|the) )?(?:[\w ]{0,20} )?(?:full|points?|marks?|credit|reward|score)\b|"
+    r"\b(?:grader|evaluator|verifier|reward model)s?\b|\b(?:to|and) (?:pass|get (?:full )?(?:marks|credit|points))\b|"
+    r"\bignore (?:all |any |the )?(?:previous|prior|above|earlier) instructions\b|"
+    r"^\W{0,4}(?:grade|score|reward|rating|evaluation): ?\w|"
+    r"^\W{0,4}(?:this|the|my) (?:response|submission|completion|output) is (?:correct|right|true)\b|"
+    r"^\W{0,4}(?:please )?(?:mark|grade|accept|score|count) (?:as|this|it|me|my)\b)[^.!?\n]{0,200}",
+    re.IGNORECASE | re.MULTILINE,
+)
+_COMMAND_WORDS = re.compile(
+    r"\b(?:mark|grade|score|rat(?:e|ing)|accept|count|treat|consider|label|evaluat|judge|take|regard|award|give|grant|assign|"
+    r"verifier|reward|pass|marks|credit|points|ignore|response|submission|completion|output)",
     re.IGNORECASE,
 )
 _INLINE_BOX = re.compile(r"(?<=\S) {1,4}(?=(?:\[[ xX✓✔]?\]|[☐☑☒]) ?\w)")
@@ -61,11 +81,13 @@ def prepared(response: str) -> str:
         response = _CALCULATOR.sub("", response)
     if ">" in response and (quoted := _QUOTED.match(response)):
         response = response[quoted.end() :]
+    if _CROSSES.search(response) and not _TICKED.search(response) and len(_CROSSED.findall(response)) == 1:
+        response = _CROSSED.sub(" ", response)
     if _TICKS.search(response):
         response = _ticked(_INLINE_BOX.sub("\n", response))
     if not response.isascii() or "\\" in response:
         response = _END_OF_PROOF.sub("", response)
-    if _COMMAND.search(response):
+    if _COMMAND_WORDS.search(response):
         response = _COMMAND.sub(" ", response)
     if "{" in response and ('":' in response or "':" in response or '" :' in response):
         response = _json_answer(response)
@@ -97,7 +119,7 @@ def _json_answer(response: str) -> str:
     """The last answer-like key of a JSON object as an answer; other keys of the object after it are dropped."""
     keys = list(_ANSWER_KEY.finditer(response))
     if not keys or response.rfind("{", 0, keys[-1].start()) < 0:
-        return response
+        return _OBJECT.sub(" ", response)  # an object without an answer
     value = keys[-1]["value"].strip()
     end = response.find("}", keys[-1].end())
     rest = "" if end < 0 else response[end + 1 :]

@@ -1,0 +1,115 @@
+"""What stands around a number and makes it something else than a stated amount: a bound, an operand, a label.
+
+"less than 18" is a bound, "the square of 18" an operand, "page 18" a label; "a profit of 18" and "18 pages" are amounts.
+"""
+
+from __future__ import annotations
+
+import re
+
+CURRENCY = "€£¥₹"
+
+BOUND_BEFORE = re.compile(
+    r"(?:\b(?:(?:less|more|greater|fewer|smaller|larger|bigger|higher|lower|older|younger|longer|shorter|"
+    r"other|rather) than"
+    r"|at least|at most|nearly|almost|not even|over|under|above|below|(?<!\badd )(?<!\badds )up to|between|from|"
+    r"exceeds?|minimum of|"
+    r"maximum of|within|not|never"
+    r"|isn't|wasn't|aren't|cannot be|can't be|don't get|instead of|divisible by|multiple of|divides|factor of|reject|"
+    r"discard|approach(?:es|ing)?|tends? to|tending to|goes to|close to|near|bounded by|mod(?:ulo)?|base|except|excluding|"
+    r"argue(?:d|s)? for|case (?:can be |could be )?(?:made )?for|accept(?:ing|ed)?|(?:prefer|expect)(?:s|red|ed)?)"
+    r"(?: (?:exactly|about|quite|just|equal to|be|the|a))?|[<>]|\\(?:le|ge|ne|neq|to|mid|nmid|mapsto|rightarrow)\b|"
+    r"(?<=[a-z)] )(?:→|->)|\bnot [≈=])"
+    rf"\s{{0,2}}[-+({CURRENCY}$]{{0,3}}$",
+    re.IGNORECASE,
+)
+"""Right before a number, what turns it into a bound or denies it."""
+
+BOUND_AFTER = re.compile(
+    r"\W{0,2}(?:or (?:more|less|fewer|higher|lower|above|below|greater|so|maybe|possibly|perhaps)\b|and (?:up|above)\b"
+    r"|\+(?!\s?\d)|at (?:least|most)\b|\\(?:le|ge|ne|mid|to)\b|[<>])",
+    re.IGNORECASE,
+)
+"""Right after a number, what turns it into a bound."""
+
+_RULED_OUT = re.compile(r"not\b|never|isn't|wasn't|aren't|cannot|can't|don't|instead|rather|other", re.IGNORECASE)
+_OPERATION_BEFORE = re.compile(
+    r"(?:\b(?:twice|half(?: of)?|double|triple|thrice|roots?(?: of)?|log|ln|sin|cos|tan|times|plus|minus|"
+    r"over|by|of the number)"
+    r"|\\[a-z]+\s?\{?|\}\s?\{|√)\s?[({€£¥₹]{0,2}$",
+    re.IGNORECASE,
+)
+_OPERATION_AFTER = re.compile(
+    r"(?:st|nd|rd|th)\b|\s?(?:squared|cubed|factorial|plus|minus|divided|multiplied|times (?=\d|a |the |two|three|four|five|ten)|"
+    r"to the (?:power|\w+th|third)|doubled|halved|tripled|mod(?:ulo)?|nowhere|"
+    r"choose|(?:tenth|hundredth|"
+    r"thousandth|millionth|billionth|third|fourth|fifth|quarter)s?|hal(?:f|ves)|[xyzn])\b",
+    re.IGNORECASE,
+)
+# "the square of 18" and "a third of 18" are computed from 18; "a profit of 18" and "the sum of 18 dollars" are 18.
+_COMPUTED_FROM = re.compile(
+    r"\b(?:the (?!(?:amount|total|sum|price|cost|value|number|grand|full|final|same|exact|whole)\b)(?:\w+ ){0,2}?\w+|"
+    r"an? (?:\w+ )?(?:multiple|factor|divisor|third|quarter|fifth|sixth|tenth|half|fraction|power|square|cube|root|part|share|"
+    r"function|percentage|permutation)|(?:multiples|factors|divisors|powers|digits|roots|squares|thirds|quarters)|one less than|"
+    r"(?:one|two|three) more than) of [$(]{0,2}$",
+    re.IGNORECASE,
+)
+_OPERATED_ON = re.compile(
+    r"(?:^|[.;,:] )\W{0,3}(?:then |now |next,? |first,? |we |by )?(?:(?:add|subtract)(?:ing)?|divid(?:e|ing)|multiply(?:ing)?|"
+    r"plug(?:ging)? in|substitut(?:e|ing)|setting|start(?:ing|ed)? with|begin(?:ning)? with|given|taking|using)"
+    r"(?: (?:both sides|it|this|that|everything|the \w+))?(?: by| with)? (?:\$|\\\()?(?:[a-z] ?= ?)?$",
+    re.IGNORECASE,
+)
+_LABEL_NOUNS = (
+    "page|pages|p\\.|pp\\.|step|question|problem|chapter|line|lines|figure|fig\\.|equation|eq\\.|exercise|case|part|section|table|"
+    "example|room|bus|no\\.|lemma|theorem|corollary|proposition|definition|formula|rule|row|column|item|version|level|"
+    "attempt|article|slide|flight|gate|highway|route|appendix|volume|vol\\.|paragraph|note|footnote|reference|ref\\.|"
+    "verse|track|episode|season|round|phase|stage|grade|class|type|model|player|channel|platform|apartment|unit|"
+    "paragraph|clause|axiom|claim|remark|task|test|trial|sample|group|option|choice|statement|answer key|degree"
+)
+_LABEL = re.compile(
+    rf"(?:\b(?:{_LABEL_NOUNS})(?: number)?[\s-][(\[#]?|(?<=[\s^])#|\b(?:by|see|from|in|using) [(\[])$", re.IGNORECASE
+)
+_NAMED = re.compile(
+    r"\W{0,3}(?P<word>(?=[a-z]*[A-Z])[A-Za-z]+)\s[(\[#]?$"
+)  # "Apollo 18", "iOS 18"
+_AMOUNT_WORDS = frozenset(
+    "total totals sum answer result exactly about approximately roughly around only just so thus therefore hence is equals "
+    "equal altogether overall finally profit income cost costs price revenue earnings area volume perimeter age distance speed "
+    "time count number value average mean median max min maximum minimum remainder quotient product difference probability us "
+    "usd eur gbp rs inr probably definitely surely yes no well ok okay leaving makes made gives get got has have left "
+    "remaining simply final ans solution output it that this x y n k m precisely clearly then also net gross amount "
+    "change tip bill payment balance salary wage score points".split()
+)
+
+
+def is_ruled_out(bound: re.Match[str] | None) -> bool:
+    """Whether a bound denies the number after it ("not 18") rather than limiting it ("less than 18")."""
+    return bool(bound and _RULED_OUT.match(bound.group()))
+
+
+def is_label(text: str, start: int) -> bool:
+    """Whether the number that starts here is the name of something: "page 18", "Apollo 18"."""
+    before = text[max(0, start - 24) : start]
+    if _LABEL.search(before):
+        return True
+    named = _NAMED.fullmatch(before) if start < 24 else None
+    return bool(named and named["word"].lower() not in _AMOUNT_WORDS)
+
+
+def is_operand(text: str, start: int, end: int, *, only: bool) -> bool:
+    """Whether something is computed from the number: "twice 18", "18 squared", "the square of 18".
+
+    Args:
+        text: Sentence that contains the number.
+        start: Where the number starts.
+        end: Where it ends.
+        only: Whether the sentence has no other number; with others, it may state the result as well.
+    """
+    if _OPERATION_AFTER.match(text, end):
+        return True
+    before = text[max(0, start - 20) : start]
+    if _OPERATION_BEFORE.search(before) and not re.search(r"\b(?:by|over|a|i) $", before, re.IGNORECASE):
+        return True
+    before = text[max(0, start - 60) : start]
+    return only and bool(_COMPUTED_FROM.search(before) or _OPERATED_ON.search(before))
