@@ -28,7 +28,7 @@ from enum import Enum
 
 from opd_align.tasks.characters import MAX_ANSWER_CHARS, plain_characters
 from opd_align.tasks.prepare import prepared
-from opd_align.tasks.remarks import OTHER_ANSWER, is_harmless, is_other_label, takes_back
+from opd_align.tasks.remarks import OTHER_ANSWER, is_doubted, is_harmless, is_other_label, takes_back
 from opd_align.tasks.statements import (
     CONCLUSION,
     DENIAL_AFTER,
@@ -403,6 +403,8 @@ def _text_after(response: str, start: int) -> tuple[str | None, str]:
 
 
 def _read_text(words: str, placement: Placement, read: Reader) -> str | None:
+    if "(" in words and is_doubted(words):
+        return AMBIGUOUS
     box = re.search(r"\\(?:f?boxed|fbox|framebox)\s{0,3}\{", words)
     content = boxed(words, box.end()) if box else None
     return read(content[0], Placement.BOX) if content else read(words, placement)

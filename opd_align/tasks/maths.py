@@ -81,6 +81,16 @@ _BOUND_WORDS = re.compile(
     r"greater) than|up to)\b",
     re.IGNORECASE,
 )
+# The variable of $x \\to 6$ and $n \\mid 6$ does not have this value.
+_NO_VALUE = re.compile(r"[a-z]\)?\s?(?:\\(?:to|(?:long)?rightarrow|mapsto|n?mid|sim)(?![A-Za-z])|→|->|∣)")
+# A sentence that only says where something is looked at: "For $x = 6$ this fails."
+_ADJUNCT = re.compile(
+    r"\W{0,4}(?:(?:so|thus|then|now|hence),? )?(?:for|when|whenever|if|at|with|(?:by )?(?:setting|plugging in|substituting|taking|"
+    r"putting|using|adding|subtracting)|(?:the )?case|let|where|as|see|from|by)\s{0,2}$",
+    re.IGNORECASE,
+)
+_NO_SUCH = re.compile(r"\bno (?:\w+ ){1,3}(?:with|where|for|of|such|when)\b", re.IGNORECASE)
+_REMARK = re.compile(r"\s\((?=[^()]*[a-z]{3})(?:[^()]|\([^()]*\)){3,120}\)(?=[.\s]{0,3}$)")
 _WORD_ANSWER = re.compile(r"[A-Za-z][A-Za-z'-]*(?: solutions?)?")
 
 
@@ -145,8 +155,15 @@ def read_maths(words: str, placement: Placement, *, whole: bool = False) -> str 
     """
     if placement is Placement.OPENING:
         return None
+    if placement is Placement.BARE:
+        words = words.lstrip("= ")
     words = _PLAIN_PI.sub(r"\\pi", _PLAIN_FUNCTION.sub(r"\\sqrt{\1}", plain_characters(words)))
     if _UNSOLVED.fullmatch(words.strip(" .$")) and not whole:
+        return AMBIGUOUS
+    if placement in (Placement.LOOSE, Placement.SENTENCE) and "$" in _REMARK.sub("", words):
+        words = _REMARK.sub("", words)
+    segments = [segment.group(1) for segment in _SEGMENT.finditer(words)] or [words]
+    if len(segments) == 1 and _NO_VALUE.search(segments[0]) and not re.search(r"=|\d.*\d", words):
         return AMBIGUOUS
     if placement is not Placement.BOX and " " in words:
         words = AGAIN.sub("", words)
@@ -167,8 +184,9 @@ def read_maths(words: str, placement: Placement, *, whole: bool = False) -> str 
             return canonical_number(value)
     if RELATION.search(text.replace("≈", "")) and placement in (Placement.BOX, Placement.MARKED):
         return _expression(words, placement, whole)
-    if _ALTERNATIVES.search(text) and not whole and re.search(r"\b(?:or)\b|\\(?:lor|vee)\b", text, re.IGNORECASE):
-        return AMBIGUOUS
+    stated = CONCLUDED.split(text)[-1] if placement is Placement.SENTENCE else text
+    if _ALTERNATIVES.search(stated) and not whole and re.search(r"\b(?:or)\b|\\(?:lor|vee)\b", stated, re.IGNORECASE):
+        return None if placement is Placement.BARE and CONCLUDED.search(text) else AMBIGUOUS
     if whole and placement in (Placement.BOX, Placement.MARKED) and _is_expression(words):
         return _expression(words, placement, whole)
     if placement in (Placement.LOOSE, Placement.SENTENCE) and _is_ruled_out(words):
@@ -244,7 +262,8 @@ def _is_ruled_out(words: str) -> bool:
     if not segments or CONCLUDED.search(words):
         return False
     before, after = words[: segments[-1].start()], words[segments[-1].end() :]
-    denied = NEGATION.search(re.split(r"[,;:]", before)[-1]) or _RULED_OUT.search(before)
+    denied = NEGATION.search(re.split(r"[,;:]", before)[-1]) or _RULED_OUT.search(before) or _NO_SUCH.search(before)
+    denied = denied or (len(segments) == 1 and _ADJUNCT.fullmatch(before))
     return bool(denied or DENIAL_AFTER.match(after))
 
 

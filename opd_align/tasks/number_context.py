@@ -73,6 +73,7 @@ _LABEL = re.compile(
 _NAMED = re.compile(
     r"\W{0,3}(?P<word>(?=[a-z]*[A-Z])[A-Za-z]+)\s[(\[#]?$"
 )  # "Apollo 18", "iOS 18"
+_NOTHING_ELSE = re.compile(r"[\d.,]{1,30}\W{0,3}$")
 _AMOUNT_WORDS = frozenset(
     "total totals sum answer result exactly about approximately roughly around only just so thus therefore hence is equals "
     "equal altogether overall finally profit income cost costs price revenue earnings area volume perimeter age distance speed "
@@ -93,7 +94,7 @@ def is_label(text: str, start: int) -> bool:
     before = text[max(0, start - 24) : start]
     if _LABEL.search(before):
         return True
-    named = _NAMED.fullmatch(before) if start < 24 else None
+    named = _NAMED.fullmatch(before) if start < 24 and _NOTHING_ELSE.match(text, start) else None
     return bool(named and named["word"].lower() not in _AMOUNT_WORDS)
 
 

@@ -48,6 +48,7 @@ _PREFIX = re.compile(
     re.IGNORECASE,
 )
 _MANY_POINTS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.]?\d)")  # 1.234.567
+_EXCLAIMED = re.compile(r"(\$\d[\d,.]*)!+(?=[\s*]|$)")  # "So it's $18!"
 _ROMAN = re.compile(
     r"\b(?=[IVXLCDM]{2})M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3}) ?(?:\(|= ?)(\d+)\)?"
 )
@@ -75,16 +76,23 @@ _REASON = re.compile(r"([^\s,]{1,20}(?: [^\W\d]{1,15}){0,2}),? (?:because|since)
 _NOT_QUITE = re.compile(r"\bnot (?:quite|exactly|really)\b", re.IGNORECASE)
 _CONTRAST = re.compile(r",? \b(?:but|however|yet)\b|, (?:and )?now\b", re.IGNORECASE)
 _PRICE = re.compile(
-    r"\b(?:pays?|paid|costs?|earns?|earned|makes?|made|spends?|spent|owes?|saves?|charges?|receives?)\s"
+    r"\b(?:pays?|paid|costs?|earns?|earned|makes?|made|spends?|spent|owes?|saves?|charges?|receives?|gets?|got|collects?|totals?)\s"
     r"(?:a total of |exactly )?\$(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?)(?![\d.,]?\d|[kKMBe%]|\s(?:each|"
     r"per|apiece|more|less|an?|"
     r"million|thousand|billion|for (?:each|every|one))\b)"
+)
+# Given quantities: "each of the 5 friends", and what a sentence begins with, "After 3 hours, ...".
+_GIVEN = re.compile(r"\b(?:the|these|those|all|both|his|her|their|its|our|my|every)(?: (?:first|last|next|other|remaining|initial|original|same))? [$]?$", re.IGNORECASE)
+_BEGINNING = re.compile(
+    r"^\W{0,3}(?:(?:so|thus|therefore|hence|then|now|finally),? )?(?:in|after|within|over|during|for|at|with|by|on|out of|of|since|because|as|"
+    r"when|given)\b(?P<given>[^,=]{1,100}), (?=[^,]*\d)",
+    re.IGNORECASE,
 )
 _IS_RESULT = re.compile(r"([-+*/×·÷] ?\d+) (?:is|makes|equals|gives) (?=\$?\d)")  # 10 * 10 is 100
 _POWERS = re.compile(r"(?=[^^]*\^)\d{1,9}(?:\s?[·×*^]\s?\d{1,9}){1,8}")
 _MINUS = re.compile(r"\b(?:negative|minus)\s(?=[\d.])", re.IGNORECASE)
 _STATEMENTS = re.compile(r"\s?(?:[,;]|\band\b|\.(?!\d))\s?")
-_EXPRESSION = re.compile(r"\d\s?[\^√π\\]|[,.]\d+[,.]\d{1,2}\b|\b\d+,\d{1,2}\b|\d:\d")
+_EXPRESSION = re.compile(r"\d\s?[\^√π\\]|(?:\.|,(?!\d{3}\.))\d+[,.]\d{1,2}\b|\b\d+,\d{1,2}\b|\d:\d")
 _CANONICAL = re.compile(r"-?\d+(?:\.\d+|/\d+)?")
 _CONCLUSION = re.compile(r"(?:so|thus|hence|therefore|which|giving|then|finally)\b", re.IGNORECASE)
 
@@ -335,6 +343,18 @@ def _result_of_the_others(text: str) -> set[Fraction | None]:
     return {last} if last in results else set(parts) | {last}
 
 
+def _not_given(text: str) -> set[Fraction | None]:
+    """The only number of a sentence that is no given quantity: "Each of the 5 friends gets 4.8 ounces"."""
+    beginning = _BEGINNING.match(text)
+    start = beginning.end() if beginning and _NUMBER.search(beginning["given"]) else 0
+    stated = [
+        number for number in _NUMBER.finditer(text, start) if not _GIVEN.search(text[max(0, number.start() - 25) : number.start()])
+    ]
+    if len(stated) != 1 or NEGATION.search(text) or re.search(r"[+*/×=]", text):
+        return set()
+    return {_number_value(stated[0])}
+
+
 def _in_words(text: str, placement: Placement) -> str | None:
     """A number in words at the start of a text that contains no digits."""
     found = leading_number(text)
@@ -373,6 +393,8 @@ def _equation_result(text: str, whole: str) -> str | None:
 
 
 def _strip_decoration(words: str) -> str:
+    if "!" in words and words.count("$") == 1:
+        words = _EXCLAIMED.sub(r"\1.", words)
     text = _MINUS.sub("-", strip_markup(words.replace("US$", "$")))
     text = _ROMAN.sub(r"\1", _MANY_POINTS.sub(lambda match: match.group().replace(".", ""), _ARROW.sub("", text)))
     bare = _PARENTHESES.sub(" ", text) if "(" in text else text
@@ -422,6 +444,8 @@ def _only_number(text: str) -> str | None:
         return _only_word(text)
     if len(values) > 1 and not denied:
         values = _result_of_the_others(text)
+    if len(values) > 1 and not denied:
+        values = _not_given(text) or values
     if len(values) != 1:
         return AMBIGUOUS if values or denied else None
     value = values.pop()

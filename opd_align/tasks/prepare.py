@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from opd_align.tasks.languages import in_english
+from opd_align.tasks.remarks import takes_back
 
 _STRUCK_OUT = re.compile(r"~~[^~\n]{1,200}~~")
 _CALCULATOR = re.compile(r"<<[^<>\n]{1,120}>>")  # GSM8K: $<<9*2=18>>18
@@ -44,6 +45,8 @@ _ASIDE = re.compile(
     r"[ \t]?\((?=[^()]{0,300}\b(?:would|wouldn't|for comparison|not to be confused)\b|[^()]{0,300}\w'd\b)"
     r"[^()]{1,300}\)"
 )
+# A sentence in parentheses at the end: "She makes $18. (One may argue for 26.)"
+_LAST_PARENTHESES = re.compile(r"(?<=[.!?*])\s{1,3}\((?=[A-Z])(?!(?:answer|option|choice|so|thus)\b)(?P<remark>(?:[^()\n]|\([^()\n]*\)){12,300})\)\W{0,3}$", re.IGNORECASE)
 # A command to whoever grades is no answer.
 _COMMAND = re.compile(
     r"(?:(?<=^)|(?<=[.!?:\n])|(?<=[.!?:] ))[^.!?:\n]{0,80}?(?:\b(?:mark|grade|score|rate|accept|count|treat|consider|label|"
@@ -66,6 +69,7 @@ _INLINE_BOX = re.compile(r"(?<=\S) {1,4}(?=(?:\[[ xX✓✔]?\]|[☐☑☒]) ?\w)
 _END_OF_PROOF = re.compile(
     r"\s{0,4}\$?\\(?:blacksquare|square|qed)\b\$?|[ \t]{0,4}[✓✔✅☑👍🎉🙂😊]\ufe0f?(?=\W{0,6}$)", re.MULTILINE
 )
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{(?:align|equation|gather|aligned|gathered|split|multline|eqnarray)\*?\}(?:\{\w\})?")
 _NO_DOUBT = re.compile(
     r"\b(?:there(?:'s| is| can be) )?(?:no|without(?: a| any)?|beyond(?: a| any| all)?) doubt(?: (?:that|about it))?\b"
     r"|\bundoubtedly\b",
@@ -87,12 +91,16 @@ def prepared(response: str) -> str:
         response = _ticked(_INLINE_BOX.sub("\n", response))
     if not response.isascii() or "\\" in response:
         response = _END_OF_PROOF.sub("", response)
+    if "\\end{" in response and _ENVIRONMENT.search(response):
+        response = re.sub(r"\\\\\s{0,4}(?=\n|$)|&(?==)", "", _ENVIRONMENT.sub("", response))
     if _COMMAND_WORDS.search(response):
         response = _COMMAND.sub(" ", response)
     if "{" in response and ('":' in response or "':" in response or '" :' in response):
         response = _json_answer(response)
     if "would" in response or "'d" in response or "comparison" in response:
         response = _ASIDE.sub("", response)
+    if "(" in response[-310:] and (last := _LAST_PARENTHESES.search(response, max(0, len(response) - 320))):
+        response = response[: last.start()] if not takes_back(last["remark"]) else response
     if "doubt" in response.lower():
         response = _NO_DOUBT.sub("surely", response)
     return in_english(response)

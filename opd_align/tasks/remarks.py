@@ -32,7 +32,7 @@ _LEAD = (
     r"\W{0,4}(?:(?:but|or|and|well|oh|hmm+|wait|actually|sorry|um+|ah|hang on|hold on|just|except|only)\b[\s,.—-]{0,4}){0,3}"
 )
 _TAKEN_BACK = re.compile(
-    rf"{_LEAD}(?:(?:no|nope|nah|not|not (?:really|quite|so fast|at all)|never ?mind|wrong|incorrect|kidding|joking|or not|"
+    rf"{_LEAD}(?:(?:no|nope|nah|not|not (?:really|quite|so fast|at all)|never ?mind|wrong|incorrect|false|untrue|kidding|joking|or not|"
     r"maybe not|perhaps not)\W{0,4}$|"
     r"(?:forget|scratch|strike|ignore|disregard|delete|cancel) (?:it|that|this|what I)\b|"
     r"(?:edit|correction|update|erratum|errata):|"
@@ -79,6 +79,11 @@ def takes_back(sentence: str) -> bool:
     if _WRONG.search(said):
         return not _NOT.search(said)
     return bool((_RIGHT.search(said) and _NOT.search(said)) or _BARE_NOT.search(said))
+
+
+def is_doubted(words: str) -> bool:
+    """Whether a parenthesis after an answer takes it back: "18 (I don't believe it myself)"."""
+    return any(not is_harmless(remark) for remark in re.findall(r"\(([^()]{3,80})\)", words[:200]))
 
 
 def is_harmless(sentence: str) -> bool:

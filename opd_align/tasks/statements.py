@@ -13,7 +13,9 @@ from collections.abc import Iterator
 _CHAT = re.compile(
     r"\W{0,3}(?:let me know|I hope|hope (?:this|that|it)|feel free|(?:I'm|I am) happy|thank|"
     r"if you (?:have|need|want|would)|"
-    r"please|is there anything|have a|good luck|希望|如果你|如有)",
+    r"please|is there anything|have a|good luck|希望|如果你|如有|(?:which|this|that) (?:is|was) (?:what|as|exactly what|our|the (?:desired|"
+    r"required))\b|as (?:desired|required|wanted|claimed|requested|was to be shown)|(?:and )?we(?:'re| are) done|this completes|"
+    r"(?:this|that) is (?:my|the|our) (?:final )?(?:answer|result)\W*$|final answer\W*$|feel free|don't hesitate|any questions)",
     re.IGNORECASE,
 )
 _INERT = re.compile(
@@ -32,7 +34,9 @@ _UNFINISHED = re.compile(
 )
 _REMARKS = re.compile(
     r"\W{0,6}(?:(?:some|a few|two|three|further|additional|final|side|other) )?"
-    r"(?:remarks?|notes?|comments?|observations?|caveats?|P\.?S\.?|side note|for comparison)\W{0,3}(?::|$)",
+    r"(?:(?:remarks?|notes?|comments?|observations?|caveats?|P\.?S\.?|side note|for comparison|(?:sanity |quick |double[- ])?checks?(?:ing)?|"
+    r"verification|verify|proof|explanation|reasoning|justification)\W{0,3}(?::|$)|"
+    r"(?:to|let's|let us|let me|we can|we could|you can|as a)(?: \w+ly)? (?:double[- ]check|check|verify|confirm|sanity check)\b)",
     re.IGNORECASE,
 )
 _OTHERWISE = re.compile(
@@ -73,10 +77,13 @@ DENIAL_AFTER = re.compile(
     r"obviously |definitely )?"
     r"(?:incorrect|wrong|false|(?:not|n't|never|cannot)(?: be)? (?:the |quite |a )?"
     r"(?:correct|right|true|answer|best|valid|possible|it|final)|impossible|ruled out|excluded|out of the question)\b"
-    r"|(?:only )?(?:if|unless|provided|assuming)\b)"
+    r"|(?:only )?(?:if|unless|provided|assuming|except(?: that)? (?:it|this|that))\b)"
     r"|[^\w.!?:,;]{0,4}(?:(?:is|was|seems|looks) (?:far |much |a bit |clearly )?too (?:low|high|small|large|big|much|"
     r"many|few)|"
     r"(?:is|was) (?:only )?(?:an?|the) (?:lower|upper) (?:bound|limit)|"
+    r"(?:is|was|looks?|seems?) (?:\w+ ){1,4}but (?:wrong|incorrect|not|false)|(?:is|was) what (?:you|one|I|they|we|he|she|most|many|"
+    r"some|people|a)(?:'d| would| get| got|\b)|(?:is|was) (?:the|an?) (?:\w+ )?(?:trap|distractor|mistake|error|exception|decoy)|"
+    r"(?:\()?I (?:don't|do not) (?:believe|trust|think)|"
     r"fails\b|(?:is|was) (?:extraneous|rejected|invalid|mistaken|inadmissible)|leads? to a contradiction|"
     r"does(?:n't| not) (?:work|fit|hold|match|satisfy|count)|isn't|wasn't|can't be|cannot be|aren't|won't be|"
     r"(?:is|was|are) (?:certainly |definitely )?(?:not|never))\b",
