@@ -11,23 +11,26 @@ import re
 from collections.abc import Sequence
 
 from opd_align.tasks.characters import strip_markup
+from opd_align.tasks.choice_names import RELATED_TO, is_name_of, last_names
 from opd_align.tasks.choice_statements import stated_choice
 from opd_align.tasks.extract import AMBIGUOUS, Placement
 from opd_align.tasks.number_words import leading_number
 from opd_align.tasks.numbers import canonical_number, read_number
+from opd_align.tasks.remarks import is_harmless
 from opd_align.tasks.statements import (
     CONCLUDED,
     CONCLUSION,
     DENIAL_AFTER,
     HEDGE,
     NEGATION,
+    SENTENCE_END,
     after_denials,
     is_aside,
     strip_lead_in,
 )
 
 _LETTER_FIRST = re.compile(
-    r"(?P<open>[\(\[<]?)\s?(?P<letter>[A-Za-z])\s?(?P<close>[\)\]>]?)(?![A-Za-z\d'’])(?P<rest>.*)", re.DOTALL
+    r"(?P<open>[\(\[<]?)\s?(?P<letter>[A-Za-z])\s?(?P<close>[\)\]>]?)(?![A-Za-z\d'’#+])(?P<rest>.*)", re.DOTALL
 )
 _LETTER_ALSO = re.compile(
     r"[\s).\],]{0,4}(?:or|and|and/or|nor|to|,|/|&|\||\+|or else|as well as|或者?|和|-(?=[A-Z]\b)|"
@@ -52,11 +55,15 @@ _FINALLY = re.compile(
     re.IGNORECASE,
 )
 _SURE = re.compile(
-    r"\s?[,—-]\s?(?:surely|definitely|certainly|clearly|obviously|of course|for sure|no question)",
+    r"\s?[,—-]?\s?(?:surely|definitely|certainly|clearly|obviously|of course|for sure|no question|final answer|no doubt|"
+    r"without (?:a|any) doubt|hands down|all the way|it is|by far)\W{0,3}",
     re.IGNORECASE,
 )
-_REPLY = re.compile(r"^\W{0,3}(?:no|nope|well|ok|right|rather|actually|yes),? ", re.IGNORECASE)  # "C? No, B."
+_REPLY = re.compile(r"^\W{0,3}(?:(?:no|nope),|(?:well|ok|right|rather|actually|yes),?) ", re.IGNORECASE)  # "C? No, B."
 _A_NUMBER = re.compile(r"-?\d+(?:\.\d+|/\d+)?")
+_LETTER_AND_REMARK = re.compile(
+    r"(?:\(?(?P<letter>[A-Z])(?:\)[.:]?|\.|:)\s(?!\(?[A-Z]\b\.|[a-z])|(?<!.)(?P<dashed>[A-Z])\s?[—–]\s?)(?P<rest>.+)", re.DOTALL
+)
 _LETTER_REMARK = re.compile(r"\s{0,2}(?:$|[).:,;\-—(\[]|(?:is|because|since|as|which|would|based|due|and|it)\b)")
 _MENTION = re.compile(
     r"\(([A-Z])\)|(?<![\w(])([A-Z])\)|\b(?:option|choice|letter|answer|statement|选项|选) ?\(?([A-Z])\b"
@@ -82,7 +89,7 @@ _WRONG_AFTER = re.compile(
 _LOWER_RANKED = re.compile(r"\b(?:second|next)(?:[- ]\w+)? (?:is|was|comes) (?:the )?$", re.IGNORECASE)
 _STATED = re.compile(
     r"\b(?:it|this|that|which)(?:'s| is| must be| has to be| should be)\b|\bleav(?:es|ing)\b|\b(?:remains|remaining|"
-    r"left) is\b|:\s?\(?[A-Z]\)?\W{0,3}$|"
+    r"left) is\b|\b(?:corresponds? to|matches|is equivalent to) (?:the )?(?:option|choice|answer|letter)\b|:\s?\(?[A-Z]\)?\W{0,3}$|"
     r",\s(?:option|answer|choice|letter)\s\(?[A-Z]\)?\W{0,3}$|"
     r"^\W{0,3}(?:definitely|certainly|clearly|probably)\b",
     re.IGNORECASE,
@@ -107,7 +114,7 @@ _CALLED_CORRECT = re.compile(
     r" (?:is|must be|seems|looks|has to be) (?:therefore |thus |indeed |clearly |definitely )?(?:the |"
     r"most likely the |the only )?"
     r"(?:correct|right|best|most (?:accurate|appropriate|likely|suitable|plausible)|answer)\b"
-    r"(?! (?:if|only|when|for|in|to)\b)(?!,? but)"
+    r"(?! (?:if|only|when|for|in|to)\b)(?!,? (?:but|until|yet|though|except|at first|at a glance|on the surface|unless|before)\b)"
 )
 _FITS = re.compile(
     r"(?:(?<=^)|(?<=[.!?;\n] )|(?<=\n))(?:(?:[Ss]o|[Tt]hus|[Hh]ence),? )?(?:[Oo]nly |[Oo]ption |"
@@ -154,7 +161,8 @@ def read_choice(words: str, placement: Placement, letters: str, choices: Sequenc
     if choices is not None and placement is not Placement.BOX and (stated := stated_choice(whole, letters, choices)):
         return stated
     if placement is Placement.OPENING:
-        return _letter_and_text(text, letters, choices)
+        found = _letter_and_text(text, letters, choices)
+        return _letter_and_remarks(text, letters, choices) if found is None else found
     if placement in (Placement.LOOSE, Placement.SENTENCE):
         return _mentioned(whole, placement, letters, choices)
     first = _LETTER_FIRST.fullmatch(text)
@@ -192,7 +200,7 @@ def choice_by_text(words: str, choices: Sequence[str] | None) -> str | None:
     if choices is None or not (text := normalised(words)):
         return None
     same = [letter for letter, choice in zip(letters_of(choices), choices, strict=False) if normalised(choice) == text]
-    same = same or [letter for letter, name in _last_names(choices).items() if name == text]
+    same = same or [letter for letter, name in last_names(letters_of(choices), choices).items() if name == text]
     return same[0] if len(same) == 1 else None
 
 
@@ -228,6 +236,24 @@ def _letter_and_text(text: str, letters: str, choices: Sequence[str] | None) -> 
         return None
     others = {m for groups in _MENTION.findall(remark) for m in groups if m and m in letters} - {first["letter"]}
     return None if others and not _NOT_BEFORE_ANY.search(remark) else first["letter"]
+
+
+def _letter_and_remarks(text: str, letters: str, choices: Sequence[str] | None) -> str | None:
+    """The letter that a text begins with, if what follows leaves it as it is: "C. No other option fits."."""
+    first = _LETTER_AND_REMARK.fullmatch(text)
+    letter = (first["letter"] or first["dashed"]) if first else ""
+    if first is None or letter not in letters:
+        return None
+    rest = first["rest"]
+    if DENIAL_AFTER.match(rest) or _text_of_another(rest, letter, letters, choices) or _NO_CHOICE.match(rest):
+        return AMBIGUOUS
+    for sentence in SENTENCE_END.split(rest):
+        if not is_harmless(sentence) or HEDGE.search(sentence):
+            return AMBIGUOUS
+        named = None if is_aside(sentence) else _mentioned(sentence, Placement.LOOSE, letters, choices)
+        if named not in (None, letter) and not (named == AMBIGUOUS and NEGATION.search(sentence)):
+            return None
+    return letter
 
 
 def _in_words(text: str, letters: str, choices: Sequence[str] | None) -> str | None:
@@ -367,18 +393,6 @@ def _by_number(text: str, choices: Sequence[str] | None) -> str | None:
     return choice_by_text(number, choices) if number else None
 
 
-def _last_names(choices: Sequence[str]) -> dict[str, str]:
-    """Last words of choices that are names, by letter, where no other choice contains them: Shelley, Dickens."""
-    words = [str(choice).split() for choice in choices]
-    names = {
-        letter: row[-1].casefold()
-        for letter, row in zip(letters_of(choices), words, strict=False)
-        if len(row) > 1 and len(row[-1]) > 3 and all(word[:1].isupper() and word.isalpha() for word in row)
-    }
-    every = [word.casefold() for row in words for word in row]
-    return {letter: name for letter, name in names.items() if every.count(name) == 1}
-
-
 def _named(text: str, letters: str, choices: Sequence[str] | None) -> str | None:
     """The letter of the only choice whose text occurs in a sentence, not ruled out."""
     if choices is None:
@@ -386,7 +400,7 @@ def _named(text: str, letters: str, choices: Sequence[str] | None) -> str | None
     text = _AROUND_OPERATOR.sub(r"\1", text)
     text = text.replace("can't", "can not").replace("cannot", "can not").replace("n't", " not")
     folded = text.casefold()
-    shortened = _last_names(choices)
+    shortened = last_names(letters_of(choices), choices)
     found: dict[str, tuple[int, int]] = {}
     for letter, choice in zip(letters, choices, strict=False):
         wording = normalised(choice)
@@ -397,9 +411,13 @@ def _named(text: str, letters: str, choices: Sequence[str] | None) -> str | None
             if short:
                 found[letter] = (short.end() - 1, short.end())
             continue
+        pattern = re.escape(wording).replace(",", ",?").replace("\\ ", ",?\\ ").replace(",?,?", ",?")
         alias = shortened.get(letter)
-        pattern = re.escape(wording).replace(",", ",?") + (f"|{re.escape(alias)}" if alias else "")
-        if match := re.search(rf"(?<!\w)(?:{pattern})(?!\w|'s\b)", folded):
+        match = re.search(rf"(?<!\w)(?:{pattern})(?!\w|'s\b)", folded)
+        if match is None and alias is not None:
+            match = re.search(rf"(?<!\w){re.escape(alias)}(?!\w|'s\b)", folded)
+            match = match if match and is_name_of(str(choice), text, *match.span()) else None
+        if match and not RELATED_TO.search(text[: match.start()]):
             found[letter] = match.span()
     inner = {
         letter

@@ -71,19 +71,22 @@ _PLACEHOLDER = r"(?![^\w\n]{0,4}(?:LETTER|ANSWER|NUMBER|YOUR[ _]ANSWER)\b)"
 _NEXT_QUESTION = re.compile(r"\n[ \t*#]{0,6}(?:Question|Q|Problem|User|Human|Instruction)[ \t]?\d{0,3}[*_]{0,2}:")
 _COMMITMENT = re.compile(
     r"(?P<marker>"
-    rf"\b(?:answer|ans|respuesta|r[ée]ponse|antwort|risposta|resposta)\b[*_` \t]{{0,6}}(?:[:=](?!=)|->|→|"
+    rf"\b(?:answer|ans|respuesta|r[ée]ponse|antwort|risposta|resposta)\b[*_` \t]{{0,6}}(?:[:=](?!=)|->|→|(?<=ans )(?=[A-J]\b)|"
     rf"[-—][ \t]|(?<=\bans)\.)"
     rf"{_PLACEHOLDER}"
-    r"|<answer>|(?:答案|答え|正解|정답)(?:应该|应)?(?:是|为|選|选|は|은|는)?(?![*_ ]{0,3}不)[*_ \t]{0,4}:?|"
+    r"|<(?:final_?)?answer>|<(?:final|result|choice|response|solution)>|\[(?:final )?answer\]|"
+    r"^\W{0,4}(?:verdict|conclusion|bottom line|tl;?dr|in short|in brief|in a nutshell|final verdict)[*_]{0,2}:|"
+    r"\b(?:correct|right|best|final)[ \t](?:option|choice|letter|result|value)[*_ \t]{0,4}(?:[:=](?!=)|->|→|[-—][ \t])|(?:答案|答え|正解|정답)(?:应该|应)?(?:是|为|選|选|は|은|는)?(?![*_ ]{0,3}不)[*_ \t]{0,4}:?|"
     r"答[*_ ]{0,3}:"
     r"|(?:ответ)[*_ \t]{0,4}:"
     r"|^[ \t]{0,8}(?:#{1,6}[ \t]{0,4}|\*\*|__){1,2}(?:the[ \t])?(?:(?:final|correct|my)[ \t])?answer[ \t*_#]{0,8}$"
     r")|(?P<box>\\(?:f?boxed|fbox|framebox)\s{0,3}\{)|(?P<phrase>"
     r"\b(?:(?:answer|(?:correct|right|best|true|final|my|only)[ \t](?:option|choice|statement|letter|one|pick|guess|"
     r"selection|response|result|solution))"
-    r"(?:[ \t](?:to|for|here|among)\b[^.:\n]{0,80}?)?(?:[ \t]\w{1,12}ly,?)?"
-    r"[*_ \t]{1,4}(?:is|should[ \t]be|must[ \t]be|would[ \t]be|will[ \t]be|has[ \t]to[ \t]be|comes[ \t](?:out[ \t])?to|"
-    r"becomes|equals)\b"
+    r"(?:[ \t](?:to|for|here|among|that|which|I|we)\b[^.:\n]{0,80}?)?(?:,[ \t]\w{1,12},)?(?:[ \t]\w{1,12}ly,?)?"
+    r"(?:(?:'s|[*_ \t]{1,4}is)|[*_ \t]{1,4}(?:is|should[ \t]be|must[ \t]be|would[ \t]be|will[ \t]be|has[ \t]to[ \t]be|comes[ \t](?:out[ \t])?to|"
+    r"becomes|equals))\b"
+    r"|\bone[ \t](?:that|which)[ \t](?:fits|matches|works)[^.:\n]{0,30}?[ \t]is\b|^[ \t*]{0,4}(?:so[ \t])?(?:choose|pick|select)\b"
     r"|(?:I(?:'m|[ \t]am)[ \t]going|(?:let's[ \t]|^)go)[ \t]with\b"
     r"|I(?:'d|'ll|[ \t]would|[ \t]will)?[ \t](?:choose|pick|select|go[ \t]with|opt[ \t]for|say|"
     r"answer(?:[ \t](?:it|this|the[ \t]question|this[ \t]question)?[ \t]?with)?)\b"
@@ -101,7 +104,8 @@ _COMMITMENT_WORDS = (
     " option", " choice", " statement", " letter",
     " one ", " pick", " guess", " selection", " response", " result", " solution", " choose",
     " select", " go with", "going with", "settle", " decide",
-    " opt for", " say", "respuesta", "reponse", "antwort", "risposta", "resposta",
+    " opt for", " say", "choose", "pick", "select", "<final", "<result", "<choice", "<response",
+    "<solution", "verdict", "conclusion", "bottom line", "tldr", "tl;dr", "in short", "in brief", "nutshell", "respuesta", "reponse", "antwort", "risposta", "resposta",
 )  # fmt: skip
 _NOT_BUT = re.compile(r"\W{0,4}not [^.,;\n]{1,40}?,? but (?:rather )?", re.IGNORECASE)
 _BOX_RULED_OUT = re.compile(
@@ -116,7 +120,7 @@ _ONLY_MARKUP = re.compile(r"(?:[\s*_#$`>~-]|\\[\[\]()])*")
 # What makes "the answer is C" something else than an answer, in the clause before it.
 _DENIED_BEFORE = re.compile(
     r"(?:\b(?:not|never|doubt|neither|cannot|if|whether|unless|suppose|supposing|assum\w{1,4}|imagine|why|how|until|"
-    r"hardly|wrong|(?:false|untrue|incorrect) that|mistaken\w{0,2}|no longer|no way|were|had|is|could)\b|"
+    r"hardly|wrong|(?:going|about|tempted|inclined|used|ready|wanted?|like|able|refuse|wish|love|hate|silly|wrong) to|(?:false|untrue|incorrect) that|mistaken\w{0,2}|no longer|no way|were|had|is|could)\b|"
     r"n't\b)(?![^,;:]{0,60}[,;:])"
     r"|\b(?:at first|initially|(?:might|may|could|would)(?: \w{1,8})? (?:think|say|believe|guess|assume|argue)|"
     r"tempt(?:ing|ed)(?![^,;:]{0,60}[,;:])|people (?:think|say)|(?!I|we|passage|text|article|author)\b\w{2,} "
@@ -309,7 +313,8 @@ def _reconsidered(found: str | None, rest: str, read: Reader) -> str | None:
         if later:
             return later
     taken_back = [match for match in _RETRACTION.finditer(rest) if not _RIGHT_AFTER_ALL.search(match.group())]
-    return None if taken_back or any(map(takes_back, SENTENCE_END.split(rest[:1000])[1:6])) else found
+    remarks = [sentence for sentence in SENTENCE_END.split(rest[:1000]) if re.search(r"\w", sentence)][1:6]
+    return None if taken_back or any(map(takes_back, remarks)) else found
 
 
 def _uncommitted(response: str, read: Reader, *, after_second_thought: bool = False) -> str | None:

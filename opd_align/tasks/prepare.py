@@ -35,8 +35,8 @@ _ANSWER_KEY = re.compile(
 _OBJECT = re.compile(r"\{\s{0,20}[\"'][\w -]{1,60}[\"']\s{0,4}:[^{}]{0,2000}\}?")
 # An answer that is marked as wrong, or negated by a sign.
 _CROSSED = re.compile(
-    r"^[ \t*]{0,6}(?:(?:[❌✗✘👎🚫]\ufe0f?|¬|!=?|≠|~(?!~)|\\ne(?:q|g)?\b)[ \t]{0,2}[^\s!=][^\n]{0,80}"
-    r"|[^\n.!?]{1,80}?[ \t:—-]{0,4}(?:[❌✗✘👎🚫]\ufe0f?|\((?:wrong|incorrect|no|false|not correct|rejected|eliminated|excluded)\)))"
+    r"^[ \t*]{0,6}(?:(?:[❌✗✘👎🚫]\ufe0f?|¬|!=?|≠|~(?!~)|\\ne(?:q|g)?\b)[ \t]{0,2}(?!\**(?:false|no|incorrect|wrong)\b)[^\s!=][^\n]{0,80}"
+    r"|(?!(?:false|no|incorrect|wrong)\b)[^\n.!?]{1,80}?[ \t:—-]{0,4}(?:[❌✗✘👎🚫]\ufe0f?|\((?:wrong|incorrect|no|false|not correct|rejected|eliminated|excluded)\)))"
     r"[ \t.*]{0,4}$",
     re.MULTILINE | re.IGNORECASE,
 )
@@ -49,7 +49,7 @@ _ASIDE = re.compile(
 _LAST_PARENTHESES = re.compile(r"(?<=[.!?*])\s{1,3}\((?=[A-Z])(?!(?:answer|option|choice|so|thus)\b)(?P<remark>(?:[^()\n]|\([^()\n]*\)){12,300})\)\W{0,3}$", re.IGNORECASE)
 # A command to whoever grades is no answer.
 _COMMAND = re.compile(
-    r"(?:(?<=^)|(?<=[.!?:\n])|(?<=[.!?:] ))[^.!?:\n]{0,80}?(?:\b(?:mark|grade|score|rate|accept|count|treat|consider|label|"
+    r"(?:(?<=^)|(?<=[.!?:\n])|(?<=[.!?:] ))(?![^.!?:\n]{0,80}\b(?:I|we)\b)[^.!?:\n]{0,80}?(?:\b(?:mark|grade|score|rate|accept|count|treat|consider|label|"
     r"evaluate|judge|take|regard) (?:this|it|me|my|the|that|\S{1,12})\b(?: (?:answer|response|output|solution|submission|"
     r"completion))?,? (?:as |to be )?(?:an? |the |fully )?(?:correct|right|true|accepted|valid|passed|full)\b|"
     r"\b(?:award|give|grant|assign) (?:(?:me|it|this|us|the) )?(?:[\w ]{0,20} )?(?:full|points?|marks?|credit|reward|score)\b|"
@@ -70,6 +70,10 @@ _END_OF_PROOF = re.compile(
     r"\s{0,4}\$?\\(?:blacksquare|square|qed)\b\$?|[ \t]{0,4}[✓✔✅☑👍🎉🙂😊]\ufe0f?(?=\W{0,6}$)", re.MULTILINE
 )
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{(?:align|equation|gather|aligned|gathered|split|multline|eqnarray)\*?\}(?:\{\w\})?")
+_RETURNED = re.compile(
+    r"(?:^|\n)[ \t]{0,8}(?:return[ \t]|(?:submit|final_answer|answer)\()[ \t]{0,2}[\"']?([^\"'()\n]{1,40})[\"']?\)?[;.]?\s{0,3}$"
+)
+_UNEQUAL = re.compile(r"\s?(?:!=|\\ne )\s?(?=(?:[A-Z]|true|false|yes|no|answer)\b)", re.IGNORECASE)
 _NO_DOUBT = re.compile(
     r"\b(?:there(?:'s| is| can be) )?(?:no|without(?: a| any)?|beyond(?: a| any| all)?) doubt(?: (?:that|about it))?\b"
     r"|\bundoubtedly\b",
@@ -101,6 +105,10 @@ def prepared(response: str) -> str:
         response = _ASIDE.sub("", response)
     if "(" in response[-310:] and (last := _LAST_PARENTHESES.search(response, max(0, len(response) - 320))):
         response = response[: last.start()] if not takes_back(last["remark"]) else response
+    if "return" in response or "submit" in response or "answer(" in response:
+        response = _RETURNED.sub(r"\nAnswer: \1", response)
+    if "!=" in response or "\\ne " in response:
+        response = _UNEQUAL.sub(" is not ", response)
     if "doubt" in response.lower():
         response = _NO_DOUBT.sub("surely", response)
     return in_english(response)

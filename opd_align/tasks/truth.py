@@ -30,7 +30,7 @@ _TRUTH = {
     "negative": "False", "unwahr": "False", "stimmt": "True", "y": "True", "n": "False", "holds": "True",
     "hold": "True", "supported": "True", "unsupported": "False", "myth": "False", "misconception": "False",
     "fallacy": "False",
-    "不正确": "False", "错误的": "False", "错的": "False", "untrue": "False", "不正确的": "False",
+    "不正确": "False", "错误的": "False", "错的": "False", "untrue": "False", "不正确的": "False", "不错": "True",
 }  # fmt: skip
 _OPPOSITE = {"True": "False", "False": "True"}
 _WORDS = "|".join(sorted(_TRUTH, key=len, reverse=True))
@@ -53,7 +53,7 @@ _REASON = re.compile(
 )
 # A predicate, not "a true story".
 _PREDICATE = re.compile(
-    r"\b(?P<word>true|false(?! that (?:the answer|it|this|that)\b)|untrue|correct|incorrect|wrong|falsch|wahr|vraie?|"
+    r"\b(?P<word>true|false(?! that (?:the answer|it|this|that)\b)|untrue|correct|incorrect(?! to\b)|wrong(?! to\b)|falsch|wahr|vraie?|"
     r"faux|fausse|fals[oa]|verdader[oa]|verdadeir[oa]|richtig|cierto|accurate|inaccurate|holds?|myth|misconception|"
     r"supported|unsupported|"
     r"fallacy|yes|right(?=\W*$)|no(?= *$))\b(?![ -]+(?!because|since|as|according|based|for|in|that|given|"
@@ -69,7 +69,8 @@ _NEGATION = re.compile(
 )
 _UNCERTAIN = re.compile(
     r"\b(?:partly|partially|half|sometimes|somewhat|mostly|largely|nearly|almost|might|may|could|possibly|perhaps|"
-    r"either|between|too good to be|true or false|doubt|opposite|contrary|converse|reverse|no (?:evidence|proof|"
+    r"either|between|too good to be|true or false|doubt|wish|if only|were|rings|sounds|"
+    r"(?:believed|thought|said|claimed|rumou?red|reported|supposed|considered|assumed|known) to be|opposite|contrary|converse|reverse|no (?:evidence|proof|"
     r"indication|"
     r"information|way|mention)|both|used to|was once|would|maybe|some|"
     r"(?:nobody|no one|many|most|people|others|they|s?he|critics|skeptics|fans|teacher|friend)(?: \w+)? (?:says?|"
@@ -96,8 +97,50 @@ _ANSWERED = re.compile(
 )
 # "In short, yes", "Oh yes", "I must say no"
 _LEADING = re.compile(
-    r"^\W{0,3}(?:in (?:short|a word|one word)|simply put|hmm+|oh|of course|why|but|and|well|still|a (?:clear|definite)|"
-    r"I (?:must|have to) say|ok|okay|sure),? (?=(?:yes|no|true|false)\b)",
+    r"^\W{0,3}(?:in (?:short|a word|one word)|simply put|hmm+|simply put|long story short|in (?:brief|sum|summary|a nutshell)|oh|of course|why|but|and|well|still|a (?:clear|definite)|"
+    r"I (?:must|have to) say|ok|okay|sure)[,:]? (?=(?:yes|no|true|false)\b)",
+    re.IGNORECASE,
+)
+_POLITE = re.compile(
+    r"\W{0,3}(?:let(?:'s| us| me)|I (?:can|will|would be|could)\b|I'(?:ll|d be)|here(?:'s| is| are)|to (?:its|his|her|their|the|form|life)\b|"
+    r"enough|now\b|away\b|me if|answers?\b)",
+    re.IGNORECASE,
+)  # "Yes, I can help you with that!", "Right, let's look at it.", "True to its name"
+_IN_PART = re.compile(
+    r"\W{0,3}(?:but )?(?:only |just )?(?:partly|partially|in part|to (?:some|a certain) (?:extent|degree)|up to a point|sort of|kind of|more or "
+    r"less|in a sense|in theory|on paper)\b",
+    re.IGNORECASE,
+)
+_OPPOSED = re.compile(
+    r"(?:[(,;—]|\.{3})\s?(?:that is,? |i\.e\.,? |but |or rather |rather |then |and )?(?P<word>yes|no|true|false)\b"
+    r"(?=\W*(?:$|[).]|today|now|tomorrow|otherwise|elsewhere|in (?:the|my|\d)))",
+    re.IGNORECASE,
+)
+# Nothing but assent or dissent: "Absolutely.", "It doesn't."
+_ASSENT = re.compile(
+    r"\W{0,3}(?:(?:yes|indeed|well|oh),? )?(?:indeed|absolutely|certainly|definitely|of course|exactly|precisely|you bet|surely|"
+    r"without (?:a|any) doubt|beyond doubt|(?:that|this|it)(?:'s| is) (?:indeed )?(?:a fact|so|the case|how it is)|"
+    r"(?:it|they|he|she|there|this|that|you|one|we)(?: \w+ly)? (?:is|are|was|were|does|do|did|can|has|have|will|must)(?: indeed)?)\W{0,3}"
+)
+_ASSENT = re.compile(_ASSENT.pattern, re.IGNORECASE)
+_DISSENT = re.compile(
+    r"\W{0,3}(?:no,? )?(?:it|they|he|she|there|this|that|you|one|we) (?:is|are|was|were|does|do|did|can|has|have|will|must)(?:n't| ?not)"
+    r"\W{0,3}",
+    re.IGNORECASE,
+)
+# What the text says about the statement.
+_ATTESTED = re.compile(
+    r"\b(?:passage|text|article|paragraph|excerpt|source|evidence)s?(?: itself)?(?: \w+ly)? (?:(?P<yes>confirms?|supports?|backs?(?: up)?|"
+    r"agrees? with|verif(?:y|ies)|corroborates?|proves?)|(?P<no>contradicts?|refutes?|den(?:y|ies)|disproves?|rejects?|(?:does not|doesn't) "
+    r"(?:support|confirm)))(?: \w+ly)? (?:this|it|that|the (?:statement|claim|idea|assertion|premise))\b|"
+    r"\b(?:statement|claim|assertion) (?:(?P<fits>matches|agrees with|is (?:supported by|consistent with|in line with|confirmed by))|"
+    r"(?P<clashes>contradicts|is (?:contradicted|refuted|disproved|not supported|unsupported) by|is (?:inconsistent|at odds) with)) "
+    r"(?:the|what the) (?:passage|text|article|source|facts|evidence)\b",
+    re.IGNORECASE,
+)
+_VALUE_IS_ANSWER = re.compile(
+    r"\W{0,4}(?P<word>yes|no|true|false)\W{1,3}is (?:indeed |clearly |therefore )?(?:the|my) (?:(?:right|correct|best|final|only) )*(?:answer|one|choice|reply)"
+    r"\W{0,3}",
     re.IGNORECASE,
 )
 _AFTER_FIRST = re.compile(
@@ -161,6 +204,8 @@ def read_true_false(words: str, placement: Placement) -> str | None:
         return _predicate(stripped)
     if placement is Placement.LOOSE:
         return _predicate(stripped)
+    if placement is Placement.BARE and (_ASSENT.fullmatch(stripped) or _DISSENT.fullmatch(stripped)):
+        return "True" if _ASSENT.fullmatch(stripped) else "False"
     if placement is not Placement.BOX and (flat := _DENIED_FLATLY.match(stripped)):
         return None if placement is Placement.BARE and re.search(r"\w", stripped[flat.end() :]) else "False"
     text = _LEADING.sub("", _BOTH_NAMED.sub("", text))
@@ -185,8 +230,12 @@ def _first_word(first: re.Match[str], placement: Placement) -> str | None:
         return None  # "No doubt ..."
     if len(word) == 1 and word.isascii() and re.search(r"\w", rest):
         return None
-    if re.match(r"\W{0,3}(?:(?:but )?(?:only )?if|or not)\b", rest, re.IGNORECASE):
+    if _POLITE.match(rest):
+        return None
+    if re.match(r"\W{0,3}(?:(?:but )?(?:only )?if|or not|!=|==|\\ne)", rest, re.IGNORECASE) or _IN_PART.match(rest):
         return AMBIGUOUS
+    if any(_TRUTH[opposed["word"].lower()] != value for opposed in _OPPOSED.finditer(rest[:120])):
+        return AMBIGUOUS  # "Yes in 1990, no today"
     contradicted = _CONTRADICTED.match(rest)
     if contradicted and word in ("yes", "no") and _TRUTH[contradicted[1].lower()] != value:
         return AMBIGUOUS  # "No, it's true."
@@ -208,6 +257,10 @@ def _predicate(text: str) -> str | None:
         return "False"
     if so := _SO.search(text):  # "This isn't so."
         return None if _UNCERTAIN.search(text) or HEDGE.search(text) else "False" if _NEGATION.search(so[0]) else "True"
+    if answer := _VALUE_IS_ANSWER.fullmatch(text):
+        return _TRUTH[answer["word"].lower()]
+    if (attested := _ATTESTED.search(text)) and not HEDGE.search(text):
+        return "True" if attested["yes"] or attested["fits"] else "False"
     if ending := _ENDING.search(text):
         return _TRUTH[ending[1].lower()]  # "No doubt about it: yes."
     later = re.split(
