@@ -61,6 +61,7 @@ _SURE = re.compile(
 )
 _REPLY = re.compile(r"^\W{0,3}(?:(?:no|nope),|(?:well|ok|right|rather|actually|yes),?) ", re.IGNORECASE)  # "C? No, B."
 _A_NUMBER = re.compile(r"-?\d+(?:\.\d+|/\d+)?")
+_SHORTEST_REMARK = 3
 _LETTER_AND_REMARK = re.compile(
     r"(?:\(?(?P<letter>[A-Z])(?:\)[.:]?|\.|:)\s(?!\(?[A-Z]\b\.|[a-z])|(?<!.)(?P<dashed>[A-Z])\s?[—–]\s?)(?P<rest>.+)", re.DOTALL
 )
@@ -111,9 +112,9 @@ _NO_CHOICE = re.compile(
 _CALLED_CORRECT = re.compile(
     r"(?<![\w-])(?<![Ii]f )(?<!whether )(?<!only )(?<!option )(?<!choice )(?<!, and )(?<! or )(?:[Oo]ption |[Cc]hoice |"
     r"[Aa]nswer |[Ss]tatement )?\*{0,2}\(?([A-Z])\)?(?:[).:][^.\n]{0,80}?)?\*{0,2}"
-    r" (?:is|must be|seems|looks|has to be) (?:therefore |thus |indeed |clearly |definitely )?(?:the |"
+    r" (?:is|must be|seems|looks|has to be|would be(?= my)) (?:therefore |thus |indeed |clearly |definitely )?(?:the |"
     r"most likely the |the only )?"
-    r"(?:correct|right|best|most (?:accurate|appropriate|likely|suitable|plausible)|answer)\b"
+    r"(?:correct|right|best|my (?:answer|choice|pick)|most (?:accurate|appropriate|likely|suitable|plausible)|answer)\b"
     r"(?! (?:if|only|when|for|in|to)\b)(?!,? (?:but|until|yet|though|except|at first|at a glance|on the surface|unless|before)\b)"
 )
 _FITS = re.compile(
@@ -133,7 +134,7 @@ _ORDINAL_CORRECT = re.compile(
     r" (?:is|must be|has to be) (?:the )?(?:correct|right|best|answer)\b(?: one| option| choice| answer)?"
 )
 _LISTED_CORRECT = re.compile(r"^[ \t*-]{0,6}\(?([A-Z])[).:][^\n:]{0,80}: {1,2}\*{0,2}(?:correct|right)\b", re.MULTILINE)
-_CALLED_CORRECT_CHINESE = re.compile(r"(?:选项)?\s?([A-Z])\s?(?:选项)?\s?(?:是|为)?(?:正确|对)(?:的|答案|选项)")
+_CALLED_CORRECT_CHINESE = re.compile(r"(?:选项|option)?\s?(?<![A-Za-z])([A-Z])\s?(?:选项|option)?\s?(?:是|为)?(?:正确|对)(?:的|答案|选项|(?=[^\w]|$))")
 
 
 def letters_of(choices: Sequence[str] | None) -> str:
@@ -245,6 +246,8 @@ def _letter_and_remarks(text: str, letters: str, choices: Sequence[str] | None) 
     if first is None or letter not in letters:
         return None
     rest = first["rest"]
+    if first["letter"] and len(rest.split()) < _SHORTEST_REMARK:
+        return None  # "B) Pariss"
     if DENIAL_AFTER.match(rest) or _text_of_another(rest, letter, letters, choices) or _NO_CHOICE.match(rest):
         return AMBIGUOUS
     for sentence in SENTENCE_END.split(rest):

@@ -73,6 +73,7 @@ _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{(?:align|equation|gather|aligned|ga
 _RETURNED = re.compile(
     r"(?:^|\n)[ \t]{0,8}(?:return[ \t]|(?:submit|final_answer|answer)\()[ \t]{0,2}[\"']?([^\"'()\n]{1,40})[\"']?\)?[;.]?\s{0,3}$"
 )
+_QUOTED_NOT = re.compile(r"[\"'](?:not)[\"']", re.IGNORECASE)  # the word "not"
 _UNEQUAL = re.compile(r"\s?(?:!=|\\ne )\s?(?=(?:[A-Z]|true|false|yes|no|answer)\b)", re.IGNORECASE)
 _NO_DOUBT = re.compile(
     r"\b(?:there(?:'s| is| can be) )?(?:no|without(?: a| any)?|beyond(?: a| any| all)?) doubt(?: (?:that|about it))?\b"
@@ -109,6 +110,8 @@ def prepared(response: str) -> str:
         response = _RETURNED.sub(r"\nAnswer: \1", response)
     if "!=" in response or "\\ne " in response:
         response = _UNEQUAL.sub(" is not ", response)
+    if "not'" in response or 'not"' in response:
+        response = _QUOTED_NOT.sub("", response)
     if "doubt" in response.lower():
         response = _NO_DOUBT.sub("surely", response)
     return in_english(response)

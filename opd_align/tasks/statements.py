@@ -125,7 +125,8 @@ HEDGE = re.compile(
     r"asks|was)|"
     r"(?:assume|assuming|try|consider|(?:we|I|let's) (?:start|begin) with)|"
     r"which (?:is|was) (?:wrong|incorrect|false|not|a mistake|an error)|would have been|at first|initially|"
-    r"might think)\b|\blet (?:\$|\\\()?[a-z]\$? ?(?:=|be\b)|\?\W{0,3}$",
+    r"might think|(?:used to|originally|first|previously|almost|nearly|would have|'d have) (?:think|thought|believed?|say|said|guess(?:ed)?|"
+    r"wrote|chose|picked|chosen|written)|(?:answer|it|that|this) depends)\b|\blet (?:\$|\\\()?[a-z]\$? ?(?:=|be\b)|\?\W{0,3}$",
     re.IGNORECASE,
 )
 """What makes a sentence no statement of a result."""

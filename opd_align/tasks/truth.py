@@ -208,7 +208,7 @@ def read_true_false(words: str, placement: Placement) -> str | None:
         return "True" if _ASSENT.fullmatch(stripped) else "False"
     if placement is not Placement.BOX and (flat := _DENIED_FLATLY.match(stripped)):
         return None if placement is Placement.BARE and re.search(r"\w", stripped[flat.end() :]) else "False"
-    text = _LEADING.sub("", _BOTH_NAMED.sub("", text))
+    text = _LEADING.sub("", _BOTH_NAMED.sub("", stripped if _LEADING.match(stripped) else text))
     first = _FIRST.fullmatch(_BOTH_NAMED.sub("", stripped)) or _FIRST.fullmatch(text)
     if first is None:
         return _predicate(stripped) if placement in (Placement.MARKED, Placement.OPENING) else None
@@ -226,16 +226,16 @@ def _first_word(first: re.Match[str], placement: Placement) -> str | None:
     also = _ALSO.match(rest)
     if also and (_TRUTH[also.group(2).lower()] != value) != bool(also.group(1)):
         return AMBIGUOUS
-    if placement is Placement.OPENING and not _AFTER_FIRST.match(rest):
-        return None  # "No doubt ..."
-    if len(word) == 1 and word.isascii() and re.search(r"\w", rest):
-        return None
     if _POLITE.match(rest):
-        return None
+        return AMBIGUOUS
     if re.match(r"\W{0,3}(?:(?:but )?(?:only )?if|or not|!=|==|\\ne)", rest, re.IGNORECASE) or _IN_PART.match(rest):
         return AMBIGUOUS
     if any(_TRUTH[opposed["word"].lower()] != value for opposed in _OPPOSED.finditer(rest[:120])):
         return AMBIGUOUS  # "Yes in 1990, no today"
+    if placement is Placement.OPENING and not _AFTER_FIRST.match(rest):
+        return None  # "No doubt ..."
+    if len(word) == 1 and word.isascii() and re.search(r"\w", rest):
+        return None
     contradicted = _CONTRADICTED.match(rest)
     if contradicted and word in ("yes", "no") and _TRUTH[contradicted[1].lower()] != value:
         return AMBIGUOUS  # "No, it's true."
