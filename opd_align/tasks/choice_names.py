@@ -1,7 +1,7 @@
-"""Choices that are names of people: the last name alone, and names that only look alike.
+"""Choices by less than their wording: a last name, the word that only one choice has; and what only looks alike.
 
 "Shelley" and "Mary W. Shelley" are Mary Shelley; "Percy Shelley", "Shelley Winters" and "the husband of Mary Shelley" are
-not.
+not. "Hypotonic" is the choice "It is hypotonic to the cell"; "nitrogen dioxide" is not the choice "Nitrogen".
 """
 
 from __future__ import annotations
@@ -16,8 +16,18 @@ RELATED_TO = re.compile(
 )
 """Before the wording of a choice, what makes it somebody or something else."""
 
+COMPOUND = re.compile(
+    r"\s(?!(?:gas|it|then|indeed|here|only|again|too|obviously|definitely|certainly|wrote|invented|discovered|wins|is|are|was|were|has|have|"
+    r"can|will|did|does|and|or|but|because|since|as|in|at|on|for|of|to|by|with|from|not|which|that|who|would|should|must|may|might|"
+    r"could|makes?|does|rather|instead|seems|looks|fits|works)\b)[a-z]+(?: (?:is|are|was|were|has|have|can|will)\b|\W{0,3}$)",
+    re.IGNORECASE,
+)
+"""After the wording of a choice, what makes it part of another name: "nitrogen dioxide", "nitrogen fixation is"."""
+
 _NAMES_BEFORE = re.compile(r"(?:\b[A-Z](?:\.|[\w'-]*\.?)\s){1,4}$")
 _NAME_AFTER = re.compile(r"\s[A-Z][a-z]+")
+_SHORTEST_PART = 5
+_MAX_PART_WORDS = 4
 _NO_NAMES = frozenset("The By Author Writer Novelist It Answer Was Is Then So Thus Hence Therefore Option Choice Mrs. Mrs Ms. Ms Yes No".split())
 
 
@@ -41,3 +51,31 @@ def is_name_of(choice: str, text: str, start: int, end: int) -> bool:
     names = [name for name in before.group().split() if name not in _NO_NAMES] if before else []
     own = choice.split()[:-1]
     return not names or any(name == first or (name.rstrip(".") == first[0]) for name in names[:1] for first in own)
+
+
+def none_of_them(letters: str, choices: Sequence[str], text: str) -> list[str]:
+    """The choice "None of the above", for a text such as "none of them"."""
+    if not re.fullmatch(r"(?:none|neither)(?: of (?:them|these|those|the (?:above|options|choices|others|given))\b[\w ]{0,20})?", text):
+        return []
+    return [
+        letter
+        for letter, choice in zip(letters, choices, strict=False)
+        if re.match(r"\W*(?:none|neither) of (?:the|these|those)\b", str(choice), re.IGNORECASE)
+    ]
+
+
+def part_of_one(letters: str, choices: Sequence[str], text: str) -> list[str]:
+    """The only choice that contains a short text as words, not denied: "hypotonic"; names are not cut in this way."""
+    if len(text) < _SHORTEST_PART or len(text.split()) > _MAX_PART_WORDS or not re.fullmatch(r"[a-z][a-z -]+", text):
+        return []
+    found = []
+    for letter, choice in zip(letters, choices, strict=False):
+        folded = str(choice).casefold()
+        place = re.search(rf"(?<![\w-]){re.escape(text)}(?![\w-])", folded)
+        if place is None:
+            continue
+        is_name = all(word[:1].isupper() for word in str(choice).split())
+        if is_name or re.search(r"\b(?:not|no|never|neither|nor|without)\b|n't\b", folded):
+            return []
+        found.append(letter)
+    return found if len(found) == 1 else []

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from opd_align.tasks.characters import strip_markup
-from opd_align.tasks.choice_names import RELATED_TO, is_name_of, last_names
+from opd_align.tasks.choice_names import COMPOUND, RELATED_TO, is_name_of, last_names, none_of_them, part_of_one
 from opd_align.tasks.choice_statements import stated_choice
 from opd_align.tasks.extract import AMBIGUOUS, Placement
 from opd_align.tasks.number_words import leading_number
@@ -56,40 +56,45 @@ _FINALLY = re.compile(
 )
 _SURE = re.compile(
     r"\s?[,—-]?\s?(?:surely|definitely|certainly|clearly|obviously|of course|for sure|no question|final answer|no doubt|"
-    r"without (?:a|any) doubt|hands down|all the way|it is|by far)\W{0,3}",
+    r"without (?:a|any) doubt|hands down|all the way|it is|by far)\W{0,3}|, (?:in spite of|despite|although|even though|no matter|whatever)\b.*",
     re.IGNORECASE,
 )
 _REPLY = re.compile(r"^\W{0,3}(?:(?:no|nope),|(?:well|ok|right|rather|actually|yes),?) ", re.IGNORECASE)  # "C? No, B."
 _A_NUMBER = re.compile(r"-?\d+(?:\.\d+|/\d+)?")
+_LONG_WORDING = 12
+_PREDICATE = re.compile(r"\b(?:is|are|was|were|becomes|be) ((?:[a-z-]+ ?){1,4})(?=[,.;]|$)")
+_CONDITION = re.compile(r"^\W{0,3}(?:if|when)\b[^,]{1,160}, (?:then )?", re.IGNORECASE)
 _SHORTEST_REMARK = 3
 _LETTER_AND_REMARK = re.compile(
     r"(?:\(?(?P<letter>[A-Z])(?:\)[.:]?|\.|:)\s(?!\(?[A-Z]\b\.|[a-z])|(?<!.)(?P<dashed>[A-Z])\s?[—–]\s?)(?P<rest>.+)", re.DOTALL
 )
+_BEFORE_OR_AFTER = re.compile(r"\b(?:after|before|since|until|prior to|later than|earlier than) \d+\W{0,3}$", re.IGNORECASE)
 _LETTER_REMARK = re.compile(r"\s{0,2}(?:$|[).:,;\-—(\[]|(?:is|because|since|as|which|would|based|due|and|it)\b)")
 _MENTION = re.compile(
     r"\(([A-Z])\)|(?<![\w(])([A-Z])\)|\b(?:option|choice|letter|answer|statement|选项|选) ?\(?([A-Z])\b"
+    r"|(?<![\w'’.-])(A(?= (?:is|was|must be|has to be|remains|fits|matches|works|seems|looks|wins)\b))"
     r"|(?<![\w'’.-])([B-HJ-Z])(?![\w'’-]|\. ?[A-Z]\b)|(?:\b(?:is|be|so|therefore|thus|hence|choose|pick|"
     r"select|with|to|answer)|:),? "
     r"([A-Z])(?=\W{0,3}$)"
 )
 _NOT_BEFORE = re.compile(
     r"(?:\b(?:not|anything but|all but|everything but|far from|neither|nor|never|rather than|instead of|unlike|than|"
-    r"except|"
+    r"except|followed by|ahead of|compared (?:to|with)|versus|vs\.?|"
     r"eliminates?|excludes?|rules? out|without|"
     r"isn't|wasn't|aren't|don't think (?:it is|it's)|cannot be|can't be|eliminating|ruling out)|不是|不选|排除)"
-    r"(?:\W{1,3}(?:with|in|the|option|choice|answer|be|it|is|because|of))*\W{0,3}$",
+    r"(?:\W{1,3}(?:with|in|the|option|choice|answer|be|it|is|because|of))*(?:\W{0,3}| [\w' -]{1,40}\()$",
     re.IGNORECASE,
 )
 _WRONG_AFTER = re.compile(
     r"[^.;]{0,60}?(?<!nothing)(?:,| and| or| nor|\)|\s)*\b(?:is|are|was|were|isn't|aren't)(?: both| all|"
     r" also| clearly| therefore)?"
-    r" ?(?:wrong|incorrect|not|false|eliminated|impossible|excluded|out|second|next)\b"
+    r" ?(?:wrong|incorrect|not|false|(?:less|partly|nearly|almost) \w+|worse|weaker|unlikely|inferior|eliminated|impossible|excluded|out|second|next)\b"
     r"|,? (?:(?:comes|came|is|was) |a close |the |in )?(?:second|runner-up|next best|second[- ]best)\b",
     re.IGNORECASE,
 )
 _LOWER_RANKED = re.compile(r"\b(?:second|next)(?:[- ]\w+)? (?:is|was|comes) (?:the )?$", re.IGNORECASE)
 _STATED = re.compile(
-    r"\b(?:it|this|that|which)(?:'s| is| must be| has to be| should be)\b|\bleav(?:es|ing)\b|\b(?:remains|remaining|"
+    r"\b(?:it|this|that|which)(?:'s|'d be| would be| is| must be| has to be| should be)\b|\bleav(?:es|ing)\b|\b(?:remains|remaining|"
     r"left) is\b|\b(?:corresponds? to|matches|is equivalent to) (?:the )?(?:option|choice|answer|letter)\b|:\s?\(?[A-Z]\)?\W{0,3}$|"
     r",\s(?:option|answer|choice|letter)\s\(?[A-Z]\)?\W{0,3}$|"
     r"^\W{0,3}(?:definitely|certainly|clearly|probably)\b",
@@ -162,6 +167,8 @@ def read_choice(words: str, placement: Placement, letters: str, choices: Sequenc
     if choices is not None and placement is not Placement.BOX and (stated := stated_choice(whole, letters, choices)):
         return stated
     if placement is Placement.OPENING:
+        if (sure := re.fullmatch(rf"(.{{2,60}}?),?{_SURE.pattern}", text, re.IGNORECASE)) and choice_by_text(sure[1], choices):
+            return choice_by_text(sure[1], choices)  # "Paris, of course!"
         found = _letter_and_text(text, letters, choices)
         return _letter_and_remarks(text, letters, choices) if found is None else found
     if placement in (Placement.LOOSE, Placement.SENTENCE):
@@ -201,6 +208,7 @@ def choice_by_text(words: str, choices: Sequence[str] | None) -> str | None:
     if choices is None or not (text := normalised(words)):
         return None
     same = [letter for letter, choice in zip(letters_of(choices), choices, strict=False) if normalised(choice) == text]
+    same = same or none_of_them(letters_of(choices), choices, text) or part_of_one(letters_of(choices), choices, text)
     same = same or [letter for letter, name in last_names(letters_of(choices), choices).items() if name == text]
     return same[0] if len(same) == 1 else None
 
@@ -228,12 +236,16 @@ def _letter_and_text(text: str, letters: str, choices: Sequence[str] | None) -> 
         return None
     rest = re.sub(r"^[\s).:\]-]{1,4}", "", first["rest"] if not first["close"] else first["rest"] + " ", count=1)
     own = normalised(choices[letters.index(first["letter"])])
-    if len(normalised(rest)) > 3 and own.startswith(normalised(rest)):
+    if re.fullmatch(r".{4,}|[a-z]{2,}", normalised(rest)) and own.startswith(normalised(rest)):
         return first["letter"]  # "B: not guilty"
     if not own or not rest.casefold().startswith(own):
         return None  # "A) 1" where 1 is choice B: letter and text contradict each other
     remark = rest[len(own) :]
-    if not re.match(r"\s?(?:$|[,.;(—-]|because\b|since\b|as\b)", remark) or DENIAL_AFTER.match(remark):
+    if DENIAL_AFTER.match(remark) or HEDGE.search(remark):
+        return None
+    if not re.match(r"\s?(?:$|[,.;(—-]|because\b|since\b|as\b)", remark) and (
+        not re.match(r"\s\w", remark) or NEGATION.search(remark) or CONCLUDED.search(remark) or re.search(r"\bbut\b|\?", remark)
+    ):
         return None
     others = {m for groups in _MENTION.findall(remark) for m in groups if m and m in letters} - {first["letter"]}
     return None if others and not _NOT_BEFORE_ANY.search(remark) else first["letter"]
@@ -286,6 +298,13 @@ def _text_of_another(rest: str, letter: str, letters: str, choices: Sequence[str
     if choices is None:
         return False
     after_comma = re.match(r"\s?,", rest)
+    everything = normalised(rest.lstrip("),.:-—=([ "))
+    if any(
+        len(other) > _LONG_WORDING and everything.startswith(other)
+        for letter_of, other in zip(letters, map(normalised, choices), strict=False)
+        if letter_of != letter
+    ):
+        return True
     wording = normalised(re.split(r"[,;]|\. |\bbecause\b|\bsince\b|\bis\b", rest.lstrip("),.:-—=([ "), maxsplit=1)[0])
     if not wording:
         return False
@@ -309,6 +328,10 @@ def _mentioned(text: str, placement: Placement, letters: str, choices: Sequence[
     )
     if len(contrasted) > 1 and not NEGATION.search(contrasted[-1]) and _names(contrasted[-1], letters, choices):
         text, concluded = contrasted[-1], True  # "B is close, but C is better"
+    if choices is not None and (condition := _CONDITION.match(text)):
+        named = _named(text[condition.end() :], letters, choices)
+        if named and len(str(choices[letters.index(named)]).split()) > 1:
+            text = text[condition.end() :]  # "If the price rises, the curve shifts to the right": the question was about that
     if choices is not None:
         text = _without_parentheses(text, letters, choices)
     if final := _FINALLY.search(text):
@@ -392,7 +415,7 @@ def _by_number(text: str, choices: Sequence[str] | None) -> str | None:
     """The letter of the number that a sentence states, if all choices are numbers."""
     if choices is None or not all(map(_A_NUMBER.fullmatch, map(normalised, choices))):
         return None
-    number = read_number(text, Placement.SENTENCE)
+    number = None if _BEFORE_OR_AFTER.search(text) else read_number(text, Placement.SENTENCE)
     return choice_by_text(number, choices) if number else None
 
 
@@ -420,7 +443,7 @@ def _named(text: str, letters: str, choices: Sequence[str] | None) -> str | None
         if match is None and alias is not None:
             match = re.search(rf"(?<!\w){re.escape(alias)}(?!\w|'s\b)", folded)
             match = match if match and is_name_of(str(choice), text, *match.span()) else None
-        if match and not RELATED_TO.search(text[: match.start()]):
+        if match and not RELATED_TO.search(text[: match.start()]) and not COMPOUND.match(text, match.end()):
             found[letter] = match.span()
     inner = {
         letter
@@ -429,10 +452,14 @@ def _named(text: str, letters: str, choices: Sequence[str] | None) -> str | None
         if other != letter and a <= start and end <= b and (a, b) != (start, end)
     }
     kept = {letter: span for letter, span in found.items() if letter not in inner}
+    if not kept and not NEGATION.search(text) and (predicate := _PREDICATE.search(folded)):
+        partly = part_of_one(letters, choices, predicate[1].strip())
+        return partly[0] if partly else None
     stated = [
         letter
         for letter, (start, end) in kept.items()
-        if not _LOWER_RANKED.search(text[max(0, start - 40) : start])
+        if not _BEFORE_OR_AFTER.search(text[:end])
+        and not _LOWER_RANKED.search(text[max(0, start - 40) : start])
         and not _NOT_BEFORE.search(text[max(0, start - 40) : start])
         and not NEGATION.search(re.split(r"[,;:]", text[:start])[-1])
         and not DENIAL_AFTER.match(text, end)

@@ -28,7 +28,7 @@ from enum import Enum
 
 from opd_align.tasks.characters import MAX_ANSWER_CHARS, plain_characters
 from opd_align.tasks.prepare import prepared
-from opd_align.tasks.remarks import OTHER_ANSWER, is_doubted, is_harmless, is_other_label, takes_back
+from opd_align.tasks.remarks import OTHER_ANSWER, confirms, is_doubted, is_harmless, is_other_label, takes_back
 from opd_align.tasks.statements import (
     CONCLUSION,
     DENIAL_AFTER,
@@ -121,7 +121,7 @@ _ONLY_MARKUP = re.compile(r"(?:[\s*_#$`>~-]|\\[\[\]()])*")
 # What makes "the answer is C" something else than an answer, in the clause before it.
 _DENIED_BEFORE = re.compile(
     r"(?:\b(?:not|never|doubt|neither|cannot|if|whether|unless|suppose|supposing|assum\w{1,4}|imagine|why|how|until|"
-    r"hardly|wrong|(?:going|about|tempted|inclined|used|ready|wanted?|like|able|refuse|wish|love|hate|silly|wrong) to|(?:false|untrue|incorrect) that|mistaken\w{0,2}|no longer|no way|were|had|is|could)\b|"
+    r"hardly|wrong|(?:going|about|tempted|inclined|used|ready|wanted?|like|able|refuse|wish|love|hate|silly|wrong) to|(?:false|untrue|incorrect) that|mistaken\w{0,2}|(?:hard|difficult|unlikely|impossible|implausible) (?:to|that)|no longer|no way|were|had|is|could)\b|"
     r"n't\b)(?![^,;:]{0,60}[,;:])"
     r"|\b(?:at first|initially|(?:might|may|could|would)(?: \w{1,8})? (?:think|say|believe|guess|assume|argue)|"
     r"tempt(?:ing|ed)(?![^,;:]{0,60}[,;:])|people (?:think|say)|(?!I|we|passage|text|article|author)\b\w{2,} "
@@ -327,7 +327,7 @@ def _uncommitted(response: str, read: Reader, *, after_second_thought: bool = Fa
     lines = [line for line in lines if not is_other_label(line)]
     if _is_taken_back(lines, read) or any(_UNDECIDED.search(line) for line in lines[-3:]):
         return None
-    lines = without_asides(lines)
+    lines = without_asides(_without_confirmation(lines, read))
     if not lines:
         return None
     if not after_second_thought and (later := _second_thought(lines, read)):
@@ -340,7 +340,8 @@ def _uncommitted(response: str, read: Reader, *, after_second_thought: bool = Fa
     found = read(lines[-1], Placement.BARE)
     if found is not None:
         # One item of a list, such as the choices repeated, is no answer.
-        return AMBIGUOUS if len(lines) > 1 and read(lines[-2], Placement.BARE) not in (None, found) else found
+        continued = lines[-1].lstrip().startswith("=")
+        return AMBIGUOUS if len(lines) > 1 and not continued and read(lines[-2], Placement.BARE) not in (None, found) else found
     if after_second_thought and (found := read(lines[0], Placement.MARKED)) is not None:
         return found
     if len(response) == len(tail):
@@ -377,6 +378,15 @@ def _is_taken_back(lines: list[str], read: Reader) -> bool:
     if len(sentences) < 2 or not takes_back(sentences[-1]):
         return False
     return read(sentences[-1], Placement.SENTENCE) is None or read(sentences[-2], Placement.BARE) is not None
+
+
+def _without_confirmation(lines: list[str], read: Reader) -> list[str]:
+    """The lines without a last sentence that only confirms the one before it: "3 × 6 = 18. Right."."""
+    sentences = _sentences(lines[-1:])
+    if len(_sentences(lines[-2:])) < 2 or not confirms(sentences[-1]) or read(sentences[-1], Placement.SENTENCE) is not None:
+        return lines
+    rest = lines[-1][: lines[-1].rfind(sentences[-1])].rstrip()
+    return [*lines[:-1], rest] if rest else lines[:-1]
 
 
 def _before_remarks(lines: list[str], read: Reader) -> str | None:

@@ -136,7 +136,7 @@ def read_words(words: str, placement: Placement, gold: str) -> str | None:
         # "Evelyn has the highest", "the student is Evelyn", not "... is Briana, with Evelyn a close second"
         stated = r"(?:\b(?:is|are|was|be|so|thus|hence|therefore)|:|=),? (?:on |in |a |an |the ){0,2}"
         predicate = rf"{stated}{re.escape(gold)}(?!\w)"
-        return gold if found.start() == 0 or re.search(predicate, text) else None
+        return gold if re.match(rf"(?:on |in |an? |the )?{re.escape(gold)}", text) or re.search(predicate, text) else None
     if text == gold or placement is Placement.BARE:
         return gold if text == gold else None
     if text.startswith(gold) and not re.match(r"\w", text[len(gold) :]):

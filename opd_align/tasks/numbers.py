@@ -88,6 +88,8 @@ _BEGINNING = re.compile(
     r"when|given)\b(?P<given>[^,=]{1,100}), (?=[^,]*\d)",
     re.IGNORECASE,
 )
+_ONE_OF = re.compile(r"one[ -](?:half|third|quarter|fourth|fifth|sixth|eighth|tenth|hundred|thousand|million)\b", re.IGNORECASE)
+_ROUNDED_AFTER = re.compile(r"(?<=[\d)}%]) ?≈ ?\$?[\d.,]*\d ?%?(?=\W{0,3}$)")  # the exact value, then the rounded one
 _IS_RESULT = re.compile(r"([-+*/×·÷] ?\d+) (?:is|makes|equals|gives) (?=\$?\d)")  # 10 * 10 is 100
 _POWERS = re.compile(r"(?=[^^]*\^)\d{1,9}(?:\s?[·×*^]\s?\d{1,9}){1,8}")
 _MINUS = re.compile(r"\b(?:negative|minus)\s(?=[\d.])", re.IGNORECASE)
@@ -272,7 +274,9 @@ def _is_remark(text: str, number: re.Match[str]) -> bool:
 def _only_word(text: str) -> str | None:
     """The only number in words of a sentence without digits; "one" is not counted, it is mostly a pronoun."""
     words = [
-        word for word in NUMBER_WORD.finditer(text) if word.group().lower() not in ("one", "half", "minus", "negative")
+        word
+        for word in NUMBER_WORD.finditer(text)
+        if word.group().lower() not in ("one", "half", "minus", "negative") or _ONE_OF.match(text, word.start())
     ]
     if not words or NEGATION.search(text) or BOUND_BEFORE.search(text[: words[0].start()]):
         return None
@@ -419,7 +423,7 @@ def _only_number(text: str) -> str | None:
     text = main_statement(text)
     if _EXPRESSION.search(text) and not re.search(r"\d\s?\^", text):
         return None
-    text = AGAIN.sub("", text)
+    text = _ROUNDED_AFTER.sub("", AGAIN.sub("", text))
     values: set[Fraction | None] = set()
     denied = False
     numbers = list(_NUMBER.finditer(text))

@@ -81,6 +81,19 @@ def takes_back(sentence: str) -> bool:
     return bool((_RIGHT.search(said) and _NOT.search(said)) or _BARE_NOT.search(said))
 
 
+_CONFIRMED = re.compile(
+    r"\W{0,4}(?:(?:yes|and|so),? )?(?:right|correct|exactly|perfect|indeed|checks out|(?:that|this|it)(?:'s| is| was| checks out| seems| looks| must be)"
+    r"(?: indeed| definitely| clearly| all)?(?: (?:right|correct|it|fine|good|final|easy|the (?:final )?answer|my (?:final )?answer))?|"
+    r"no (?:doubt|question)(?: about (?:it|that))?|(?:final|my final) answer)\W{0,4}$",
+    re.IGNORECASE,
+)
+
+
+def confirms(sentence: str) -> bool:
+    """Whether a sentence only says that what was said before holds: "Right.", "That's correct."."""
+    return bool(_CONFIRMED.match(sentence))
+
+
 def is_doubted(words: str) -> bool:
     """Whether a parenthesis after an answer takes it back: "18 (I don't believe it myself)"."""
     return any(not is_harmless(remark) for remark in re.findall(r"\(([^()]{3,80})\)", words[:200]))

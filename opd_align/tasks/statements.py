@@ -52,7 +52,7 @@ _CONDITION = re.compile(
     re.IGNORECASE,
 )
 _STANCE = re.compile(
-    r"\b(?:I|we|you)(?: would|'d)\b|\b(?:answer|result|total|so|thus|therefore|hence|which|choice|option)\b[^.]{0,40}"
+    r"\b(?:I|we|you)(?: would|'d)\b|^\W{0,3}(?:that|it|this)(?:'d| would) be [^\s,.]{1,20}\W*$|\b(?:answer|result|total|so|thus|therefore|hence|which|choice|option)\b[^.]{0,40}"
     r"\bwould\b",
     re.IGNORECASE,
 )
@@ -111,7 +111,7 @@ CONCLUDED = re.compile(
 
 _NOT_BUT_ANY = re.compile(
     r"\b(?:neither|not|none of)\b(?! only)[^.;:]{1,100}?(?:,? but(?: rather)?\b|[,;] (?:it(?:'s| is)|rather)\b)|"
-    r"^\W{0,3}(?:neither|not)\b[^.:]{1,120}:(?=\s)",
+    r"^\W{0,3}(?:neither|not)\b[^.:]{1,120}?(?::|\s[—–-])(?=\s)",
     re.IGNORECASE,
 )
 
@@ -119,7 +119,7 @@ _NOT_BUT_ANY = re.compile(
 HEDGE = re.compile(
     r"\b(?:if|could be|might|(?-i:may) (?:be|have)|maybe|perhaps|possibly|doubt|whether|unless|suppose|supposing|"
     r"imagine|cannot be determined|"
-    r"can't be determined|unclear|not sure|unsure|"
+    r"can't be determined|unclear|not sure|unsure|unlikely|improbable|(?:hard|difficult) to (?:believe|say|tell|see)|"
     r"don't know|do not know|answer is not (?:given|stated|known)|"
     r"enough information|(?:can't|cannot) be right|only part of the answer|one possib\w{1,6}|but the question (?:is|"
     r"asks|was)|"

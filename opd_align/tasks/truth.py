@@ -10,7 +10,7 @@ import re
 
 from opd_align.tasks.characters import strip_markup
 from opd_align.tasks.extract import AMBIGUOUS, Placement
-from opd_align.tasks.statements import CONCLUSION, HEDGE, strip_lead_in
+from opd_align.tasks.statements import CONCLUDED, CONCLUSION, HEDGE, strip_lead_in
 
 _TRUTH = {
     "true": "True", "yes": "True", "t": "True", "correct": "True", "yep": "True", "yeah": "True", "是": "True",
@@ -62,7 +62,7 @@ _PREDICATE = re.compile(
     re.IGNORECASE,
 )
 _NEGATION = re.compile(
-    r"\b(?:not|nicht|pas|no es|none of|nothing|never|no longer|hardly|neither|nor|cannot|far from|"
+    r"\b(?:nobody|no one|(?:wrong|incorrect|false) to (?:say|think|claim|believe|call|deny|conclude)|not|nicht|pas|no es|none of|nothing|never|no longer|hardly|neither|nor|cannot|far from|"
     r"anything but|without being|ceased to be|"
     r"stopped being|fails? to be|false that|wrong that|untrue that|incorrect that)\b|n't\b|(?:不|并非|没有)",
     re.IGNORECASE,
@@ -97,7 +97,8 @@ _ANSWERED = re.compile(
 )
 # "In short, yes", "Oh yes", "I must say no"
 _LEADING = re.compile(
-    r"^\W{0,3}(?:in (?:short|a word|one word)|simply put|hmm+|simply put|long story short|in (?:brief|sum|summary|a nutshell)|oh|of course|why|but|and|well|still|a (?:clear|definite)|"
+    r"^\W{0,3}(?:(?!hard|part|possib|rare|scarce|bare|near|most|large|supposed|alleged|seeming|reported|arguab|conceivab|on)[a-z]+ly(?: speaking)?|in (?:reality|fact|truth|general|the end|short|a word|one word)|as (?:it turns out|stated)|"
+    r"(?:according to|based on|per|given) the (?:passage|text|article|above|context)[^,]{0,20}(?=,)|simply put|hmm+|simply put|long story short|in (?:brief|sum|summary|a nutshell)|oh|of course|why|but|and|well|still|a (?:clear|definite)|"
     r"I (?:must|have to) say|ok|okay|sure)[,:]? (?=(?:yes|no|true|false)\b)",
     re.IGNORECASE,
 )
@@ -117,6 +118,8 @@ _OPPOSED = re.compile(
     re.IGNORECASE,
 )
 # Nothing but assent or dissent: "Absolutely.", "It doesn't."
+# "the claim that it's false is wrong"
+_EMBEDDED = re.compile(r"\b(?:claim|idea|view|belief|notion|suggestion|assertion|opinion) that (?:it|this|that)(?:'s| is)\b", re.IGNORECASE)
 _ASSENT = re.compile(
     r"\W{0,3}(?:(?:yes|indeed|well|oh),? )?(?:indeed|absolutely|certainly|definitely|of course|exactly|precisely|you bet|surely|"
     r"without (?:a|any) doubt|beyond doubt|(?:that|this|it)(?:'s| is) (?:indeed )?(?:a fact|so|the case|how it is)|"
@@ -151,7 +154,8 @@ _AFTER_FIRST = re.compile(
 _DENIED_FLATLY = re.compile(
     r"\W{0,3}(?:no way|not (?:at all|so|in the least|by any means|really)|by no means|(?:absolutely|certainly|"
     r"definitely|of course|"
-    r"clearly|surely|obviously|probably) not|not a chance|never)(?=\s?[.,;:!—-]|\W*$)",
+    r"clearly|surely|obviously|probably) not|not a chance|(?:sadly|unfortunately|actually|apparently|alas) not|"
+    r"there(?:'s| is) no truth (?:to|in) (?:this|it|that|the (?:claim|statement))|never)(?=\s?[.,;:!—-]|\W*$)",
     re.IGNORECASE,
 )
 _CONTRADICTED = re.compile(
@@ -192,6 +196,11 @@ def read_true_false(words: str, placement: Placement) -> str | None:
     """The truth value that a text gives as its answer; an `extract.Reader`."""
     stripped = strip_markup(words)
     text = strip_lead_in(stripped)
+    if placement in (Placement.BARE, Placement.SENTENCE):
+        if _ASSENT.fullmatch(stripped):
+            return "True"
+        if _DISSENT.fullmatch(stripped):
+            return "False"
     if placement is Placement.SENTENCE:
         alone = _FIRST.fullmatch(stripped)
         if alone and not re.search(r"\w", alone["rest"]):
@@ -204,8 +213,6 @@ def read_true_false(words: str, placement: Placement) -> str | None:
         return _predicate(stripped)
     if placement is Placement.LOOSE:
         return _predicate(stripped)
-    if placement is Placement.BARE and (_ASSENT.fullmatch(stripped) or _DISSENT.fullmatch(stripped)):
-        return "True" if _ASSENT.fullmatch(stripped) else "False"
     if placement is not Placement.BOX and (flat := _DENIED_FLATLY.match(stripped)):
         return None if placement is Placement.BARE and re.search(r"\w", stripped[flat.end() :]) else "False"
     text = _LEADING.sub("", _BOTH_NAMED.sub("", stripped if _LEADING.match(stripped) else text))
@@ -224,9 +231,10 @@ def _first_word(first: re.Match[str], placement: Placement) -> str | None:
     if placement in (Placement.BARE, Placement.BOX) and re.search(r"\w", rest):
         return None if placement is Placement.BARE else AMBIGUOUS if _ALSO.match(rest) else None
     also = _ALSO.match(rest)
-    if also and (_TRUTH[also.group(2).lower()] != value) != bool(also.group(1)):
+    said = _OPPOSITE[value] if first["negated"] else value
+    if also and (_TRUTH[also.group(2).lower()] != said) != bool(also.group(1)):
         return AMBIGUOUS
-    if _POLITE.match(rest):
+    if _POLITE.match(rest) or re.match(r"\. ?\d", rest):
         return AMBIGUOUS
     if re.match(r"\W{0,3}(?:(?:but )?(?:only )?if|or not|!=|==|\\ne)", rest, re.IGNORECASE) or _IN_PART.match(rest):
         return AMBIGUOUS
@@ -238,7 +246,8 @@ def _first_word(first: re.Match[str], placement: Placement) -> str | None:
         return None
     contradicted = _CONTRADICTED.match(rest)
     if contradicted and word in ("yes", "no") and _TRUTH[contradicted[1].lower()] != value:
-        return AMBIGUOUS  # "No, it's true."
+        concluded = CONCLUDED.split(rest)  # "No, it's true only in the north, so it's false."
+        return value if len(concluded) > 1 and _predicate(concluded[-1]) == value else AMBIGUOUS  # "No, it's true."
     if rest.lstrip("\"')").startswith("?") or _DENIED.match(rest):
         return AMBIGUOUS
     if word not in ("true", "false") and not _REASON.match(rest) and word.isascii():
@@ -251,7 +260,7 @@ def _first_word(first: re.Match[str], placement: Placement) -> str | None:
 def _predicate(text: str) -> str | None:
     """The truth value of sentences such as "the statement is not true"."""
     text = _NOT_ONLY.sub("", _EITHER.sub("", text))
-    if _FOR_SOME.search(text):
+    if _FOR_SOME.search(text) or _EMBEDDED.search(text):
         return AMBIGUOUS
     if _OPPOSITE_TRUE.search(text):
         return "False"
