@@ -117,6 +117,7 @@ _MARKED_NEGATION = re.compile(r"\W{0,6}(?:(?:not|neither|never|none|没|不)\b|n
 _LONG_ANSWER = re.compile(r"\blong(?:er)?\s$", re.IGNORECASE)
 _QUESTION = re.compile(r"\W{0,3}[^.!?\n]{1,60}\?[\"')*]{0,3}\s+(?=\S)")
 _UNDECIDED = re.compile(r"\b(?:answer|it|that|this)(?: really| all)? depends\b", re.IGNORECASE)
+_OTHER_CASE = re.compile(r"\b(?:if|had|were|unless)\b.*\bwould\b(?!.*\b(?:but|so|however)\b)", re.IGNORECASE | re.DOTALL)
 _ONLY_MARKUP = re.compile(r"(?:[\s*_#$`>~-]|\\[\[\]()])*")
 # What makes "the answer is C" something else than an answer, in the clause before it.
 _DENIED_BEFORE = re.compile(
@@ -207,7 +208,7 @@ def boxed(text: str, start: int) -> tuple[str, int] | None:
         if character in "{}" and text[position - 1] != "\\":  # \{ and \} are set braces, not grouping
             depth += 1 if character == "{" else -1
             if depth == 0:
-                return text[start:position].strip(), position + 1
+                return text[start:position].strip().rstrip("\\ "), position + 1
     return None
 
 
@@ -221,7 +222,8 @@ def _committed(response: str, read: Reader) -> tuple[str | None, int | None]:
             if content is None:
                 continue
             around = response[max(0, place.start() - 40) : place.start()], response[content[1] : content[1] + 80]
-            if _BOX_RULED_OUT.search(around[0]) or is_aside(SENTENCE_END.split(response[: place.start()][-200:])[-1]):
+            sentence = SENTENCE_END.split(response[: place.start()][-200:])[-1]
+            if _BOX_RULED_OUT.search(around[0]) or is_aside(sentence) or _OTHER_CASE.search(sentence):
                 continue
             found = AMBIGUOUS if DENIAL_AFTER.match(around[1].lstrip("$ \\)]")) else read(content[0], Placement.BOX)
             if found is not None:

@@ -66,13 +66,14 @@ _PLAIN_FORMULA = re.compile(
 )
 _BETWEEN_ITEMS = re.compile(r"[\s,]*(?:and|or|y|e|et|ou|o|und|oder|и|или|或|和|或者|と)?[\s,]*")
 _UNSOLVED = re.compile(r"\$?\s*(?:\d+\s?[a-z]|[a-z]\s?\^\s?\{?\d+\}?)\s*=[^=]+")  # 2x = 6, x^2 = 6
+_ONE_VARIABLE = re.compile(r"(?=[^=]*[-+*/^\d])(?:\d{0,6}\s?(?P<variable>[a-z])(?:\^\{?\d+\}?)?)\s?(?:[-+]\s?\d+(?:\s?(?P=variable)\b)?\s?)*=[^=]+")  # x + 3 = 10
 _PLAIN_FUNCTION = re.compile(r"(?<![\\\w])sqrt\(([^()]{1,60})\)")
 _PLAIN_PI = re.compile(r"(?<![\\A-Za-z])pi\b")
 _IS = re.compile(r"\b(?:is|are|equals|becomes|we (?:get|obtain|have|find)|gives|yields|leaves)\s{0,2}$")
 _SEGMENT = re.compile(r"(?:\$|\\\()([^$\n]{1,300}?)(?:\$|\\\))")
 _COMPOUND = re.compile(r"[^=,]*\w\s?[-+/^(][^=,]*=([^=,]+)")  # a + b = 10, f(3) = 10
 _STATED = re.compile(
-    r"(?:\b(?:is|are|equals?|be|gives?|get|obtain)\b:?|\w:) (?P<plain>[^\s*].{0,120})$|"
+    r"(?:\b(?:is(?: at)?|are(?: at)?|equals?|be|gives?|get|obtain)\b:?|\w:) (?P<plain>[^\s*].{0,120})$|"
     r"(?:^|\b(?:so|thus|hence|then|get|have)\b,? )(?P<named>[a-z] ?= ?.{1,60})$|\*\*(?P<bold>[^*\n]{1,120})\*\*"
 )
 _ALTERNATIVES = re.compile(r"\b(?:or|and)\b|\\lor\b|\\vee\b", re.IGNORECASE)
@@ -86,7 +87,7 @@ _NO_VALUE = re.compile(r"[a-z]\)?\s?(?:\\(?:to|(?:long)?rightarrow|mapsto|n?mid|
 # A sentence that only says where something is looked at: "For $x = 6$ this fails."
 _ADJUNCT = re.compile(
     r"\W{0,4}(?:(?:so|thus|then|now|hence),? )?(?:for|when|whenever|if|at|with|(?:by )?(?:setting|plugging in|substituting|taking|"
-    r"putting|using|adding|subtracting)|(?:the )?case|let|where|as|see|from|by)\s{0,2}$",
+    r"putting|using|adding|subtracting)|(?:the )?case|let|where|as|see|from|by|since|because|given(?: that)?|recall(?: that)?)\s{0,2}$",
     re.IGNORECASE,
 )
 _NO_SUCH = re.compile(r"\bno (?:\w+ ){1,3}(?:with|where|for|of|such|when)\b", re.IGNORECASE)
@@ -158,7 +159,8 @@ def read_maths(words: str, placement: Placement, *, whole: bool = False) -> str 
     if placement is Placement.BARE:
         words = words.lstrip("= ")
     words = _PLAIN_PI.sub(r"\\pi", _PLAIN_FUNCTION.sub(r"\\sqrt{\1}", plain_characters(words)))
-    if _UNSOLVED.fullmatch(words.strip(" .$")) and not whole:
+    equation = strip_lead_in(words.strip()).strip(" .$")
+    if not whole and (_UNSOLVED.fullmatch(equation) or _ONE_VARIABLE.fullmatch(equation)):
         return AMBIGUOUS
     if placement in (Placement.LOOSE, Placement.SENTENCE) and "$" in _REMARK.sub("", words):
         words = _REMARK.sub("", words)
@@ -191,7 +193,7 @@ def read_maths(words: str, placement: Placement, *, whole: bool = False) -> str 
         return _expression(words, placement, whole)
     if placement in (Placement.LOOSE, Placement.SENTENCE) and _is_ruled_out(words):
         return AMBIGUOUS
-    if placement in (Placement.LOOSE, Placement.SENTENCE) and (found := _only_segment(words, whole)):
+    if placement in (Placement.LOOSE, Placement.SENTENCE) and (found := _only_segment(words, whole)) is not None:
         return found
     names = [name.group() for segment in _SEGMENT.finditer(words) if (name := ASSIGNED.match(segment.group(1)))]
     if len(set(names)) > 1 and placement in (Placement.LOOSE, Placement.SENTENCE) and not CONCLUDED.search(words):
@@ -280,7 +282,7 @@ def _only_segment(words: str, whole: bool) -> str | None:
     words = clauses[-1] if clauses else words
     words = words[: qualifier.start()] if (qualifier := QUALIFIER.search(words)) else words
     segments = list(_SEGMENT.finditer(words))
-    if segments and not _MATHS_MODE.match(words, segments[-1].start()):
+    if segments and (HEDGE.search(words) or not _MATHS_MODE.match(words, segments[-1].start())):
         return None
     if not segments and (stated := _stated_expression(words, whole)) is not None:
         return stated
@@ -295,6 +297,8 @@ def _only_segment(words: str, whole: bool) -> str | None:
         return read_maths(segments[-1].group(1), Placement.BOX, whole=whole)  # the maximum of $ab$ is $16$
     if len(segments) != 1 or HEDGE.search(words) or NEGATION.search(words):
         return None
+    if not whole and _ONE_VARIABLE.fullmatch(segments[0].group(1).strip(" .")):
+        return AMBIGUOUS  # not solved yet
     if re.search(r"[\d$]", words[: segments[0].start()] + words[segments[0].end() :]):
         return None
     if re.search(r"\b(?:than|least|most|up to)\s*$", words[: segments[0].start()]):

@@ -16,7 +16,7 @@ from fractions import Fraction
 from opd_align.tasks.characters import strip_markup
 from opd_align.tasks.evaluate import exact_value
 from opd_align.tasks.extract import AMBIGUOUS, Placement
-from opd_align.tasks.number_context import BOUND_AFTER, BOUND_BEFORE, CURRENCY, is_label, is_operand, is_ruled_out
+from opd_align.tasks.number_context import BOUND_AFTER, BOUND_BEFORE, CURRENCY, DENIED_LATER, is_label, is_operand, is_ruled_out
 from opd_align.tasks.number_words import NUMBER_WORD, SCALES, leading_number
 from opd_align.tasks.statements import CONCLUDED, DENIAL_AFTER, HEDGE, NEGATION, after_denials, is_aside, strip_lead_in
 
@@ -58,6 +58,7 @@ QUALIFIER = re.compile(
     r"(?:,? (?:attained|achieved|reached|obtained|occurring|which occurs|namely)|, (?:when|where|having|given|using)|"
     r",? after \w{2,12}ing|"
     r",? (?:because|since)|, (?:which|that|and (?:that|it)) would|, \S{1,12} of which|"
+    r",? when divided by| upon division by|"
     r",? (?:at|for|when|with|if) (?:\$|\\\()?[a-z](?= ?=)|,? (?:(?:which|that) is )?(?:twice|half|double|"
     r"\S{1,12} times) (?:as|the|that|of)|"
     r",? (?:(?:which|that) is )?\S{1,12} (?:\w{1,12} )?(?:more|less|fewer|higher|lower|older|younger) than)\b.*$",
@@ -90,6 +91,17 @@ _BEGINNING = re.compile(
 )
 _ONE_OF = re.compile(r"one[ -](?:half|third|quarter|fourth|fifth|sixth|eighth|tenth|hundred|thousand|million)\b", re.IGNORECASE)
 _ROUNDED_AFTER = re.compile(r"(?<=[\d)}%]) ?≈ ?\$?[\d.,]*\d ?%?(?=\W{0,3}$)")  # the exact value, then the rounded one
+_REASON_FIRST = re.compile(
+    r"^\W{0,3}(?:(?:so|thus|therefore|hence),? )?(?:because|since|as|given(?: that)?|if (?:we|you|I) (?:add|subtract|multiply|divide|sum|combine|put|take|count))\b"
+    r"(?:[^,]|,(?=\d{3})){1,160},\s",
+    re.IGNORECASE,
+)
+_RESULT_OF = re.compile(
+    r"(?=[^=]*\d)[^=]*?(?:\b(?:(?:sum|product|difference|total) of|plus|minus|times|divided by|multiplied by)|(?:%|percent|half|third|quarter) of)\b[^=]*?\d[^=]*?"
+    r"\b(?:is|are|equals?|makes?|gives?|comes to|leaves) (?=\$?\d)",
+    re.IGNORECASE,
+)
+_DEFINITE = re.compile(r"\W{0,3}(?:the|these|those) \d", re.IGNORECASE)
 _IS_RESULT = re.compile(r"([-+*/×·÷] ?\d+) (?:is|makes|equals|gives) (?=\$?\d)")  # 10 * 10 is 100
 _POWERS = re.compile(r"(?=[^^]*\^)\d{1,9}(?:\s?[·×*^]\s?\d{1,9}){1,8}")
 _MINUS = re.compile(r"\b(?:negative|minus)\s(?=[\d.])", re.IGNORECASE)
@@ -200,6 +212,8 @@ def read_number(words: str, placement: Placement, *, decimal_comma: bool = True)
     if placement in (Placement.LOOSE, Placement.SENTENCE):
         found = _only_number(text)
         return _only_price(words) or found if found == AMBIGUOUS else found
+    if placement is Placement.BARE and _DEFINITE.match(text):
+        return None  # "the 45 tiles"
     text = strip_lead_in(text)
     if placement is Placement.BOX:
         if "?" in text or NEGATION.search(text):
@@ -405,17 +419,29 @@ def _strip_decoration(words: str) -> str:
     return (bare if _NUMBER.search(bare) else text).strip()
 
 
+def main_clause(text: str) -> str:
+    """A sentence without the reason or the case that it begins with: "Because there are 9 rows, he needs 45 tiles"."""
+    reason = _REASON_FIRST.match(text)
+    return text[reason.end() :] if reason else text
+
+
 def _only_number(text: str) -> str | None:
     """The only number of a sentence; a number that is ruled out ("not 17") does not count."""
     concluding = after_denials(CONCLUDED.split(text)[-1])
     if _NUMBER.search(concluding):
         text = concluding  # "she pays $2 in tax, so she keeps $16"
+    text = main_clause(text)
     if HEDGE.search(text) or _NOT_QUITE.search(text):
         return AMBIGUOUS if _NUMBER.search(text) else None
     contrasted = _CONTRAST.split(text)[-1]
     if _NUMBER.search(contrasted) and not NEGATION.search(contrasted):
         text = contrasted  # "the textbook gives 42, but I get 40"
     text = _IS_RESULT.sub(r"\1 = ", text)
+    if (result := _RESULT_OF.match(text)) and not _OPERATOR.search(text):
+        text = text[result.end() :]  # "30 plus 15 equals 45"
+    qualifier = QUALIFIER.search(text)
+    if qualifier and len(_NUMBER.findall(text[: qualifier.start()])) == 1 and "=" not in text[: qualifier.start()]:
+        text = text[: qualifier.start()]
     if "=" in text and (computed := _computed(text)) is not None:
         return computed
     if "=" in text:  # the last side that is a number: "2 * 9 = 18 = her daily income"
@@ -438,6 +464,7 @@ def _only_number(text: str) -> str | None:
             or NEGATION.search(re.split(r"[,;.:] ", text[: number.start()])[-1])
             or is_operand(text, *number.span(), only=len(numbers) == 1)
             or BOUND_AFTER.match(text, number.end())
+            or DENIED_LATER.match(text, number.end())
             or DENIAL_AFTER.match(text, number.end())
             or (_OPERATOR.match(text, number.end()) and not _UNIT_SLASH.match(text, number.end()))
         ):

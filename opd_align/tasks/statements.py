@@ -13,6 +13,7 @@ from collections.abc import Iterator
 _CHAT = re.compile(
     r"\W{0,3}(?:let me know|I hope|hope (?:this|that|it)|feel free|(?:I'm|I am) happy|thank|"
     r"if you (?:have|need|want|would)|"
+    r"(?:please )?(?:note|remember|keep in mind|bear in mind)\b|would you like|do you (?:want|need|have)|shall I|"
     r"please|is there anything|have a|good luck|希望|如果你|如有|(?:which|this|that) (?:is|was) (?:what|as|exactly what|our|the (?:desired|"
     r"required))\b|as (?:desired|required|wanted|claimed|requested|was to be shown)|(?:and )?we(?:'re| are) done|this completes|"
     r"(?:this|that) is (?:my|the|our) (?:final )?(?:answer|result)\W*$|final answer\W*$|feel free|don't hesitate|any questions)",
@@ -59,7 +60,7 @@ _STANCE = re.compile(
 SENTENCE_END = re.compile(
     r"(?<= [A-Z]\.)\s+(?=(?:On|So|The|It|But|Then|Now|After|Not|That|This|However|Second|Third|Finally|Hence|Thus|"
     r"Therefore|First|Next|Final|Answer|My|I)\b)|"
-    r"(?<=[.!?])(?<![^:s] [A-Z]\.)(?<!^[A-Z]\.)(?<!Rs\.)(?<!approx\.)(?<!vs\.)(?<!i\.e\.)(?<!e\.g\.)"
+    r"(?<=[.!?])(?<![^:s] [A-Z]\.)(?<!^[A-Z]\.)(?<!Rs\.)(?<!approx\.)(?<!\bsq\.)(?<!\bp\.)(?<!\bpp\.)(?<!\b[FR]ef\.)(?<!\bFig\.)(?<!\bEq\.)(?<!\bMr\.)(?<!\bDr\.)(?<!\bNo\.)(?<!\bcf\.)(?<!vs\.)(?<!i\.e\.)(?<!e\.g\.)"
     r"[*_\"')\]]{0,4}\s+|\s*\n\s*"
 )
 CONCLUSION = re.compile(
@@ -84,7 +85,8 @@ DENIAL_AFTER = re.compile(
     r"(?:is|was|looks?|seems?) (?:\w+ ){1,4}but (?:wrong|incorrect|not|false)|(?:is|was) what (?:you|one|I|they|we|he|she|most|many|"
     r"some|people|a)(?:'d| would| get| got|\b)|(?:is|was) (?:the|an?) (?:\w+ )?(?:trap|distractor|mistake|error|exception|decoy)|"
     r"(?:\()?I (?:don't|do not) (?:believe|trust|think)|"
-    r"fails\b|(?:is|was) (?:extraneous|rejected|invalid|mistaken|inadmissible)|leads? to a contradiction|"
+    r"(?:must|has to|should|can|needs to) be (?:discarded|rejected|excluded|ruled out|ignored|eliminated|thrown)|"
+    r"fails\b|(?:is|was) (?:irrelevant|discarded|extraneous|rejected|invalid|mistaken|inadmissible)|leads? to a contradiction|"
     r"does(?:n't| not) (?:work|fit|hold|match|satisfy|count)|isn't|wasn't|can't be|cannot be|aren't|won't be|"
     r"(?:is|was|are) (?:certainly |definitely )?(?:not|never))\b",
     re.IGNORECASE,
@@ -99,7 +101,7 @@ NEGATION = re.compile(
 """What makes a clause say the opposite."""
 
 CONCLUDED = re.compile(
-    r"\b(?:so|therefore|thus|hence|which (?:means(?: that)?|is(?! \S+ (?:\w+ )?(?:more|less|fewer|times|higher|"
+    r"\b(?:so|therefore|thus|hence|which (?:means(?: that)?|is(?! (?:only |about |exactly )?[\d.]+ ?(?:%|percent) of)(?! \S+ (?:\w+ )?(?:more|less|fewer|times|higher|"
     r"lower)\b)|are|equals|makes|leaves|gives)|(?<!\()that is|i\.e\.|"
     r"or rather|in other words|as an? (?:decimal|fraction|percentage)(?: number)?|(?:altogether|"
     r"in total)(?=[,:]? (?:\w{1,12} ){0,4}[$€]?\d))(?!\w),?|"
@@ -125,8 +127,13 @@ HEDGE = re.compile(
     r"asks|was)|"
     r"(?:assume|assuming|try|consider|(?:we|I|let's) (?:start|begin) with)|"
     r"which (?:is|was) (?:wrong|incorrect|false|not|a mistake|an error)|would have been|at first|initially|"
-    r"might think|(?:used to|originally|first|previously|almost|nearly|would have|'d have) (?:think|thought|believed?|say|said|guess(?:ed)?|"
-    r"wrote|chose|picked|chosen|written)|(?:answer|it|that|this) depends)\b|\blet (?:\$|\\\()?[a-z]\$? ?(?:=|be\b)|\?\W{0,3}$",
+    r"might think|(?:could|should|might|may|ought to) have been|last time|for now|an example|one such|(?:used to|originally|first|previously|almost|nearly|would have|'d have) (?:think|thought|believed?|say|said|guess(?:ed)?|"
+    r"wrote|chose|picked|chosen|written)|(?:answer|it|that|this) depends|"
+    r"[;,] (?:but |whereas |while |and )?the question (?:asks|asked|was))\b|\blet (?:\$|\\\()?[a-z]\$? ?(?:=|be\b)|\?\W{0,3}$|"
+    # What a sentence begins with that gives a premise or a task.
+    r"^\W{0,4}(?:note|notice|observe|recall|remember|keep in mind|ignore|check|testing|see|e\.g\.|for (?:example|instance)|let's (?:say|guess|"
+    r"assume|try|take|check)|take|(?:we|I) (?:know|are given|were given|want|need to (?:find|show|prove|know)|are told|are asked|started with)|it is given|"
+    r"the (?:problem|question) (?:says|states|gives|tells))\b",
     re.IGNORECASE,
 )
 """What makes a sentence no statement of a result."""
