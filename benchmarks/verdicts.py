@@ -164,6 +164,7 @@ def measure(*, quick: bool) -> dict[str, float]:
         results[f"{name}_false_incorrect"] = false_incorrect / len(rows)
     times = [seconds(VERIFIERS[case.kind], case.output, case.gold, case.choices) for case in table]
     results["median_ms"] = 1e3 * statistics.median(times)
+    Maths().judge("\\boxed{\\sqrt{5}}", "\\sqrt{2}")  # the worker is running
     longest = 0.0
     for piece in PIECES[:: 4 if quick else 1]:
         text = piece * (1_000_000 // len(piece))
@@ -171,7 +172,6 @@ def measure(*, quick: bool) -> dict[str, float]:
             longest = max(longest, seconds(verifier, text, GOLDS[kind]))
             longest = max(longest, seconds(verifier, f"{text}\n\\boxed{{{piece * 20}}}", GOLDS[kind]))
     nested = "\\tan(" * 8 + "1" + ")" * 8
-    Maths().judge("\\boxed{\\sqrt{5}}", "\\sqrt{2}")  # the worker is running
     results["longest_megabyte_s"] = longest
     results["nested_tangents_s"] = seconds(Maths(), f"\\boxed{{{nested}}}", "\\sqrt{2}")
     return results

@@ -18,7 +18,7 @@ _SUPERSCRIPT = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-", str
 _SUBSCRIPT = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
 _RAISED = re.compile(f"[{''.join(_SUPERSCRIPT)}]+")
 _LOWERED = re.compile(f"[{''.join(_SUBSCRIPT)}]+")
-_STACKED = re.compile(f"(\\d?) ?([{''.join(_SUPERSCRIPT)}]+)[⁄/∕]([{''.join(_SUBSCRIPT)}]+)")  # 3 ¹⁄₂
+_STACKED = re.compile(f"(\\d?) ?([{''.join(_SUPERSCRIPT)}]{{1,12}})[⁄/∕]([{''.join(_SUBSCRIPT)}]{{1,12}})")  # 3 ¹⁄₂
 _VULGAR = re.compile(r"(\d?)([¼-¾⅐-⅞])")
 _CJK = "぀-ヿ㐀-鿿가-힣"
 _CJK_EDGE = re.compile(rf"(?<=[{_CJK}])(?=[\w$\\(\-+])(?![{_CJK}])|(?<=[\w$)}}%])(?<![{_CJK}])(?=[{_CJK}])")
