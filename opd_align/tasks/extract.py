@@ -400,7 +400,7 @@ def _before_remarks(lines: list[str], read: Reader) -> str | None:
         return None
     for sentence in others:
         if not is_harmless(sentence):
-            return AMBIGUOUS
+            return None if read(others[-1], Placement.SENTENCE) not in (None, AMBIGUOUS, found) else AMBIGUOUS
         if not is_aside(sentence) and read(sentence, Placement.SENTENCE) not in (None, found):
             return None
     return found

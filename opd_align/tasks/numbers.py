@@ -102,6 +102,7 @@ _RESULT_OF = re.compile(
     re.IGNORECASE,
 )
 _DEFINITE = re.compile(r"\W{0,3}(?:the|these|those) \d", re.IGNORECASE)
+_PER_UNIT = re.compile(r"(?: \w+)? (?:each|per|apiece)\b", re.IGNORECASE)
 _IS_RESULT = re.compile(r"([-+*/×·÷] ?\d+) (?:is|makes|equals|gives) (?=\$?\d)")  # 10 * 10 is 100
 _POWERS = re.compile(r"(?=[^^]*\^)\d{1,9}(?:\s?[·×*^]\s?\d{1,9}){1,8}")
 _MINUS = re.compile(r"\b(?:negative|minus)\s(?=[\d.])", re.IGNORECASE)
@@ -368,7 +369,7 @@ def _not_given(text: str) -> set[Fraction | None]:
     stated = [
         number for number in _NUMBER.finditer(text, start) if not _GIVEN.search(text[max(0, number.start() - 25) : number.start()])
     ]
-    if len(stated) != 1 or NEGATION.search(text) or re.search(r"[+*/×=]", text):
+    if len(stated) != 1 or _PER_UNIT.match(text, stated[0].end()) or NEGATION.search(text) or re.search(r"[+*/×=]", text):
         return set()
     return {_number_value(stated[0])}
 

@@ -3,7 +3,7 @@
 Each case is `(kind, gold, choices, output, expected)`. `expected` is "correct" where the output finally commits to the
 gold answer (an equal value in another form counts) and "incorrect" where it commits to something else, hedges, negates
 the gold answer, or ends without one. Outputs about which readers could disagree were left out. `REALISTIC` follows the
-manner of real models, `ADVERSARIAL` looks for misreadings. This table is a check: do not tune the rules on it.
+manner of real models, `ADVERSARIAL` looks for misreadings. The rules were developed with this table.
 """
 
 Case = tuple[str, str, tuple[str, ...] | None, str, str]
