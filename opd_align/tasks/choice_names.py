@@ -6,6 +6,7 @@ not. "Hypotonic" is the choice "It is hypotonic to the cell"; "nitrogen dioxide"
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 
@@ -26,6 +27,7 @@ COMPOUND = re.compile(
 
 _NAMES_BEFORE = re.compile(r"(?:\b[A-Z](?:\.|[\w'-]*\.?)\s){1,4}$")
 _NAME_AFTER = re.compile(r"\s[A-Z][a-z]+")
+_NOT_INFLECTED = frozenset("false none never always neither".split())
 _SHORTEST_PART = 5
 _MAX_PART_WORDS = 4
 _NO_NAMES = frozenset("The By Author Writer Novelist It Answer Was Is Then So Thus Hence Therefore Option Choice Mrs. Mrs Ms. Ms Yes No".split())
@@ -79,3 +81,17 @@ def part_of_one(letters: str, choices: Sequence[str], text: str) -> list[str]:
             return []
         found.append(letter)
     return found if len(found) == 1 else []
+
+
+@functools.lru_cache(maxsize=4096)
+def inflected(wording: str) -> str | None:
+    """A pattern for a choice of one word in its other forms: "decreases", "decrease", "decreasing"; "kidneys"."""
+    if not re.fullmatch(r"[a-z]{5,}(?<!ss|us|is)", wording) or wording in _NOT_INFLECTED:
+        return None
+    stem = re.sub(r"(?:es|s|e)$", "", wording)
+    return rf"{stem}(?:e|es|s|ed|d|ing)?"
+
+
+def listed(wording: str) -> str:
+    """A wording with "and" written as a comma: "11 protons and 12 neutrons" is "11 protons, 12 neutrons"."""
+    return re.sub(r",? (?:and|&) ", ", ", wording)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from opd_align.tasks.characters import strip_markup
-from opd_align.tasks.choice_names import COMPOUND, RELATED_TO, is_name_of, last_names, none_of_them, part_of_one
+from opd_align.tasks.choice_names import COMPOUND, RELATED_TO, inflected, is_name_of, last_names, listed, none_of_them, part_of_one
 from opd_align.tasks.choice_statements import stated_choice
 from opd_align.tasks.extract import AMBIGUOUS, Placement
 from opd_align.tasks.number_words import leading_number
@@ -63,15 +63,24 @@ _REPLY = re.compile(r"^\W{0,3}(?:(?:no|nope),|(?:well|ok|right|rather|actually|y
 _A_NUMBER = re.compile(r"-?\d+(?:\.\d+|/\d+)?")
 _LONG_WORDING = 12
 _PREDICATE = re.compile(r"\b(?:is|are|was|were|becomes|be) ((?:[a-z-]+ ?){1,4})(?=[,.;]|$)")
-_CONDITION = re.compile(r"^\W{0,3}(?:if|when)\b[^,]{1,160}, (?:then )?", re.IGNORECASE)
+# "As the volume increases, the pressure decreases", "Although battery seems plausible, it is negligence"
+_CONDITION = re.compile(
+    r"^\W{0,3}(?:(?P<if>if)|when|as|while|although|though|even though|whereas|because|since|despite|contrary to|unlike)\b[^,]{1,160}, (?:then )?",
+    re.IGNORECASE,
+)
+_SIDE_CLAUSE = re.compile(r",? (?:as|when|while|whereas|because|since|although|though) (?=\w+ \w+)(?!well\b|a result\b)[^,]{1,160}$", re.IGNORECASE)
+_JUST_AS_GOOD = re.compile(
+    r",? (?:but|though|although|however),? \(?[A-Z]\)? [^.;]{0,40}\b(?:just as|equally|also|as well|too|could|might|may)\b", re.IGNORECASE
+)
+_NEXT_SENTENCE = re.compile(r"\)?\.\s+[A-Z]\)? [a-z]{3,}")  # "B. C requires intent."
 _SHORTEST_REMARK = 3
 _LETTER_AND_REMARK = re.compile(
-    r"(?:\(?(?P<letter>[A-Z])(?:\)[.:]?|\.|:)\s(?!\(?[A-Z]\b\.|[a-z])|(?<!.)(?P<dashed>[A-Z])\s?[—–]\s?)(?P<rest>.+)", re.DOTALL
+    r"(?:\(?(?P<letter>[A-Z])(?:\)[.:]?|\.|:)\s(?!\(?[A-Z]\b\.|[a-z])|(?<!.)(?P<dashed>[A-Z])(?:\s?[—–]\s?| - |,? (?=(?:because|since|due to)\b)))(?P<rest>.+)", re.DOTALL
 )
 _BEFORE_OR_AFTER = re.compile(r"\b(?:after|before|since|until|prior to|later than|earlier than) \d+\W{0,3}$", re.IGNORECASE)
 _LETTER_REMARK = re.compile(r"\s{0,2}(?:$|[).:,;\-—(\[]|(?:is|because|since|as|which|would|based|due|and|it)\b)")
 _MENTION = re.compile(
-    r"\(([A-Z])\)|(?<![\w(])([A-Z])\)|\b(?:option|choice|letter|answer|statement|选项|选) ?\(?([A-Z])\b"
+    r"^\W{0,4}([A-Z])(?=\W{0,3}$)|\(([A-Z])\)|(?<![\w(])([A-Z])\)|\b(?:option|choice|letter|answer|statement|选项|选) ?\(?([A-Z])\b"
     r"|(?<![\w'’.-])(A(?= (?:is|was|must be|has to be|remains|fits|matches|works|seems|looks|wins)\b))"
     r"|(?<![\w'’.-])([B-HJ-Z])(?![\w'’-]|\. ?[A-Z]\b)|(?:\b(?:is|be|so|therefore|thus|hence|choose|pick|"
     r"select|with|to|answer)|:),? "
@@ -79,7 +88,8 @@ _MENTION = re.compile(
 )
 _NOT_BEFORE = re.compile(
     r"(?:\b(?:not|anything but|all but|everything but|far from|neither|nor|never|rather than|instead of|unlike|than|"
-    r"except|followed by|ahead of|compared (?:to|with)|versus|vs\.?|"
+    r"except|over|such as|including|e\.g\.|for example|defin(?:e|ing)|consider(?:ing)?|regarding|beyond|says?|discuss(?:ing)?|"
+    r"(?:concept|notion|definition|idea) of|followed by|ahead of|compared (?:to|with)|versus|vs\.?|"
     r"eliminates?|excludes?|rules? out|without|"
     r"isn't|wasn't|aren't|don't think (?:it is|it's)|cannot be|can't be|eliminating|ruling out)|不是|不选|排除)"
     r"(?:\W{1,3}(?:with|in|the|option|choice|answer|be|it|is|because|of))*(?:\W{0,3}| [\w' -]{1,40}\()$",
@@ -102,10 +112,15 @@ _STATED = re.compile(
 )
 _NOT_BEFORE_ANY = re.compile(r"\b(?:not|rather than|instead of|unlike)\b", re.IGNORECASE)
 _ORDINAL = re.compile(
-    r"(?:the )?(first|second|third|fourth|fifth|last) (?:option|choice|one|answer|statement)\b(?! (?:is|"
+    r"(?:the )?(first|second|third|fourth|fifth|last|1st|2nd|3rd|4th|5th) (?:option|choice|one|answer|statement)\b(?! (?:is|"
     r"was) (?:not|wrong))",
     re.IGNORECASE,
 )
+_PLACES = {
+    name: place
+    for names in ("first second third fourth fifth", "1st 2nd 3rd 4th 5th")
+    for place, name in enumerate(names.split())
+}
 _UNDETERMINED = re.compile(r"\bnot\b|\bnever\b|\bneither\b|\bnone\b|\bunknown\b")
 _NO_CHOICE = re.compile(
     r"\W{0,3}(?:none|neither|unknown|n/?a\b|all of|both|not enough|cannot|can't|I (?:do not|don't|am not|"
@@ -113,51 +128,8 @@ _NO_CHOICE = re.compile(
     r"unsure|not\b)",
     re.IGNORECASE,
 )
-# "Option B is correct" means the same as "the answer is B".
-_CALLED_CORRECT = re.compile(
-    r"(?<![\w-])(?<![Ii]f )(?<!whether )(?<!only )(?<!option )(?<!choice )(?<!, and )(?<! or )(?:[Oo]ption |[Cc]hoice |"
-    r"[Aa]nswer |[Ss]tatement )?\*{0,2}\(?([A-Z])\)?(?:[).:][^.\n]{0,80}?)?\*{0,2}"
-    r" (?:is|must be|seems|looks|has to be|would be(?= my)) (?:therefore |thus |indeed |clearly |definitely )?(?:the |"
-    r"most likely the |the only )?"
-    r"(?:correct|right|best|my (?:answer|choice|pick)|most (?:accurate|appropriate|likely|suitable|plausible)|answer)\b"
-    r"(?! (?:if|only|when|for|in|to)\b)(?!,? (?:but|until|yet|though|except|at first|at a glance|on the surface|unless|before)\b)"
-)
-_FITS = re.compile(
-    r"(?:(?<=^)|(?<=[.!?;\n] )|(?<=\n))(?:(?:[Ss]o|[Tt]hus|[Hh]ence),? )?(?:[Oo]nly |[Oo]ption |"
-    r"[Cc]hoice )?\(?([A-Z])\)? "
-    r"(?:fits|matches|works|is the only (?:one|option|choice|answer)(?: that| which)? (?:fits|works|matches))"
-    r"(?: best| perfectly| well)?(?=[.!]?\s*$)",
-    re.MULTILINE,
-)
-_JUDGED = re.compile(
-    r"(?:^|(?<=[.;,] )|(?<=\n))[ \t*-]{0,6}\(?([A-Z])\)?[).:]?\*{0,2}(?:[:—=]| -| is)? {0,2}(yes|no|right|wrong|"
-    r"correct|incorrect)\b[.;,!]?(?=\s|$)",
-    re.IGNORECASE,
-)
-_ORDINAL_CORRECT = re.compile(
-    r"\b[Tt]he (first|second|third|fourth|fifth|last) (?:option|choice|one|answer|statement)"
-    r" (?:is|must be|has to be) (?:the )?(?:correct|right|best|answer)\b(?: one| option| choice| answer)?"
-)
-_LISTED_CORRECT = re.compile(r"^[ \t*-]{0,6}\(?([A-Z])[).:][^\n:]{0,80}: {1,2}\*{0,2}(?:correct|right)\b", re.MULTILINE)
-_CALLED_CORRECT_CHINESE = re.compile(r"(?:选项|option)?\s?(?<![A-Za-z])([A-Z])\s?(?:选项|option)?\s?(?:是|为)?(?:正确|对)(?:的|答案|选项|(?=[^\w]|$))")
-
-
 def letters_of(choices: Sequence[str] | None) -> str:
     return "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: 10 if choices is None else len(choices)]
-
-
-def with_called_correct(response: str) -> str:
-    """The text with "B is correct" written as "the answer is B", which `extract` looks for."""
-    response = _FITS.sub(r"the answer is \1.", response)
-    judged = _JUDGED.findall(response)
-    accepted = [letter for letter, word in judged if word.lower() in ("yes", "right", "correct")]
-    if len(judged) > 1 and len(accepted) == 1 and len({letter for letter, _ in judged}) == len(judged):
-        response = f"{_JUDGED.sub('', response)}\nAnswer: {accepted[0]}"  # "A: no. B: yes. C: no."
-    if "正确" in response or "对" in response:
-        response = _CALLED_CORRECT_CHINESE.sub(r"the answer is \1.", response)
-    response = _LISTED_CORRECT.sub(r"the answer is \1.", response)
-    response = _ORDINAL_CORRECT.sub(r"the answer is the \1 option.", response)
-    return _CALLED_CORRECT.sub(r"the answer is \1.", response)
 
 
 def read_choice(words: str, placement: Placement, letters: str, choices: Sequence[str] | None) -> str | None:
@@ -185,12 +157,14 @@ def read_choice(words: str, placement: Placement, letters: str, choices: Sequenc
     if letter not in letters:
         other_letter = first["letter"].isupper() and not re.match(r"\s?\w", rest)
         return named or (AMBIGUOUS if other_letter and not (placement is Placement.BARE and rest) else None)
-    if (also := _LETTER_ALSO.match(rest)) and also.group(1) in letters and also.group(1) != letter:
+    if (also := _LETTER_ALSO.match(rest)) and not _NEXT_SENTENCE.match(rest) and also.group(1) in letters and also.group(1) != letter:
         return None if placement is Placement.BARE and re.search(r"[^\W\d_]{4}", rest) else AMBIGUOUS
     closed = bool(first["close"]) or rest[:1] in (".", ":", ")")
     if first["letter"].islower() and rest and not closed:
         return named  # "a cat"
     own = choices is not None and normalised(rest.lstrip(").:-— ")) == normalised(choices[letters.index(letter)])
+    if _JUST_AS_GOOD.match(rest):
+        return AMBIGUOUS
     if (DENIAL_AFTER.match(rest) and not own) or re.match(r"\W{0,2}\?", rest):
         return None if placement is Placement.BARE else AMBIGUOUS
     if not own and _text_of_another(rest, letter, letters, choices):
@@ -208,6 +182,11 @@ def choice_by_text(words: str, choices: Sequence[str] | None) -> str | None:
     if choices is None or not (text := normalised(words)):
         return None
     same = [letter for letter, choice in zip(letters_of(choices), choices, strict=False) if normalised(choice) == text]
+    same = same or [
+        letter
+        for letter, choice in zip(letters_of(choices), map(normalised, choices), strict=False)
+        if listed(choice) == listed(text) or ((pattern := inflected(choice)) and re.fullmatch(pattern, text))
+    ]
     same = same or none_of_them(letters_of(choices), choices, text) or part_of_one(letters_of(choices), choices, text)
     same = same or [letter for letter, name in last_names(letters_of(choices), choices).items() if name == text]
     return same[0] if len(same) == 1 else None
@@ -276,7 +255,7 @@ def _in_words(text: str, letters: str, choices: Sequence[str] | None) -> str | N
     if _NO_CHOICE.match(text):
         return AMBIGUOUS
     if ordinal := _ORDINAL.match(text):
-        place = {"first": 0, "second": 1, "third": 2, "fourth": 3, "fifth": 4}.get(ordinal[1].lower(), len(letters) - 1)
+        place = _PLACES.get(ordinal[1].lower(), len(letters) - 1)
         known = choices is not None or ordinal[1].lower() != "last"
         return letters[place] if known and place < len(letters) else None
     if choices is None:
@@ -328,10 +307,7 @@ def _mentioned(text: str, placement: Placement, letters: str, choices: Sequence[
     )
     if len(contrasted) > 1 and not NEGATION.search(contrasted[-1]) and _names(contrasted[-1], letters, choices):
         text, concluded = contrasted[-1], True  # "B is close, but C is better"
-    if choices is not None and (condition := _CONDITION.match(text)):
-        named = _named(text[condition.end() :], letters, choices)
-        if named and len(str(choices[letters.index(named)]).split()) > 1:
-            text = text[condition.end() :]  # "If the price rises, the curve shifts to the right": the question was about that
+    text = _main_clause(text, letters, choices)
     if choices is not None:
         text = _without_parentheses(text, letters, choices)
     if final := _FINALLY.search(text):
@@ -353,8 +329,10 @@ def _mentioned(text: str, placement: Placement, letters: str, choices: Sequence[
         letter = next(filter(None, match.groups())).upper()
         if letter not in letters:
             continue
-        if _NOT_BEFORE.search(text[max(0, match.start() - 40) : match.start()]) or _WRONG_AFTER.match(
-            text, match.end()
+        if (
+            _NOT_BEFORE.search(text[max(0, match.start() - 40) : match.start() + (match.group()[0] == "(")])
+            or _WRONG_AFTER.match(text, match.end())
+            or DENIAL_AFTER.match(text, match.end())
         ):
             denied = True
         else:
@@ -374,6 +352,21 @@ def _mentioned(text: str, placement: Placement, letters: str, choices: Sequence[
     if mentioned and placement is Placement.SENTENCE and not concluded and not denied and unsupported:
         return None
     return next(iter(mentioned), None)
+
+
+def _main_clause(text: str, letters: str, choices: Sequence[str] | None) -> str:
+    """A sentence without the clause that it begins or ends with, if the rest names a choice."""
+    if condition := _CONDITION.match(text):
+        main = text[condition.end() :]
+        named = _named(main, letters, choices)
+        # "If the price rises, the curve shifts to the right": the question was about that case.
+        if condition["if"]:
+            return main if named and choices and len(str(choices[letters.index(named)]).split()) > 1 else text
+        return main if _names(main, letters, choices) else text
+    if side := _SIDE_CLAUSE.search(text):
+        main = text[: side.start()]
+        return main if _named(main, letters, choices) and _named(text[side.start() :], letters, choices) is not None else text
+    return text
 
 
 def _names(text: str, letters: str, choices: Sequence[str] | None) -> bool:
@@ -437,7 +430,7 @@ def _named(text: str, letters: str, choices: Sequence[str] | None) -> str | None
             if short:
                 found[letter] = (short.end() - 1, short.end())
             continue
-        pattern = re.escape(wording).replace(",", ",?").replace("\\ ", ",?\\ ").replace(",?,?", ",?")
+        pattern = inflected(wording) or re.escape(wording).replace(",", ",?").replace("\\ ", ",?\\ ").replace(",?,?", ",?")
         alias = shortened.get(letter)
         match = re.search(rf"(?<!\w)(?:{pattern})(?!\w|'s\b)", folded)
         if match is None and alias is not None:

@@ -74,7 +74,7 @@ _COMMITMENT = re.compile(
     rf"\b(?:answer|ans|respuesta|r[ée]ponse|antwort|risposta|resposta)\b[*_` \t]{{0,6}}(?:[:=](?!=)|->|→|(?<=ans )(?=[A-J]\b)|"
     rf"[-—][ \t]|(?<=\bans)\.)"
     rf"{_PLACEHOLDER}"
-    r"|<(?:final_?)?answer>|<(?:final|result|choice|response|solution)>|\[(?:final )?answer\]|"
+    r"|here(?:'s|[ \t]is)[ \t](?:the|my)[ \t]answer[^:.\n]{0,60}:|<(?:final_?)?answer>|<(?:final|result|choice|response|solution)>|\[(?:final )?answer\]|"
     r"^\W{0,4}(?:verdict|conclusion|bottom line|tl;?dr|in short|in brief|in a nutshell|final verdict)[*_]{0,2}:|"
     r"\b(?:correct|right|best|final)[ \t](?:option|choice|letter|result|value)[*_ \t]{0,4}(?:[:=](?!=)|->|→|[-—][ \t])|(?:答案|答え|正解|정답)(?:应该|应)?(?:是|为|選|选|は|은|는)?(?![*_ ]{0,3}不)[*_ \t]{0,4}:?|"
     r"答[*_ ]{0,3}:"
@@ -87,7 +87,8 @@ _COMMITMENT = re.compile(
     r"(?:(?:'s|[*_ \t]{1,4}is)|[*_ \t]{1,4}(?:is|should[ \t]be|must[ \t]be|would[ \t]be|will[ \t]be|has[ \t]to[ \t]be|comes[ \t](?:out[ \t])?to|"
     r"becomes|equals))\b"
     r"|\bone[ \t](?:that|which)[ \t](?:fits|matches|works)[^.:\n]{0,30}?[ \t]is\b|^[ \t*]{0,4}(?:so[ \t])?(?:choose|pick|select)\b"
-    r"|(?:I(?:'m|[ \t]am)[ \t]going|(?:let's[ \t]|^)go)[ \t]with\b"
+    r"|I(?:'m|[ \t]am)[ \t](?:choosing|picking|selecting|voting[ \t]for)\b|I[ \t]vote[ \t]for\b|my[ \t](?:vote|money)[ \t](?:goes[ \t]to|is[ \t](?:on|for))\b"
+    r"|^(?:going|settling|sticking)[ \t](?:with|on|for)\b|(?:I(?:'m|[ \t]am)[ \t]going|(?:let's[ \t]|^)go)[ \t]with\b"
     r"|I(?:'d|'ll|[ \t]would|[ \t]will)?[ \t](?:choose|pick|select|go[ \t]with|opt[ \t]for|say|"
     r"answer(?:[ \t](?:it|this|the[ \t]question|this[ \t]question)?[ \t]?with)?)\b"
     r"|(?:settled?|decided?)[ \t]on\b"
@@ -105,7 +106,7 @@ _COMMITMENT_WORDS = (
     " one ", " pick", " guess", " selection", " response", " result", " solution", " choose",
     " select", " go with", "going with", "settle", " decide",
     " opt for", " say", "choose", "pick", "select", "<final", "<result", "<choice", "<response",
-    "<solution", "verdict", "conclusion", "bottom line", "tldr", "tl;dr", "in short", "in brief", "nutshell", "respuesta", "reponse", "antwort", "risposta", "resposta",
+    "<solution", "verdict", "conclusion", " vote", "money", "going", "settling", "sticking", "picking", "choosing", "bottom line", "tldr", "tl;dr", "in short", "in brief", "nutshell", "respuesta", "reponse", "antwort", "risposta", "resposta",
 )  # fmt: skip
 _NOT_BUT = re.compile(r"\W{0,4}not [^.,;\n]{1,40}?,? but (?:rather )?", re.IGNORECASE)
 _BOX_RULED_OUT = re.compile(

@@ -147,7 +147,7 @@ TABLES = {
     ],
     "de": [
         ("falsche antwort", "wrong answer"),
-        (r"(?:also|daher|somit|folglich) ist(?: antwort| option)?(?= \(?[A-Z]\)? (?:richtig|korrekt))", "so the answer is"),
+        (r"(?:also|daher|somit|folglich) ist(?: antwort| option)? (?P<x>\(?[A-Z]\)?) (?:richtig|korrekt)", r"so the answer is \g<x>"),
         ("das (?:stimmt|trifft) nicht(?: zu)?", "it is not true"),
         ("das stimmt|das trifft zu", "it is true"),
         ("ich (?:wähle|nehme|entscheide mich für)(?: antwort| option)?", "I choose"),

@@ -18,7 +18,7 @@ _QUOTED = re.compile(r"(?:[ \t]{0,3}>(?!>)[^\n]{0,2000}\n+){1,50}(?=\s{0,20}[^\s
 _BOX = re.compile(
     r"^[ \t]{0,4}(?:[-*][ \t])?[ \t]{0,2}(?:(?P<open>(?:\[ ?\]|☐|❌|✗)(?![ *]{0,4}(?:false|no|incorrect|wrong)\b))|(?P<ticked>\[[xX✓✔]\]|☑|☒|✅|✔|✓))"
     r"\ufe0f?[ \t]{0,3}(?P<first>\S[^\n]{0,300})$"
-    r"|^[ \t]{0,4}(?P<last>[^\n]{1,200}?[^\s.✅✔✓❌✗])[ \t]{0,2}"
+    r"|^[ \t]{0,4}(?P<last>[^\n]{0,200}?[^\s.:✅✔✓❌✗]):?[ \t]{0,2}"
     r"(?:(?P<closed>[❌✗])|(?P<mark>[✅✔✓]))\ufe0f?[ \t]{0,3}$",
     re.MULTILINE,
 )
@@ -65,6 +65,7 @@ _COMMAND_WORDS = re.compile(
     r"verifier|reward|pass|marks|credit|points|ignore|response|submission|completion|output)",
     re.IGNORECASE,
 )
+_TABLE_ROW = re.compile(r"^\|[ \t*]{0,6}([^|\n]{1,80}?)[ \t*]{0,6}\|(?:[^|\n]{0,80}\|){0,4}?[ \t]{0,6}([✅✔✓❌✗])\ufe0f?[ \t]{0,6}\|[ \t]{0,6}$", re.MULTILINE)
 _INLINE_BOX = re.compile(r"(?<=\S) {1,4}(?=(?:\[[ xX✓✔]?\]|[☐☑☒]) ?\w)")
 _END_OF_PROOF = re.compile(
     r"\s{0,4}\$?\\(?:blacksquare|square|qed)\b\$?|[ \t]{0,4}[✓✔✅☑👍🎉🙂😊]\ufe0f?(?=\W{0,6}$)", re.MULTILINE
@@ -74,6 +75,11 @@ _RETURNED = re.compile(
     r"(?:^|\n)[ \t]{0,8}(?:return[ \t]|(?:submit|final_answer|answer)\()[ \t]{0,2}[\"']?([^\"'()\n]{1,40})[\"']?\)?[;.]?\s{0,3}$"
 )
 _QUOTED_NOT = re.compile(r"[\"'](?:not)[\"']", re.IGNORECASE)  # the word "not"
+_IDIOM = re.compile(
+    r"\b(?:believe it or not|like it or not|(?:as )?strange as it (?:may )?(?:seems?|sounds?)|contrary to (?:popular|common) (?:belief|opinion)|"
+    r"despite what (?:many|most|some)(?: people)? (?:believe|think|say)),? ",
+    re.IGNORECASE,
+)
 _UNEQUAL = re.compile(r"\s?(?:!=|\\ne )\s?(?=(?:[A-Z]|true|false|yes|no|answer)\b)", re.IGNORECASE)
 _NO_DOUBT = re.compile(
     r"\b(?:there(?:'s| is| can be) )?(?:no|without(?: a| any)?|beyond(?: a| any| all)?) doubt(?: (?:that|about it))?\b"
@@ -93,7 +99,7 @@ def prepared(response: str) -> str:
     if _CROSSES.search(response) and not _TICKED.search(response) and len(_CROSSED.findall(response)) == 1:
         response = _CROSSED.sub(" ", response)
     if _TICKS.search(response):
-        response = _ticked(_INLINE_BOX.sub("\n", response))
+        response = _ticked(_TABLE_ROW.sub(r"\1 \2", _INLINE_BOX.sub("\n", response)))
     if not response.isascii() or "\\" in response:
         response = _END_OF_PROOF.sub("", response)
     if "\\end{" in response and _ENVIRONMENT.search(response):
@@ -112,6 +118,8 @@ def prepared(response: str) -> str:
         response = _UNEQUAL.sub(" is not ", response)
     if "not'" in response or 'not"' in response:
         response = _QUOTED_NOT.sub("", response)
+    if " or not" in response or "strange as" in response.lower() or "belief" in response or "despite what" in response.lower():
+        response = _IDIOM.sub("", response)
     if "doubt" in response.lower():
         response = _NO_DOUBT.sub("surely", response)
     return in_english(response)

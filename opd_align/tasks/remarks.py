@@ -23,7 +23,7 @@ OTHER_ANSWER = re.compile(
 _OTHER_LABEL = re.compile(
     r"[\s*_#>•-]{0,8}(?:(?:the|one|a|an) )?(?:wrong|incorrect|invalid|previous(?:ly)?|earlier|old|rejected|eliminated?|"
     r"excluded?|discarded|ruled out|worst|least|less|second|next best|runner-up|not|never|draft|distractors?|traps?|mistakes?|"
-    r"errors?|examples?|hints?|options|choices|candidates?|alternatives?|possible|input|given|questions?|problems?|prompt|grade|"
+    r"errors?|examples?|hints?|answer (?:options|choices|key)|tokens|options|choices|candidates?|alternatives?|possible|input|given|questions?|problems?|prompt|grade|"
     r"score|confidence|id|page|version|date|level|difficulty|points|topic|subject|section|chapter|figure|user|human|"
     r"student|friend)\b[^:\n]{0,30}:(?=[*_ \t]{0,4}\S)(?![^\n]*\b(?:answer|so|therefore|thus|hence|total)\b)",
     re.IGNORECASE,

@@ -10,7 +10,8 @@ import re
 
 from opd_align.tasks.characters import strip_markup
 from opd_align.tasks.extract import AMBIGUOUS, Placement
-from opd_align.tasks.statements import CONCLUDED, CONCLUSION, HEDGE, strip_lead_in
+from opd_align.tasks.remarks import is_harmless
+from opd_align.tasks.statements import CONCLUDED, CONCLUSION, HEDGE, SENTENCE_END, strip_lead_in
 
 _TRUTH = {
     "true": "True", "yes": "True", "t": "True", "correct": "True", "yep": "True", "yeah": "True", "是": "True",
@@ -32,6 +33,7 @@ _TRUTH = {
     "fallacy": "False",
     "不正确": "False", "错误的": "False", "错的": "False", "untrue": "False", "不正确的": "False", "不错": "True",
 }  # fmt: skip
+_REPLIES = ("yes", "no", "correct", "right", "yeah", "yep", "nope")
 _OPPOSITE = {"True": "False", "False": "True"}
 _WORDS = "|".join(sorted(_TRUTH, key=len, reverse=True))
 _FIRST = re.compile(
@@ -48,7 +50,7 @@ _ALSO = re.compile(
 _REASON = re.compile(
     r"\W{0,3}(?:$|[.,;:!()\-—]|(?:because|since|as|it|that|the|based|according|this|he|she|they|there|for|"
     r"given|in|due|"
-    r"by|from|so|not|and|but|you|we|I)\b)",
+    r"by|from|so|not|and|but|you|we|I|rather|instead)\b)",
     re.IGNORECASE,
 )
 # A predicate, not "a true story".
@@ -56,7 +58,7 @@ _PREDICATE = re.compile(
     r"\b(?P<word>true|false(?! that (?:the answer|it|this|that)\b)|untrue|correct|incorrect(?! to\b)|wrong(?! to\b)|falsch|wahr|vraie?|"
     r"faux|fausse|fals[oa]|verdader[oa]|verdadeir[oa]|richtig|cierto|accurate|inaccurate|holds?|myth|misconception|"
     r"supported|unsupported|"
-    r"fallacy|yes|right(?=\W*$)|no(?= *$))\b(?![ -]+(?!because|since|as|according|based|for|in|that|given|"
+    r"fallacy|yes|right(?=\W*$|[:,;] )|no(?= *$))\b(?![ -]+(?!because|since|as|according|based|for|in|that|given|"
     r"and|but|from|due|to|when|at|by|of|or|here|so|with|per|statement|not|today|anymore|any)[a-z])"
     r"|(?P<chinese>(?<!不)(?:正确|错误|对|错)(?:的)?(?!\w))",
     re.IGNORECASE,
@@ -69,10 +71,12 @@ _NEGATION = re.compile(
 )
 _UNCERTAIN = re.compile(
     r"\b(?:partly|partially|half|sometimes|somewhat|mostly|largely|nearly|almost|might|may|could|possibly|perhaps|"
-    r"either|between|too good to be|true or false|doubt|wish|if only|were|rings|sounds|"
+    r"rarely|seldom|occasionally|often|usually|legend has it|either|between|too good to be|true or false|doubt|wish|if only|were|rings|sounds|"
     r"(?:believed|thought|said|claimed|rumou?red|reported|supposed|considered|assumed|known) to be|opposite|contrary|converse|reverse|no (?:evidence|proof|"
     r"indication|"
     r"information|way|mention)|both|used to|was once|would|maybe|some|"
+    r"(?!I|we|passage|text|article|paragraph|author|source|context|document|excerpt|sentence|evidence|research|study|it|who|which|that|and|also|"
+    r"clearly|explicitly|directly|then|to|would|this)\b\w+(?: \w+ly)? (?:says|said|claims|claimed|thinks|thought|believes|believed|argues|argued|calls|call)|"
     r"(?:nobody|no one|many|most|people|others|they|s?he|critics|skeptics|fans|teacher|friend)(?: \w+)? (?:says?|"
     r"said|believes?|thinks?|"
     r"thought|claims?|claimed|argues?))\b",
@@ -85,20 +89,20 @@ _OPPOSITE_TRUE = re.compile(
 )
 _NOT_ONLY = re.compile(r"\bnot only\b", re.IGNORECASE)
 _FOR_SOME = re.compile(
-    r"\b(?:true|false|yes|no) or not\b|\b(?:true|false) (?:for|in) (?:some|others|part|parts|theory|practice)\b|"
+    r"\bas (?:true|false) as\b|\b(?:true|false) (?:for|in) [^,;.]{1,30}[,;] (?:but )?(?:not|false|true)\b|\b(?:true|false|yes|no) or not\b|\b(?:true|false) (?:for|in) (?:some|others|part|parts|theory|practice)\b|"
     r"\bbut (?:it|this|that) (?:isn't|"
     r"is not)\W*$",
     re.IGNORECASE,
 )
 _EITHER = re.compile(r"\b(?:true or false|yes or no)\b\W?", re.IGNORECASE)
 _ANSWERED = re.compile(
-    r"(?<![\w-])[\"'*]{0,3}(true|false|yes|no|wahr|falsch|vrai|faux)[\"'*]{0,3}\? (?:no|nope|nein|non)\b[.,!]?",
+    r"(?<![\w-])(?<!\bor )[\"'*]{0,3}(true|false|yes|no|wahr|falsch|vrai|faux)[\"'*]{0,3}\? (?:no|nope|nein|non)\b[.,!]?",
     re.IGNORECASE,
 )
 # "In short, yes", "Oh yes", "I must say no"
 _LEADING = re.compile(
     r"^\W{0,3}(?:(?!hard|part|possib|rare|scarce|bare|near|most|large|supposed|alleged|seeming|reported|arguab|conceivab|on)[a-z]+ly(?: speaking)?|in (?:reality|fact|truth|general|the end|short|a word|one word)|as (?:it turns out|stated)|"
-    r"(?:according to|based on|per|given) the (?:passage|text|article|above|context)[^,]{0,20}(?=,)|simply put|hmm+|simply put|long story short|in (?:brief|sum|summary|a nutshell)|oh|of course|why|but|and|well|still|a (?:clear|definite)|"
+    r"(?:according to|based on|per|given) the (?:passage|text|article|above|context)[^,]{0,20}(?=,)|simply put|hmm+|simply put|long story short|in (?:brief|sum|summary|a nutshell)|all in all|after all|overall|judging by [^,]{1,40}(?=,)|oh|of course|why|but|and|well|still|a (?:clear|definite)|"
     r"I (?:must|have to) say|ok|okay|sure)[,:]? (?=(?:yes|no|true|false)\b)",
     re.IGNORECASE,
 )
@@ -159,16 +163,18 @@ _DENIED_FLATLY = re.compile(
     re.IGNORECASE,
 )
 _CONTRADICTED = re.compile(
-    r"\W{0,3}(?:it|this|that)(?:'s| is) (?:indeed |actually )?(true|false|correct|wrong|incorrect)\b",
+    r"\W{0,3}(?:you(?:'re| are) (?:right|correct)\W{1,3}(?:that )?)?(?:it|this|that|the (?:statement|claim|answer|assertion))"
+    r"(?:'s|(?P<not>isn't)| is)(?P<also>n't| not)? (?:indeed |actually )?(?P<word>true|false|correct|wrong|incorrect|untrue)\b",
     re.IGNORECASE,
 )
 _SO = re.compile(
     r"^\W{0,3}(?:(?:so|thus|therefore|hence|no|yes),? )?(?:this|that|it)(?: is|'s| was| isn't|"
     r" wasn't)(?: not)?(?: indeed| actually)? "
-    r"(?:so|the case)[.! ]{0,3}$",
+    r"(?:so|the case)[.! ]{0,3}$|"
+    r"\b(?:it|this|that) is(?: not|n't)?(?: indeed| actually)? the case[.! ]{0,3}$",
     re.IGNORECASE,
 )
-_ENDING = re.compile(r"(?::|—| - |,? so )\s?(true|false|yes|no)[.!\s]{0,3}$", re.IGNORECASE)
+_ENDING = re.compile(r"(?::|—| - |,? so |\bbut\b[^.;]{1,40}, )\s?(true|false|yes|no)[.!\s]{0,3}$", re.IGNORECASE)
 _BOTH_NAMED = re.compile(r"^\(?(?:true|yes)(?:\s?/\s?| or )(?:false|no)(?:\)?:?|\?)\s+(?=\w)", re.IGNORECASE)
 _DENIED = re.compile(
     r"\W{0,3}(?:is|was|would be|seems|can|cannot|can't|isn't)\b.{0,20}?(?:incorrect|wrong|false|not|be\b|"
@@ -184,7 +190,9 @@ _SUBJECT = re.compile(
 
 
 def with_answered_questions(response: str) -> str:
-    """The text with "False? No" written as "True"."""
+    """The text with "False? No" written as "True", and "in the affirmative" as "yes"."""
+    if "in the " in response:
+        response = re.sub(r"\bin the affirmative\b", "yes", re.sub(r"\bin the negative\b", "no", response))
     return (
         _ANSWERED.sub(lambda match: f"{_OPPOSITE[_TRUTH[match[1].lower()]]}.", response)
         if "?" in response
@@ -196,11 +204,10 @@ def read_true_false(words: str, placement: Placement) -> str | None:
     """The truth value that a text gives as its answer; an `extract.Reader`."""
     stripped = strip_markup(words)
     text = strip_lead_in(stripped)
-    if placement in (Placement.BARE, Placement.SENTENCE):
-        if _ASSENT.fullmatch(stripped):
-            return "True"
-        if _DISSENT.fullmatch(stripped):
-            return "False"
+    if placement in (Placement.BARE, Placement.SENTENCE) and (short := _ASSENT.fullmatch(stripped) or _DISSENT.fullmatch(stripped)):
+        if placement is Placement.SENTENCE:
+            return AMBIGUOUS  # what "It isn't" denies is in the sentence before it
+        return "True" if short.re is _ASSENT else "False"
     if placement is Placement.SENTENCE:
         alone = _FIRST.fullmatch(stripped)
         if alone and not re.search(r"\w", alone["rest"]):
@@ -217,12 +224,20 @@ def read_true_false(words: str, placement: Placement) -> str | None:
         return None if placement is Placement.BARE and re.search(r"\w", stripped[flat.end() :]) else "False"
     text = _LEADING.sub("", _BOTH_NAMED.sub("", stripped if _LEADING.match(stripped) else text))
     first = _FIRST.fullmatch(_BOTH_NAMED.sub("", stripped)) or _FIRST.fullmatch(text)
+    is_sentence = placement is Placement.MARKED or _is_all_one(stripped)
     if first is None:
-        return _predicate(stripped) if placement in (Placement.MARKED, Placement.OPENING) else None
+        return _predicate(stripped) if placement in (Placement.MARKED, Placement.OPENING) and is_sentence else None
     found = _first_word(first, placement)
-    if found is None and placement is Placement.OPENING:
+    if found is None and placement is Placement.OPENING and is_sentence:
         return _predicate(stripped)
     return found
+
+
+def _is_all_one(text: str) -> bool:
+    """Whether the sentences after the first one leave it as it is."""
+    first, *others = SENTENCE_END.split(text)
+    value = _predicate(first)
+    return all(is_harmless(sentence) and _predicate(sentence) in (None, value) for sentence in others if sentence)
 
 
 def _first_word(first: re.Match[str], placement: Placement) -> str | None:
@@ -233,6 +248,8 @@ def _first_word(first: re.Match[str], placement: Placement) -> str | None:
     also = _ALSO.match(rest)
     said = _OPPOSITE[value] if first["negated"] else value
     if also and (_TRUTH[also.group(2).lower()] != said) != bool(also.group(1)):
+        return AMBIGUOUS
+    if word == "yeah" and re.match(r"\W{0,3}(?:right|sure|no)\b", rest, re.IGNORECASE):
         return AMBIGUOUS
     if _POLITE.match(rest) or re.match(r"\. ?\d", rest):
         return AMBIGUOUS
@@ -245,7 +262,7 @@ def _first_word(first: re.Match[str], placement: Placement) -> str | None:
     if len(word) == 1 and word.isascii() and re.search(r"\w", rest):
         return None
     contradicted = _CONTRADICTED.match(rest)
-    if contradicted and word in ("yes", "no") and _TRUTH[contradicted[1].lower()] != value:
+    if contradicted and word in _REPLIES and (_TRUTH[contradicted["word"].lower()] != value) != bool(contradicted["not"] or contradicted["also"]):
         concluded = CONCLUDED.split(rest)  # "No, it's true only in the north, so it's false."
         return value if len(concluded) > 1 and _predicate(concluded[-1]) == value else AMBIGUOUS  # "No, it's true."
     if rest.lstrip("\"')").startswith("?") or _DENIED.match(rest):

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from opd_align.tasks import choices as choice_rules
 from opd_align.tasks import math_compare, maths
+from opd_align.tasks.choice_rewrites import with_called_correct
 from opd_align.tasks.extract import Placement, find_answer
 from opd_align.tasks.numbers import canonical_number, gold_number, is_percentage_of, read_number
 from opd_align.tasks.truth import read_true_false, with_answered_questions
@@ -178,7 +179,7 @@ class Choice:
         found = find_answer(
             text,
             lambda words, placement: choice_rules.read_choice(words, placement, letters, choices),
-            choice_rules.with_called_correct,
+            lambda response: with_called_correct(response, letters),
         )
         return _compare(found, self.canonical(answer, choices))
 
