@@ -22,7 +22,7 @@ from opd_align.tasks.math_compare import (
     is_whole,
     tidy,
 )
-from opd_align.tasks.numbers import AGAIN, QUALIFIER, canonical_number, read_number
+from opd_align.tasks.numbers import AGAIN, QUALIFIER, canonical_number, main_clause, read_number
 from opd_align.tasks.statements import (
     CONCLUDED,
     DENIAL_AFTER,
@@ -188,7 +188,8 @@ def read_maths(words: str, placement: Placement, *, whole: bool = False) -> str 
         return _expression(words, placement, whole)
     stated = CONCLUDED.split(text)[-1] if placement is Placement.SENTENCE else text
     if _ALTERNATIVES.search(stated) and not whole and re.search(r"\b(?:or)\b|\\(?:lor|vee)\b", stated, re.IGNORECASE):
-        return None if placement is Placement.BARE and CONCLUDED.search(text) else AMBIGUOUS
+        several = placement is Placement.BARE and (CONCLUDED.search(text) or re.search(r"[.;] [A-Z]", text))
+        return None if several else AMBIGUOUS
     if whole and placement in (Placement.BOX, Placement.MARKED) and _is_expression(words):
         return _expression(words, placement, whole)
     if placement in (Placement.LOOSE, Placement.SENTENCE) and _is_ruled_out(words):
@@ -276,8 +277,9 @@ def _is_constant(side: str) -> bool:
 
 def _only_segment(words: str, whole: bool) -> str | None:
     """The expression of a sentence that ends in its only formula: "The point is $(2, 5)$."."""
+    words = main_clause(words)
     concluding = after_denials(CONCLUDED.split(words)[-1])
-    words = concluding if _MATHS_MODE.search(concluding) else words
+    words = concluding if _SEGMENT.search(concluding) else words
     clauses = [clause for clause in words.split(";") if _SEGMENT.search(clause) and not is_aside(clause)]
     words = clauses[-1] if clauses else words
     words = words[: qualifier.start()] if (qualifier := QUALIFIER.search(words)) else words

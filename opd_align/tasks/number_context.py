@@ -70,10 +70,11 @@ DENIED_LATER = re.compile(
 )
 """After a number, what denies it."""
 
+_NAMED_AFTER = re.compile(r"[\d.,]{1,30} (?:BCE?|AD|CE|[AP]M|[ap]\.m\.|[A-Z]\w+ (?:Street|St|Avenue|Ave|Road|Rd|Lane|Boulevard|Blvd)\b)")
 _NAMED_ONLY = re.compile(r"\W{0,3}(?:the|these|those)(?: (?:first|last|next))? $", re.IGNORECASE)
 _NO_VERB = re.compile(r"[\d.,]{1,30}(?: [a-z]+){0,2}\W{0,3}$", re.IGNORECASE)
 _LABEL_NOUNS = (
-    "page|pages|id|p\\.|pp\\.|step|question|problem|chapter|line|lines|figure|fig\\.|equation|eq\\.|exercise|case|part|section|table|"
+    "page|pages|id|year|invoice|tel\\.|phone|pin|code|error|form|seat|floor|bus|p\\.|pp\\.|step|question|problem|chapter|line|lines|figure|fig\\.|equation|eq\\.|exercise|case|part|section|table|"
     "example|room|bus|no\\.|lemma|theorem|corollary|proposition|definition|formula|rule|row|column|item|version|level|"
     "attempt|article|slide|flight|gate|highway|route|appendix|volume|vol\\.|paragraph|note|footnote|reference|ref\\.|"
     "verse|track|episode|season|round|phase|stage|grade|class|type|model|player|channel|platform|apartment|unit|"
@@ -105,6 +106,8 @@ def is_label(text: str, start: int) -> bool:
     """Whether the number that starts here is the name of something: "page 18", "Apollo 18"."""
     before = text[max(0, start - 24) : start]
     if _LABEL.search(before):
+        return True
+    if _NAMED_AFTER.match(text, start):
         return True
     if _NAMED_ONLY.fullmatch(text[:start]) and _NO_VERB.match(text, start):
         return True  # "the first 10 primes"

@@ -75,9 +75,9 @@ AGAIN = re.compile(
 )
 _REASON = re.compile(r"([^\s,]{1,20}(?: [^\W\d]{1,15}){0,2}),? (?:because|since)\b", re.IGNORECASE)
 _NOT_QUITE = re.compile(r"\bnot (?:quite|exactly|really)\b", re.IGNORECASE)
-_CONTRAST = re.compile(r",? \b(?:but|however|yet)\b|, (?:and )?now\b", re.IGNORECASE)
+_CONTRAST = re.compile(r",? \b(?:but|however|yet)\b|, and (?=the (?:larger|smaller|greater|sum|total|difference|product|answer|result) (?:one )?is\b)|, (?:and )?now\b", re.IGNORECASE)
 _PRICE = re.compile(
-    r"\b(?:pays?|paid|costs?|earns?|earned|makes?|made|spends?|spent|owes?|saves?|charges?|receives?|gets?|got|collects?|totals?)\s"
+    r"\b(?:pays?|paid|costs?|earns?|earned|makes?|made|spends?|spent|owes?|saves?|charges?|receives?|brought in|brings in|rais(?:es|ed)|yield(?:s|ed)|gets?|got|collects?|totals?)\s"
     r"(?:a total of |exactly )?\$(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?)(?![\d.,]?\d|[kKMBe%]|\s(?:each|"
     r"per|apiece|more|less|an?|"
     r"million|thousand|billion|for (?:each|every|one))\b)"
@@ -91,13 +91,15 @@ _BEGINNING = re.compile(
 )
 _ONE_OF = re.compile(r"one[ -](?:half|third|quarter|fourth|fifth|sixth|eighth|tenth|hundred|thousand|million)\b", re.IGNORECASE)
 _ROUNDED_AFTER = re.compile(r"(?<=[\d)}%]) ?≈ ?\$?[\d.,]*\d ?%?(?=\W{0,3}$)")  # the exact value, then the rounded one
+_DENIED_TAIL = re.compile(r"(?<=\d),? (?:and )?(?:not|rather than|instead of) \$?\d[^;]{0,80}$", re.IGNORECASE)
+_TOTAL_OF = re.compile(r"\b(?:a|the) (?:grand |combined )?total of (\$?\d[\d,.]*\d|\$?\d)(?=\s|$|[.,](?!\d))", re.IGNORECASE)
 _REASON_FIRST = re.compile(
     r"^\W{0,3}(?:(?:so|thus|therefore|hence),? )?(?:because|since|as|given(?: that)?|if (?:we|you|I) (?:add|subtract|multiply|divide|sum|combine|put|take|count))\b"
     r"(?:[^,]|,(?=\d{3})){1,160},\s",
     re.IGNORECASE,
 )
 _RESULT_OF = re.compile(
-    r"(?=[^=]*\d)[^=]*?(?:\b(?:(?:sum|product|difference|total) of|plus|minus|times|divided by|multiplied by)|(?:%|percent|half|third|quarter) of)\b[^=]*?\d[^=]*?"
+    r"(?=[^=]*\d)[^=]*?(?:\b(?:(?:sum|product|difference|total|lcm|gcd|average|mean|median|multiple|divisor) of|plus|minus|times|divided by|multiplied by)|(?:%|percent|half|third|quarter) of)\b[^=]*?\d[^=]*?"
     r"\b(?:is|are|equals?|makes?|gives?|comes to|leaves) (?=\$?\d)",
     re.IGNORECASE,
 )
@@ -431,7 +433,11 @@ def _only_number(text: str) -> str | None:
     concluding = after_denials(CONCLUDED.split(text)[-1])
     if _NUMBER.search(concluding):
         text = concluding  # "she pays $2 in tax, so she keeps $16"
-    text = main_clause(text)
+    text = _DENIED_TAIL.sub("", main_clause(text))
+    if total := _TOTAL_OF.search(text):
+        rest = text[: total.start()] + text[total.end() :]
+        if not re.search(r"\btotal\b|[=+*/×]", rest):
+            text = f"{text[: total.start()]} {total[1]}" if not _NUMBER.search(text[: total.start()]) else total[1]
     if HEDGE.search(text) or _NOT_QUITE.search(text):
         return AMBIGUOUS if _NUMBER.search(text) else None
     contrasted = _CONTRAST.split(text)[-1]

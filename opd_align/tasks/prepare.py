@@ -16,7 +16,7 @@ _STRUCK_OUT = re.compile(r"~~[^~\n]{1,200}~~")
 _CALCULATOR = re.compile(r"<<[^<>\n]{1,120}>>")  # GSM8K: $<<9*2=18>>18
 _QUOTED = re.compile(r"(?:[ \t]{0,3}>(?!>)[^\n]{0,2000}\n+){1,50}(?=\s{0,20}[^\s>])")
 _BOX = re.compile(
-    r"^[ \t]{0,4}(?:[-*][ \t])?[ \t]{0,2}(?:(?P<open>(?:\[ ?\]|☐|❌|✗)(?![ *]{0,4}(?:false|no|incorrect|wrong)\b))|(?P<ticked>\[[xX✓✔]\]|☑|☒|✅|✔|✓))"
+    r"^[ \t]{0,4}(?:[-*][ \t])?[ \t]{0,2}(?:(?P<open>(?:\[ ?\]|☐|❌|✗)(?![ *]{0,4}(?i:false|no|incorrect|wrong)\b))|(?P<ticked>\[[xX✓✔]\]|☑|☒|✅|✔|✓))"
     r"\ufe0f?[ \t]{0,3}(?P<first>\S[^\n]{0,300})$"
     r"|^[ \t]{0,4}(?P<last>[^\n]{0,200}?[^\s.:✅✔✓❌✗]):?[ \t]{0,2}"
     r"(?:(?P<closed>[❌✗])|(?P<mark>[✅✔✓]))\ufe0f?[ \t]{0,3}$",

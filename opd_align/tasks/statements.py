@@ -127,7 +127,8 @@ HEDGE = re.compile(
     r"asks|was)|"
     r"(?:assume|assuming|try|consider|(?:we|I|let's) (?:start|begin) with)|"
     r"which (?:is|was) (?:wrong|incorrect|false|not|a mistake|an error)|would have been|at first|initially|"
-    r"might think|(?:could|should|might|may|ought to) have been|last time|for now|an example|one such|(?:used to|originally|first|previously|almost|nearly|would have|'d have) (?:think|thought|believed?|say|said|guess(?:ed)?|"
+    r"it remains to|(?:we|I) (?:now |then |next )?(?:check|verify|test|consider|try)|(?:hope[sd]?|expect(?:s|ed)?|supposed|tried|tries|fail(?:s|ed)?) to|"
+    r"(?:goal|target|budget|quota)(?: is| was| of|:)|might think|(?:could|should|might|may|ought to) have been|last time|for now|an example|one such|(?:used to|originally|first|previously|almost|nearly|would have|'d have) (?:think|thought|believed?|say|said|guess(?:ed)?|"
     r"wrote|chose|picked|chosen|written)|(?:answer|it|that|this) depends|"
     r"[;,] (?:but |whereas |while |and )?the question (?:asks|asked|was))\b|\blet (?:\$|\\\()?[a-z]\$? ?(?:=|be\b)|\?\W{0,3}$|"
     # What a sentence begins with that gives a premise or a task.

@@ -255,7 +255,7 @@ def _first_word(first: re.Match[str], placement: Placement) -> str | None:
         return AMBIGUOUS
     if re.match(r"\W{0,3}(?:(?:but )?(?:only )?if|or not|!=|==|\\ne)", rest, re.IGNORECASE) or _IN_PART.match(rest):
         return AMBIGUOUS
-    if any(_TRUTH[opposed["word"].lower()] != value for opposed in _OPPOSED.finditer(rest[:120])):
+    if any(_TRUTH[opposed["word"].lower()] != said for opposed in _OPPOSED.finditer(rest[:120])):
         return AMBIGUOUS  # "Yes in 1990, no today"
     if placement is Placement.OPENING and not _AFTER_FIRST.match(rest):
         return None  # "No doubt ..."
