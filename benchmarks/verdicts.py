@@ -29,7 +29,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support import verdict_table, verdict_table_2, verdicts
 
 from opd_align.tasks import Choice, Maths, Number, TrueFalse, Verdict, Verifier
-from opd_align.tasks.numbers import canonical_number, gold_number
+from opd_align.tasks.number_values import canonical_number
+from opd_align.tasks.numbers import gold_number
 
 VERIFIERS: dict[str, Verifier] = {
     "true_false": TrueFalse(),

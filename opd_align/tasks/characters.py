@@ -30,7 +30,8 @@ _TYPOGRAPHY = str.maketrans(
 )  # fmt: skip
 _ROOT = re.compile(r"√\s?(?:\(([^()]{1,60})\)|(\d{1,20}|[a-z]))")
 _WRAPPED = re.compile(
-    r"\\(?:text(?:bf|it|rm|tt|sf|normal)?|math(?:rm|bf|it|sf|tt|bb)|mbox|operatorname|bm|underline|emph)\s?\{([^{}]*)\}"
+    r"\\(?:text(?:bf|it|rm|tt|sf|normal)?|math(?:rm|bf|it|sf|tt|bb)|mbox|operatorname|bm|underline|"
+    r"emph)\s?\{([^{}]*)\}"
 )
 _NUMERIC_FRACTION = re.compile(
     r"(?P<before>\d\s?|)\\[dtc]?frac\s?(?:\{\s?(?P<a>-?[\d.,]{1,40})\s?\}|(?P<b>\d))"

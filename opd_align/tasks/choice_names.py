@@ -11,16 +11,21 @@ import re
 from collections.abc import Sequence
 
 RELATED_TO = re.compile(
-    r"\b(?:husband|wife|widow|friend|father|mother|parent|son|daughter|child|brother|sister|cousin|uncle|aunt|rival|contemporary|"
-    r"student|teacher|pupil|disciple|follower|colleague|neighbou?r|admirer|critic|biographer|suburb|outskirts|opposite) of (?:the )?$",
+    r"\b(?:husband|wife|widow|friend|father|mother|parent|son|daughter|child|brother|sister|cousin|uncle|aunt|"
+    r"rival|contemporary|"
+    r"student|teacher|pupil|disciple|follower|colleague|neighbou?r|admirer|critic|biographer|suburb|outskirts|"
+    r"opposite) of (?:the )?$",
     re.IGNORECASE,
 )
 """Before the wording of a choice, what makes it somebody or something else."""
 
 COMPOUND = re.compile(
-    r"\s(?!(?:gas|it|then|indeed|here|only|again|too|obviously|definitely|certainly|wrote|invented|discovered|wins|is|are|was|were|has|have|"
-    r"can|will|did|does|and|or|but|because|since|as|in|at|on|for|of|to|by|with|from|not|which|that|who|would|should|must|may|might|"
-    r"could|makes?|does|rather|instead|seems|looks|fits|works)\b)[a-z]+(?: (?:is|are|was|were|has|have|can|will)\b|\W{0,3}$)",
+    r"\s(?!(?:gas|it|then|indeed|here|only|again|too|obviously|definitely|certainly|wrote|invented|discovered|wins|"
+    r"is|are|was|were|has|have|"
+    r"can|will|did|does|and|or|but|because|since|as|in|at|on|for|of|to|by|with|from|not|which|that|who|would|"
+    r"should|must|may|might|"
+    r"could|makes?|does|rather|instead|seems|looks|fits|works)\b)[a-z]+(?: (?:is|are|was|were|has|have|can|will)\b|"
+    r"\W{0,3}$)",
     re.IGNORECASE,
 )
 """After the wording of a choice, what makes it part of another name: "nitrogen dioxide", "nitrogen fixation is"."""
@@ -30,7 +35,9 @@ _NAME_AFTER = re.compile(r"\s[A-Z][a-z]+")
 _NOT_INFLECTED = frozenset("false none never always neither".split())
 _SHORTEST_PART = 5
 _MAX_PART_WORDS = 4
-_NO_NAMES = frozenset("The By Author Writer Novelist It Answer Was Is Then So Thus Hence Therefore Option Choice Mrs. Mrs Ms. Ms Yes No".split())
+_NO_NAMES = frozenset(
+    "The By Author Writer Novelist It Answer Was Is Then So Thus Hence Therefore Option Choice Mrs. Mrs Ms. Ms Yes No".split()
+)
 
 
 def last_names(letters: str, choices: Sequence[str]) -> dict[str, str]:
@@ -57,7 +64,9 @@ def is_name_of(choice: str, text: str, start: int, end: int) -> bool:
 
 def none_of_them(letters: str, choices: Sequence[str], text: str) -> list[str]:
     """The choice "None of the above", for a text such as "none of them"."""
-    if not re.fullmatch(r"(?:none|neither)(?: of (?:them|these|those|the (?:above|options|choices|others|given))\b[\w ]{0,20})?", text):
+    if not re.fullmatch(
+        r"(?:none|neither)(?: of (?:them|these|those|the (?:above|options|choices|others|given))\b[\w ]{0,20})?", text
+    ):
         return []
     return [
         letter

@@ -6,15 +6,20 @@ import re
 
 # "Option B is correct" means the same as "the answer is B".
 _CALLED_CORRECT = re.compile(
-    r"(?<![\w-])(?<![Ii]f )(?<!whether )(?<!only )(?<!option )(?<!choice )(?<!, and )(?<! or )(?:[Oo]ption |[Cc]hoice |"
+    r"(?<![\w-])(?<![Ii]f )(?<!whether )(?<!only )(?<!option )(?<!choice )(?<!, and )(?<! or )(?:[Oo]ption |"
+    r"[Cc]hoice |"
     r"[Aa]nswer |[Ss]tatement )?\*{0,2}\(?([A-Z])\)?(?:[).:][^.\n]{0,80}?)?\*{0,2}"
-    r" (?:is|must be|seems|looks|appears|has to be|(?P<would>would be))(?: to be)? (?:therefore |thus |indeed |clearly |definitely )?(?:the |my |"
+    r" (?:is|must be|seems|looks|appears|has to be|(?P<would>would be))(?: to be)? (?:therefore |thus |indeed |"
+    r"clearly |definitely )?(?:the |my |"
     r"most likely the |the only )?(?:better |final |only |best )?"
-    r"(?:correct|right|best|one(?=\W{0,3}$)|choice(?=\W{0,3}$)|pick(?=\W{0,3}$)|what I(?:'d| would) (?:choose|pick|say|go with)|most (?:accurate|appropriate|likely|suitable|plausible)|answer)\b"
-    r"(?! (?:if|only|when|for|in|to|under|on|according)\b)(?!,? (?:but|until|yet|though|except|at first|at a glance|on the surface|unless|before)\b)"
+    r"(?:correct|right|best|one(?=\W{0,3}$)|choice(?=\W{0,3}$)|pick(?=\W{0,3}$)|what I(?:'d| would) (?:choose|pick|"
+    r"say|go with)|most (?:accurate|appropriate|likely|suitable|plausible)|answer)\b"
+    r"(?! (?:if|only|when|for|in|to|under|on|according)\b)(?!,? (?:but|until|yet|though|except|at first|"
+    r"at a glance|on the surface|unless|before)\b)"
 )
 _DESCRIBES = re.compile(
-    r"(?:(?<=^)|(?<=[.!?;\n] )|(?<=\n))(?:[Oo]ption |[Cc]hoice )\(?([A-Z])\)?(?: \([^()]{1,60}\))? (?:best|most accurately|correctly|accurately) "
+    r"(?:(?<=^)|(?<=[.!?;\n] )|(?<=\n))(?:[Oo]ption |[Cc]hoice )\(?([A-Z])\)?(?: \([^()]{1,60}\))? (?:best|"
+    r"most accurately|correctly|accurately) "
     r"(?:describes|answers|explains|matches|fits|states|captures|reflects)\b[^.\n]{0,80}"
 )
 _FITS = re.compile(
@@ -25,7 +30,8 @@ _FITS = re.compile(
     re.MULTILINE,
 )
 _JUDGED = re.compile(
-    r"(?:^|(?<=[.;,] )|(?<=\n))[ \t*-]{0,6}\(?([A-Z])\)?[).:]?\*{0,2}(?:(?<=[).:])[^\n.;,:]{0,60}?(?=:| -))?(?:[:—=]| -| is)? {0,2}(yes|no|right|wrong|"
+    r"(?:^|(?<=[.;,] )|(?<=\n))[ \t*-]{0,6}\(?([A-Z])\)?[).:]?\*{0,2}(?:(?<=[).:])[^\n.;,:]{0,60}?(?=:|"
+    r" -))?(?:[:—=]| -| is)? {0,2}(yes|no|right|wrong|"
     r"correct|incorrect)\b[.;,!]?(?=\s|$)",
     re.IGNORECASE,
 )
@@ -34,7 +40,9 @@ _ORDINAL_CORRECT = re.compile(
     r" (?:is|must be|has to be) (?:the )?(?:correct|right|best|answer)\b(?: one| option| choice| answer)?"
 )
 _LISTED_CORRECT = re.compile(r"^[ \t*-]{0,6}\(?([A-Z])[).:][^\n:]{0,80}: {1,2}\*{0,2}(?:correct|right)\b", re.MULTILINE)
-_CALLED_CORRECT_CHINESE = re.compile(r"(?:选项|option)?\s?(?<![A-Za-z])([A-Z])\s?(?:选项|option)?\s?(?:是|为)?(?:正确|对)(?:的|答案|选项|(?=[^\w]|$))")
+_CALLED_CORRECT_CHINESE = re.compile(
+    r"(?:选项|option)?\s?(?<![A-Za-z])([A-Z])\s?(?:选项|option)?\s?(?:是|为)?(?:正确|对)(?:的|答案|选项|(?=[^\w]|$))"
+)
 
 
 def with_called_correct(response: str, letters: str) -> str:

@@ -27,16 +27,19 @@ _ASSERTED = re.compile(
 )
 _TRUTH_VALUES = re.compile(r"(?:true|false)(?:\s?[,/]\s?(?:true|false))+", re.IGNORECASE)
 _STATED_TRUTH = re.compile(
-    r"\b(?P<not>not |isn't |is not |does not |doesn't )?(?:(?P<yes>true|holds?|right|correct|valid)|(?P<no>false|fails?|wrong|incorrect|invalid))\b"
+    r"\b(?P<not>not |isn't |is not |does not |doesn't )?(?:(?P<yes>true|holds?|right|correct|valid)|(?P<no>false|"
+    r"fails?|wrong|incorrect|invalid))\b"
     r"|\b(?P<short>isn't|doesn't|does not|is not)(?=\W*(?:$|[:;.,]))",
     re.IGNORECASE,
 )
 _PLACES = {"first": 1, "1": 1, "i": 1, "second": 2, "2": 2, "ii": 2, "third": 3, "3": 3, "iii": 3}
 _PLACE = re.compile(
-    r"\b(?:the (?P<ordinal>first|second|third)\b|(?:statement|claim|assertion|sentence) (?P<number>[123]|I{1,3})\b)", re.IGNORECASE
+    r"\b(?:the (?P<ordinal>first|second|third)\b|(?:statement|claim|assertion|sentence) (?P<number>[123]|I{1,3})\b)",
+    re.IGNORECASE,
 )
 _WHICH = re.compile(
-    r"(?:only (?:the )?(?:(?:statement|claim|assertion|sentence) )?(?P<one>first|second|third|[123]|I{1,3})|(?P<all>both|all)|"
+    r"(?:only (?:the )?(?:(?:statement|claim|assertion|sentence) )?(?P<one>first|second|third|[123]|I{1,3})|"
+    r"(?P<all>both|all)|"
     r"(?P<none>neither|none))\b[\w ]{0,20}\b(?:is|are|statements?|claims?|true)\b(?: (?:true|correct|valid|right))?",
     re.IGNORECASE,
 )
@@ -52,7 +55,9 @@ def stated_choice(text: str, letters: str, choices: Sequence[str]) -> str | None
     elif all(map(_TRUTH_VALUES.fullmatch, wordings)):
         wanted = _truth_values(text)
         sets = [_truth_values(wording) for wording in wordings]
-    elif all(_WHICH_TRUE.fullmatch(wording) and re.search(r"true|correct|valid|right", wording) for wording in wordings):
+    elif all(
+        _WHICH_TRUE.fullmatch(wording) and re.search(r"true|correct|valid|right", wording) for wording in wordings
+    ):
         wanted = _true_places(text)
         sets = [_which(wording) for wording in wordings]
     else:

@@ -11,11 +11,21 @@ import re
 from collections.abc import Sequence
 
 from opd_align.tasks.characters import strip_markup
-from opd_align.tasks.choice_names import COMPOUND, RELATED_TO, inflected, is_name_of, last_names, listed, none_of_them, part_of_one
+from opd_align.tasks.choice_names import (
+    COMPOUND,
+    RELATED_TO,
+    inflected,
+    is_name_of,
+    last_names,
+    listed,
+    none_of_them,
+    part_of_one,
+)
 from opd_align.tasks.choice_statements import stated_choice
 from opd_align.tasks.extract import AMBIGUOUS, Placement
+from opd_align.tasks.number_values import canonical_number
 from opd_align.tasks.number_words import leading_number
-from opd_align.tasks.numbers import canonical_number, read_number
+from opd_align.tasks.numbers import read_number
 from opd_align.tasks.remarks import is_harmless
 from opd_align.tasks.statements import (
     CONCLUDED,
@@ -55,8 +65,10 @@ _FINALLY = re.compile(
     re.IGNORECASE,
 )
 _SURE = re.compile(
-    r"\s?[,—-]?\s?(?:surely|definitely|certainly|clearly|obviously|of course|for sure|no question|final answer|no doubt|"
-    r"without (?:a|any) doubt|hands down|all the way|it is|by far)\W{0,3}|, (?:in spite of|despite|although|even though|no matter|whatever)\b.*",
+    r"\s?[,—-]?\s?(?:surely|definitely|certainly|clearly|obviously|of course|for sure|no question|final answer|"
+    r"no doubt|"
+    r"without (?:a|any) doubt|hands down|all the way|it is|by far)\W{0,3}|, (?:in spite of|despite|although|"
+    r"even though|no matter|whatever)\b.*",
     re.IGNORECASE,
 )
 _REPLY = re.compile(r"^\W{0,3}(?:(?:no|nope),|(?:well|ok|right|rather|actually|yes),?) ", re.IGNORECASE)  # "C? No, B."
@@ -65,22 +77,33 @@ _LONG_WORDING = 12
 _PREDICATE = re.compile(r"\b(?:is|are|was|were|becomes|be) ((?:[a-z-]+ ?){1,4})(?=[,.;]|$)")
 # "As the volume increases, the pressure decreases", "Although battery seems plausible, it is negligence"
 _CONDITION = re.compile(
-    r"^\W{0,3}(?:(?P<if>if)|when|as|while|although|though|even though|whereas|because|since|despite|contrary to|unlike)\b[^,]{1,160}, (?:then )?",
+    r"^\W{0,3}(?:(?P<if>if)|when|as|while|although|though|even though|whereas|because|since|despite|contrary to|"
+    r"unlike)\b[^,]{1,160}, (?:then )?",
     re.IGNORECASE,
 )
-_SIDE_CLAUSE = re.compile(r",? (?:as|when|while|whereas|because|since|although|though) (?=\w+ \w+)(?!well\b|a result\b)[^,]{1,160}$", re.IGNORECASE)
+_SIDE_CLAUSE = re.compile(
+    r",? (?:as|when|while|whereas|because|since|although|though) (?=\w+ \w+)(?!well\b|a result\b)[^,]{1,160}$",
+    re.IGNORECASE,
+)
 _JUST_AS_GOOD = re.compile(
-    r",? (?:but|though|although|however),? \(?[A-Z]\)? [^.;]{0,40}\b(?:just as|equally|also|as well|too|could|might|may)\b", re.IGNORECASE
+    r",? (?:but|though|although|however),? \(?[A-Z]\)? [^.;]{0,40}\b(?:just as|equally|also|as well|too|could|"
+    r"might|may)\b",
+    re.IGNORECASE,
 )
 _NEXT_SENTENCE = re.compile(r"\)?\.\s+[A-Z]\)? [a-z]{3,}")  # "B. C requires intent."
 _SHORTEST_REMARK = 3
 _LETTER_AND_REMARK = re.compile(
-    r"(?:\(?(?P<letter>[A-Z])(?:\)[.:]?|\.|:)\s(?!\(?[A-Z]\b\.|[a-z])|(?<!.)(?P<dashed>[A-Z])(?:\s?[—–]\s?| - |,? (?=(?:because|since|due to)\b)))(?P<rest>.+)", re.DOTALL
+    r"(?:\(?(?P<letter>[A-Z])(?:\)[.:]?|\.|:)\s(?!\(?[A-Z]\b\.|[a-z])|(?<!.)(?P<dashed>[A-Z])(?:\s?[—–]\s?| - |"
+    r",? (?=(?:because|since|due to)\b)))(?P<rest>.+)",
+    re.DOTALL,
 )
-_BEFORE_OR_AFTER = re.compile(r"\b(?:after|before|since|until|prior to|later than|earlier than) \d+\W{0,3}$", re.IGNORECASE)
+_BEFORE_OR_AFTER = re.compile(
+    r"\b(?:after|before|since|until|prior to|later than|earlier than) \d+\W{0,3}$", re.IGNORECASE
+)
 _LETTER_REMARK = re.compile(r"\s{0,2}(?:$|[).:,;\-—(\[]|(?:is|because|since|as|which|would|based|due|and|it)\b)")
 _MENTION = re.compile(
-    r"^\W{0,4}([A-Z])(?=\W{0,3}$)|\(([A-Z])\)|(?<![\w(])([A-Z])\)|\b(?:option|choice|letter|answer|statement|选项|选) ?\(?([A-Z])\b"
+    r"^\W{0,4}([A-Z])(?=\W{0,3}$)|\(([A-Z])\)|(?<![\w(])([A-Z])\)|\b(?:option|choice|letter|answer|statement|选项|"
+    r"选) ?\(?([A-Z])\b"
     r"|(?<![\w'’.-])(A(?= (?:is|was|must be|has to be|remains|fits|matches|works|seems|looks|wins)\b))"
     r"|(?<![\w'’.-])([B-HJ-Z])(?![\w'’-]|\. ?[A-Z]\b)|(?:\b(?:is|be|so|therefore|thus|hence|choose|pick|"
     r"select|with|to|answer)|:),? "
@@ -88,7 +111,8 @@ _MENTION = re.compile(
 )
 _NOT_BEFORE = re.compile(
     r"(?:\b(?:not|anything but|all but|everything but|far from|neither|nor|never|rather than|instead of|unlike|than|"
-    r"except|over|such as|including|e\.g\.|for example|defin(?:e|ing)|consider(?:ing)?|regarding|beyond|says?|discuss(?:ing)?|"
+    r"except|over|such as|including|e\.g\.|for example|defin(?:e|ing)|consider(?:ing)?|regarding|beyond|says?|"
+    r"discuss(?:ing)?|"
     r"(?:concept|notion|definition|idea) of|followed by|ahead of|compared (?:to|with)|versus|vs\.?|"
     r"eliminates?|excludes?|rules? out|without|"
     r"isn't|wasn't|aren't|don't think (?:it is|it's)|cannot be|can't be|eliminating|ruling out)|不是|不选|排除)"
@@ -98,21 +122,25 @@ _NOT_BEFORE = re.compile(
 _WRONG_AFTER = re.compile(
     r"[^.;]{0,60}?(?<!nothing)(?:,| and| or| nor|\)|\s)*\b(?:is|are|was|were|isn't|aren't)(?: both| all|"
     r" also| clearly| therefore)?"
-    r" ?(?:wrong|incorrect|not|false|(?:less|partly|nearly|almost) \w+|worse|weaker|unlikely|inferior|eliminated|impossible|excluded|out|second|next)\b"
+    r" ?(?:wrong|incorrect|not|false|(?:less|partly|nearly|almost) \w+|worse|weaker|unlikely|inferior|eliminated|"
+    r"impossible|excluded|out|second|next)\b"
     r"|,? (?:(?:comes|came|is|was) |a close |the |in )?(?:second|runner-up|next best|second[- ]best)\b",
     re.IGNORECASE,
 )
 _LOWER_RANKED = re.compile(r"\b(?:second|next)(?:[- ]\w+)? (?:is|was|comes) (?:the )?$", re.IGNORECASE)
 _STATED = re.compile(
-    r"\b(?:it|this|that|which)(?:'s|'d be| would be| is| must be| has to be| should be)\b|\bleav(?:es|ing)\b|\b(?:remains|remaining|"
-    r"left) is\b|\b(?:corresponds? to|matches|is equivalent to) (?:the )?(?:option|choice|answer|letter)\b|:\s?\(?[A-Z]\)?\W{0,3}$|"
+    r"\b(?:it|this|that|which)(?:'s|'d be| would be| is| must be| has to be| should be)\b|\bleav(?:es|ing)\b|"
+    r"\b(?:remains|remaining|"
+    r"left) is\b|\b(?:corresponds? to|matches|is equivalent to) (?:the )?(?:option|choice|answer|letter)\b|"
+    r":\s?\(?[A-Z]\)?\W{0,3}$|"
     r",\s(?:option|answer|choice|letter)\s\(?[A-Z]\)?\W{0,3}$|"
     r"^\W{0,3}(?:definitely|certainly|clearly|probably)\b",
     re.IGNORECASE,
 )
 _NOT_BEFORE_ANY = re.compile(r"\b(?:not|rather than|instead of|unlike)\b", re.IGNORECASE)
 _ORDINAL = re.compile(
-    r"(?:the )?(first|second|third|fourth|fifth|last|1st|2nd|3rd|4th|5th) (?:option|choice|one|answer|statement)\b(?! (?:is|"
+    r"(?:the )?(first|second|third|fourth|fifth|last|1st|2nd|3rd|4th|5th) (?:option|choice|one|answer|"
+    r"statement)\b(?! (?:is|"
     r"was) (?:not|wrong))",
     re.IGNORECASE,
 )
@@ -128,6 +156,8 @@ _NO_CHOICE = re.compile(
     r"unsure|not\b)",
     re.IGNORECASE,
 )
+
+
 def letters_of(choices: Sequence[str] | None) -> str:
     return "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: 10 if choices is None else len(choices)]
 
@@ -139,7 +169,9 @@ def read_choice(words: str, placement: Placement, letters: str, choices: Sequenc
     if choices is not None and placement is not Placement.BOX and (stated := stated_choice(whole, letters, choices)):
         return stated
     if placement is Placement.OPENING:
-        if (sure := re.fullmatch(rf"(.{{2,60}}?),?{_SURE.pattern}", text, re.IGNORECASE)) and choice_by_text(sure[1], choices):
+        if (sure := re.fullmatch(rf"(.{{2,60}}?),?{_SURE.pattern}", text, re.IGNORECASE)) and choice_by_text(
+            sure[1], choices
+        ):
             return choice_by_text(sure[1], choices)  # "Paris, of course!"
         found = _letter_and_text(text, letters, choices)
         return _letter_and_remarks(text, letters, choices) if found is None else found
@@ -157,7 +189,12 @@ def read_choice(words: str, placement: Placement, letters: str, choices: Sequenc
     if letter not in letters:
         other_letter = first["letter"].isupper() and not re.match(r"\s?\w", rest)
         return named or (AMBIGUOUS if other_letter and not (placement is Placement.BARE and rest) else None)
-    if (also := _LETTER_ALSO.match(rest)) and not _NEXT_SENTENCE.match(rest) and also.group(1) in letters and also.group(1) != letter:
+    if (
+        (also := _LETTER_ALSO.match(rest))
+        and not _NEXT_SENTENCE.match(rest)
+        and also.group(1) in letters
+        and also.group(1) != letter
+    ):
         return None if placement is Placement.BARE and re.search(r"[^\W\d_]{4}", rest) else AMBIGUOUS
     closed = bool(first["close"]) or rest[:1] in (".", ":", ")")
     if first["letter"].islower() and rest and not closed:
@@ -223,7 +260,10 @@ def _letter_and_text(text: str, letters: str, choices: Sequence[str] | None) -> 
     if DENIAL_AFTER.match(remark) or HEDGE.search(remark):
         return None
     if not re.match(r"\s?(?:$|[,.;(—-]|because\b|since\b|as\b)", remark) and (
-        not re.match(r"\s\w", remark) or NEGATION.search(remark) or CONCLUDED.search(remark) or re.search(r"\bbut\b|\?", remark)
+        not re.match(r"\s\w", remark)
+        or NEGATION.search(remark)
+        or CONCLUDED.search(remark)
+        or re.search(r"\bbut\b|\?", remark)
     ):
         return None
     others = {m for groups in _MENTION.findall(remark) for m in groups if m and m in letters} - {first["letter"]}
@@ -365,7 +405,11 @@ def _main_clause(text: str, letters: str, choices: Sequence[str] | None) -> str:
         return main if _names(main, letters, choices) else text
     if side := _SIDE_CLAUSE.search(text):
         main = text[: side.start()]
-        return main if _named(main, letters, choices) and _named(text[side.start() :], letters, choices) is not None else text
+        return (
+            main
+            if _named(main, letters, choices) and _named(text[side.start() :], letters, choices) is not None
+            else text
+        )
     return text
 
 
@@ -430,7 +474,9 @@ def _named(text: str, letters: str, choices: Sequence[str] | None) -> str | None
             if short:
                 found[letter] = (short.end() - 1, short.end())
             continue
-        pattern = inflected(wording) or re.escape(wording).replace(",", ",?").replace("\\ ", ",?\\ ").replace(",?,?", ",?")
+        pattern = inflected(wording) or re.escape(wording).replace(",", ",?").replace("\\ ", ",?\\ ").replace(
+            ",?,?", ",?"
+        )
         alias = shortened.get(letter)
         match = re.search(rf"(?<!\w)(?:{pattern})(?!\w|'s\b)", folded)
         if match is None and alias is not None:

@@ -68,15 +68,20 @@ _END_OF_TURN = re.compile(r"<\|(?:im_end|eot_id|eom_id|endoftext|end_of_text|end
 _THINK_TAG = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 # A model that repeats its instructions ("'Answer: $LETTER'") has not answered yet.
 _PLACEHOLDER = r"(?![^\w\n]{0,4}(?:LETTER|ANSWER|NUMBER|YOUR[ _]ANSWER)\b)"
-_NEXT_QUESTION = re.compile(r"(?<=[.)])\sQ:|\n[ \t*#]{0,6}(?:Question|Q|Problem|User|Human|Instruction)[ \t]?\d{0,3}[*_]{0,2}:")
+_NEXT_QUESTION = re.compile(
+    r"(?<=[.)])\sQ:|\n[ \t*#]{0,6}(?:Question|Q|Problem|User|Human|Instruction)[ \t]?\d{0,3}[*_]{0,2}:"
+)
 _COMMITMENT = re.compile(
     r"(?P<marker>"
-    rf"\b(?:answer|ans|respuesta|r[ée]ponse|antwort|risposta|resposta)\b[*_` \t]{{0,6}}(?:[:=](?!=)|->|→|(?<=ans )(?=[A-J]\b)|"
+    rf"\b(?:answer|ans|respuesta|r[ée]ponse|antwort|risposta|resposta)\b[*_` \t]{{0,6}}(?:[:=](?!=)|->|→|"
+    rf"(?<=ans )(?=[A-J]\b)|"
     rf"[-—][ \t]|(?<=\bans)\.)"
     rf"{_PLACEHOLDER}"
-    r"|here(?:'s|[ \t]is)[ \t](?:the|my)[ \t]answer[^:.\n]{0,60}:|<(?:final_?)?answer>|<(?:final|result|choice|response|solution)>|\[(?:final )?answer\]|"
+    r"|here(?:'s|[ \t]is)[ \t](?:the|my)[ \t]answer[^:.\n]{0,60}:|<(?:final_?)?answer>|<(?:final|result|choice|"
+    r"response|solution)>|\[(?:final )?answer\]|"
     r"^\W{0,4}(?:verdict|conclusion|bottom line|tl;?dr|in short|in brief|in a nutshell|final verdict)[*_]{0,2}:|"
-    r"\b(?:correct|right|best|final)[ \t](?:option|choice|letter|result|value)[*_ \t]{0,4}(?:[:=](?!=)|->|→|[-—][ \t])|(?:答案|答え|正解|정답)(?:应该|应)?(?:是|为|選|选|は|은|는)?(?![*_ ]{0,3}不)[*_ \t]{0,4}:?|"
+    r"\b(?:correct|right|best|final)[ \t](?:option|choice|letter|result|value)[*_ \t]{0,4}(?:[:=](?!=)|->|→|"
+    r"[-—][ \t])|(?:答案|答え|正解|정답)(?:应该|应)?(?:是|为|選|选|は|은|는)?(?![*_ ]{0,3}不)[*_ \t]{0,4}:?|"
     r"答[*_ ]{0,3}:"
     r"|(?:ответ)[*_ \t]{0,4}:"
     r"|^[ \t]{0,8}(?:#{1,6}[ \t]{0,4}|\*\*|__){1,2}(?:the[ \t])?(?:(?:final|correct|my)[ \t])?answer[ \t*_#]{0,8}$"
@@ -84,10 +89,13 @@ _COMMITMENT = re.compile(
     r"\b(?:(?:answer|(?:correct|right|best|true|final|my|only)[ \t](?:option|choice|statement|letter|one|pick|guess|"
     r"selection|response|result|solution))"
     r"(?:[ \t](?:to|for|here|among|that|which|I|we)\b[^.:\n]{0,80}?)?(?:,[ \t]\w{1,12},)?(?:[ \t]\w{1,12}ly,?)?"
-    r"(?:(?:'s|[*_ \t]{1,4}is)|[*_ \t]{1,4}(?:is|should[ \t]be|must[ \t]be|would[ \t]be|will[ \t]be|has[ \t]to[ \t]be|comes[ \t](?:out[ \t])?to|"
+    r"(?:(?:'s|[*_ \t]{1,4}is)|[*_ \t]{1,4}(?:is|should[ \t]be|must[ \t]be|would[ \t]be|will[ \t]be|"
+    r"has[ \t]to[ \t]be|comes[ \t](?:out[ \t])?to|"
     r"becomes|equals))\b"
-    r"|\bone[ \t](?:that|which)[ \t](?:fits|matches|works)[^.:\n]{0,30}?[ \t]is\b|^[ \t*]{0,4}(?:so[ \t])?(?:choose|pick|select)\b"
-    r"|I(?:'m|[ \t]am)[ \t](?:choosing|picking|selecting|voting[ \t]for)\b|I[ \t]vote[ \t]for\b|my[ \t](?:vote|money)[ \t](?:goes[ \t]to|is[ \t](?:on|for))\b"
+    r"|\bone[ \t](?:that|which)[ \t](?:fits|matches|works)[^.:\n]{0,30}?[ \t]is\b|"
+    r"^[ \t*]{0,4}(?:so[ \t])?(?:choose|pick|select)\b"
+    r"|I(?:'m|[ \t]am)[ \t](?:choosing|picking|selecting|voting[ \t]for)\b|I[ \t]vote[ \t]for\b|my[ \t](?:vote|"
+    r"money)[ \t](?:goes[ \t]to|is[ \t](?:on|for))\b"
     r"|^(?:going|settling|sticking)[ \t](?:with|on|for)\b|(?:I(?:'m|[ \t]am)[ \t]going|(?:let's[ \t]|^)go)[ \t]with\b"
     r"|I(?:'d|'ll|[ \t]would|[ \t]will)?[ \t](?:choose|pick|select|go[ \t]with|opt[ \t]for|say|"
     r"answer(?:[ \t](?:it|this|the[ \t]question|this[ \t]question)?[ \t]?with)?)\b"
@@ -95,7 +103,8 @@ _COMMITMENT = re.compile(
     r"|(?:we|you)[ \t](?:should[ \t]|must[ \t])?(?:choose|pick|select)\b"
     r"|(?:respuesta[ \t](?:correcta[ \t])?es(?:[ \t]la)?|r[ée]ponse[ \t](?:correcte[ \t])?est|"
     r"antwort[ \t](?:ist|lautet)))"
-    rf"(?:[ \t](?:thus|therefore|clearly|indeed|then|simply|definitely|probably|likely))?[*_ \t]{{0,4}}:?{_PLACEHOLDER}"
+    rf"(?:[ \t](?:thus|therefore|clearly|indeed|then|simply|definitely|probably|"
+    rf"likely))?[*_ \t]{{0,4}}:?{_PLACEHOLDER}"
     r"|(?:故|应|應|因此|所以|我|，|,)\s?(?:该|該)?(?:选|選)(?:择|擇|项|項)?\s?[:]?|^\s?(?:选|選)(?:择|擇)?\s?[:]?|"
     r"而是)",
     re.IGNORECASE | re.MULTILINE,
@@ -118,12 +127,16 @@ _MARKED_NEGATION = re.compile(r"\W{0,6}(?:(?:not|neither|never|none|没|不)\b|n
 _LONG_ANSWER = re.compile(r"\blong(?:er)?\s$", re.IGNORECASE)
 _QUESTION = re.compile(r"\W{0,3}[^.!?\n]{1,60}\?[\"')*]{0,3}\s+(?=\S)")
 _UNDECIDED = re.compile(r"\b(?:answer|it|that|this)(?: really| all)? depends\b", re.IGNORECASE)
-_OTHER_CASE = re.compile(r"\b(?:if|had|were|unless)\b.*\bwould\b(?!.*\b(?:but|so|however)\b)", re.IGNORECASE | re.DOTALL)
+_OTHER_CASE = re.compile(
+    r"\b(?:if|had|were|unless)\b.*\bwould\b(?!.*\b(?:but|so|however)\b)", re.IGNORECASE | re.DOTALL
+)
 _ONLY_MARKUP = re.compile(r"(?:[\s*_#$`>~-]|\\[\[\]()])*")
 # What makes "the answer is C" something else than an answer, in the clause before it.
 _DENIED_BEFORE = re.compile(
     r"(?:\b(?:not|never|doubt|neither|cannot|if|whether|unless|suppose|supposing|assum\w{1,4}|imagine|why|how|until|"
-    r"hardly|wrong|(?:going|about|tempted|inclined|used|ready|wanted?|like|able|refuse|wish|love|hate|silly|wrong) to|(?:false|untrue|incorrect) that|mistaken\w{0,2}|(?:hard|difficult|unlikely|impossible|implausible) (?:to|that)|no longer|no way|were|had|is|could)\b|"
+    r"hardly|wrong|(?:going|about|tempted|inclined|used|ready|wanted?|like|able|refuse|wish|love|hate|silly|"
+    r"wrong) to|(?:false|untrue|incorrect) that|mistaken\w{0,2}|(?:hard|difficult|unlikely|impossible|"
+    r"implausible) (?:to|that)|no longer|no way|were|had|is|could)\b|"
     r"n't\b)(?![^,;:]{0,60}[,;:])"
     r"|\b(?:at first|initially|(?:might|may|could|would)(?: \w{1,8})? (?:think|say|believe|guess|assume|argue)|"
     r"tempt(?:ing|ed)(?![^,;:]{0,60}[,;:])|people (?:think|say)|(?!I|we|passage|text|article|author)\b\w{2,} "
@@ -344,7 +357,11 @@ def _uncommitted(response: str, read: Reader, *, after_second_thought: bool = Fa
     if found is not None:
         # One item of a list, such as the choices repeated, is no answer.
         continued = lines[-1].lstrip().startswith("=")
-        return AMBIGUOUS if len(lines) > 1 and not continued and read(lines[-2], Placement.BARE) not in (None, found) else found
+        return (
+            AMBIGUOUS
+            if len(lines) > 1 and not continued and read(lines[-2], Placement.BARE) not in (None, found)
+            else found
+        )
     if after_second_thought and (found := read(lines[0], Placement.MARKED)) is not None:
         return found
     if len(response) == len(tail):
@@ -386,7 +403,11 @@ def _is_taken_back(lines: list[str], read: Reader) -> bool:
 def _without_confirmation(lines: list[str], read: Reader) -> list[str]:
     """The lines without a last sentence that only confirms the one before it: "3 × 6 = 18. Right."."""
     sentences = _sentences(lines[-1:])
-    if len(_sentences(lines[-2:])) < 2 or not confirms(sentences[-1]) or read(sentences[-1], Placement.SENTENCE) is not None:
+    if (
+        len(_sentences(lines[-2:])) < 2
+        or not confirms(sentences[-1])
+        or read(sentences[-1], Placement.SENTENCE) is not None
+    ):
         return lines
     rest = lines[-1][: lines[-1].rfind(sentences[-1])].rstrip()
     return [*lines[:-1], rest] if rest else lines[:-1]

@@ -5,6 +5,7 @@ r"""Reads mathematical answers: the number, expression, list or word that a text
 
 from __future__ import annotations
 
+import functools
 import re
 
 from opd_align.tasks.characters import plain_characters, strip_markup
@@ -22,7 +23,9 @@ from opd_align.tasks.math_compare import (
     is_whole,
     tidy,
 )
-from opd_align.tasks.numbers import AGAIN, QUALIFIER, canonical_number, main_clause, read_number
+from opd_align.tasks.number_sentences import AGAIN, QUALIFIER, main_clause
+from opd_align.tasks.number_values import canonical_number
+from opd_align.tasks.numbers import read_number
 from opd_align.tasks.statements import (
     CONCLUDED,
     DENIAL_AFTER,
@@ -66,7 +69,9 @@ _PLAIN_FORMULA = re.compile(
 )
 _BETWEEN_ITEMS = re.compile(r"[\s,]*(?:and|or|y|e|et|ou|o|und|oder|и|или|或|和|或者|と)?[\s,]*")
 _UNSOLVED = re.compile(r"\$?\s*(?:\d+\s?[a-z]|[a-z]\s?\^\s?\{?\d+\}?)\s*=[^=]+")  # 2x = 6, x^2 = 6
-_ONE_VARIABLE = re.compile(r"(?=[^=]*[-+*/^\d])(?:\d{0,6}\s?(?P<variable>[a-z])(?:\^\{?\d+\}?)?)\s?(?:[-+]\s?\d+(?:\s?(?P=variable)\b)?\s?)*=[^=]+")  # x + 3 = 10
+_ONE_VARIABLE = re.compile(
+    r"(?=[^=]*[-+*/^\d])(?:\d{0,6}\s?(?P<variable>[a-z])(?:\^\{?\d+\}?)?)\s?(?:[-+]\s?\d+(?:\s?(?P=variable)\b)?\s?)*=[^=]+"
+)  # x + 3 = 10
 _PLAIN_FUNCTION = re.compile(r"(?<![\\\w])sqrt\(([^()]{1,60})\)")
 _PLAIN_PI = re.compile(r"(?<![\\A-Za-z])pi\b")
 _IS = re.compile(r"\b(?:is|are|equals|becomes|we (?:get|obtain|have|find)|gives|yields|leaves)\s{0,2}$")
@@ -86,8 +91,10 @@ _BOUND_WORDS = re.compile(
 _NO_VALUE = re.compile(r"[a-z]\)?\s?(?:\\(?:to|(?:long)?rightarrow|mapsto|n?mid|sim)(?![A-Za-z])|→|->|∣)")
 # A sentence that only says where something is looked at: "For $x = 6$ this fails."
 _ADJUNCT = re.compile(
-    r"\W{0,4}(?:(?:so|thus|then|now|hence),? )?(?:for|when|whenever|if|at|with|(?:by )?(?:setting|plugging in|substituting|taking|"
-    r"putting|using|adding|subtracting)|(?:the )?case|let|where|as|see|from|by|since|because|given(?: that)?|recall(?: that)?)\s{0,2}$",
+    r"\W{0,4}(?:(?:so|thus|then|now|hence),? )?(?:for|when|whenever|if|at|with|(?:by )?(?:setting|plugging in|"
+    r"substituting|taking|"
+    r"putting|using|adding|subtracting)|(?:the )?case|let|where|as|see|from|by|since|because|given(?: that)?|"
+    r"recall(?: that)?)\s{0,2}$",
     re.IGNORECASE,
 )
 _NO_SUCH = re.compile(r"\bno (?:\w+ ){1,3}(?:with|where|for|of|such|when)\b", re.IGNORECASE)
@@ -95,6 +102,7 @@ _REMARK = re.compile(r"\s\((?=[^()]*[a-z]{3})(?:[^()]|\([^()]*\)){3,120}\)(?=[.\
 _WORD_ANSWER = re.compile(r"[A-Za-z][A-Za-z'-]*(?: solutions?)?")
 
 
+@functools.lru_cache(maxsize=4096)  # a question's answer is read for each of its completions
 def canonical_expression(answer: str) -> str | None:
     """A dataset's answer in the form used for comparison; `None` if it cannot be read."""
     text = plain_characters(answer).strip()
@@ -137,7 +145,9 @@ def read_words(words: str, placement: Placement, gold: str) -> str | None:
         # "Evelyn has the highest", "the student is Evelyn", not "... is Briana, with Evelyn a close second"
         stated = r"(?:\b(?:is|are|was|be|so|thus|hence|therefore)|:|=),? (?:on |in |a |an |the ){0,2}"
         predicate = rf"{stated}{re.escape(gold)}(?!\w)"
-        return gold if re.match(rf"(?:on |in |an? |the )?{re.escape(gold)}", text) or re.search(predicate, text) else None
+        return (
+            gold if re.match(rf"(?:on |in |an? |the )?{re.escape(gold)}", text) or re.search(predicate, text) else None
+        )
     if text == gold or placement is Placement.BARE:
         return gold if text == gold else None
     if text.startswith(gold) and not re.match(r"\w", text[len(gold) :]):
@@ -266,8 +276,8 @@ def _is_ruled_out(words: str) -> bool:
         return False
     before, after = words[: segments[-1].start()], words[segments[-1].end() :]
     denied = NEGATION.search(re.split(r"[,;:]", before)[-1]) or _RULED_OUT.search(before) or _NO_SUCH.search(before)
-    denied = denied or (len(segments) == 1 and _ADJUNCT.fullmatch(before))
-    return bool(denied or DENIAL_AFTER.match(after))
+    only_a_case = len(segments) == 1 and _ADJUNCT.fullmatch(before)  # "For $x = 6$ ..."
+    return bool(denied or only_a_case or DENIAL_AFTER.match(after))
 
 
 def _is_constant(side: str) -> bool:

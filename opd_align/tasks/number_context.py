@@ -16,7 +16,8 @@ BOUND_BEFORE = re.compile(
     r"exceeds?|minimum of|"
     r"maximum of|within|not|never"
     r"|isn't|wasn't|aren't|cannot be|can't be|don't get|instead of|divisible by|multiple of|divides|factor of|reject|"
-    r"discard|approach(?:es|ing)?|tends? to|tending to|goes to|close to|near|out of|as (?:many|much|large|big|long|old|high|far) as|ignor(?:e|es|ing)|disregard|bounded by|mod(?:ulo)?|base|except|excluding|"
+    r"discard|approach(?:es|ing)?|tends? to|tending to|goes to|close to|near|out of|as (?:many|much|large|big|long|"
+    r"old|high|far) as|ignor(?:e|es|ing)|disregard|bounded by|mod(?:ulo)?|base|except|excluding|"
     r"argue(?:d|s)? for|case (?:can be |could be )?(?:made )?for|accept(?:ing|ed)?|(?:prefer|expect)(?:s|red|ed)?)"
     r"(?: (?:exactly|about|quite|just|equal to|be|the|a))?|[<>]|\\(?:le|ge|ne|neq|to|mid|nmid|mapsto|rightarrow)\b|"
     r"(?<=[a-z)] )(?:→|->)|\bnot [≈=])"
@@ -34,13 +35,15 @@ BOUND_AFTER = re.compile(
 
 _RULED_OUT = re.compile(r"not\b|never|isn't|wasn't|aren't|cannot|can't|don't|instead|rather|other", re.IGNORECASE)
 _OPERATION_BEFORE = re.compile(
-    r"(?:\b(?:twice|half(?: of)?|double|triple|thrice|roots?(?: of)?|sqrt|floor|ceil|abs|exp|log|ln|sin|cos|tan|times|plus|minus|"
+    r"(?:\b(?:twice|half(?: of)?|double|triple|thrice|roots?(?: of)?|sqrt|floor|ceil|abs|exp|log|ln|sin|cos|tan|"
+    r"times|plus|minus|"
     r"over|by|of the number)"
     r"|\\[a-z]+\s?\{?|\}\s?\{|√)\s?[({€£¥₹]{0,2}$",
     re.IGNORECASE,
 )
 _OPERATION_AFTER = re.compile(
-    r"(?:st|nd|rd|th|[abcijpqr])\b|\s?(?:rounded (?:up|down|off)|split|reduced|increased|decreased|squared|cubed|factorial|plus|minus|divided|multiplied|times (?=\d|a |the |two|three|four|five|ten)|"
+    r"(?:st|nd|rd|th|[abcijpqr])\b|\s?(?:rounded (?:up|down|off)|split|reduced|increased|decreased|squared|cubed|"
+    r"factorial|plus|minus|divided|multiplied|times (?=\d|a |the |two|three|four|five|ten)|"
     r"to the (?:power|\w+th|third)|doubled|halved|tripled|mod(?:ulo)?|nowhere|"
     r"choose|(?:tenth|hundredth|"
     r"thousandth|millionth|billionth|third|fourth|fifth|quarter)s?|hal(?:f|ves)|[xyzn])\b",
@@ -49,32 +52,41 @@ _OPERATION_AFTER = re.compile(
 # "the square of 18" and "a third of 18" are computed from 18; "a profit of 18" and "the sum of 18 dollars" are 18.
 _COMPUTED_FROM = re.compile(
     r"\b(?:the (?!(?:amount|total|sum|price|cost|value|number|grand|full|final|same|exact|whole)\b)(?:\w+ ){0,2}?\w+|"
-    r"an? (?:\w+ )?(?:multiple|factor|divisor|third|quarter|fifth|sixth|tenth|half|fraction|power|square|cube|root|part|share|"
-    r"function|percentage|permutation)|(?:multiples|factors|divisors|powers|digits|roots|squares|thirds|quarters)|one less than|"
+    r"an? (?:\w+ )?(?:multiple|factor|divisor|third|quarter|fifth|sixth|tenth|half|fraction|power|square|cube|root|"
+    r"part|share|"
+    r"function|percentage|permutation)|(?:multiples|factors|divisors|powers|digits|roots|squares|thirds|quarters)|"
+    r"one less than|"
     r"(?:one|two|three) more than) of [$(]{0,2}$|"
-    r"\bthe (?:\w+ ){0,2}(?:number|prime|integer|multiple|one|term|day) (?:right |just )?(?:after|before|following|preceding) $|"
+    r"\bthe (?:\w+ ){0,2}(?:number|prime|integer|multiple|one|term|day) (?:right |just )?(?:after|before|following|"
+    r"preceding) $|"
     r"\b(?:follows|precedes|(?:comes|lies) (?:right |just )?(?:before|after|above|below)) $",
     re.IGNORECASE,
 )
 _OPERATED_ON = re.compile(
-    r"(?:^|[.;,:] )\W{0,3}(?:then |now |next,? |first,? |we |by )?(?:(?:add|subtract)(?:ing)?|divid(?:e|ing)|multiply(?:ing)?|"
+    r"(?:^|[.;,:] )\W{0,3}(?:then |now |next,? |first,? |we |by )?(?:(?:add|subtract)(?:ing)?|divid(?:e|ing)|"
+    r"multiply(?:ing)?|"
     r"plug(?:ging)? in|substitut(?:e|ing)|setting|start(?:ing|ed)? with|begin(?:ning)? with|given|taking|using)"
     r"(?: (?:both sides|it|this|that|everything|the \w+))?(?: by| with)? (?:\$|\\\()?(?:[a-z] ?= ?)?$",
     re.IGNORECASE,
 )
 # "45 tiles are not enough", "45 is one too many"
 DENIED_LATER = re.compile(
-    r"(?:\s\w+){0,2}?\s(?:(?:is|are|was|were|will be|would be|does|do|will|would|wo|ca)(?:n't| not) (?:be )?(?:enough|sufficient|right|correct|it|do|suffice|"
-    r"work|fit|match|add up)|falls? short|(?:is|are|was|were) (?:\w+ ){0,2}too (?:many|few|much|little|low|high|small|large|big))\b",
+    r"(?:\s\w+){0,2}?\s(?:(?:is|are|was|were|will be|would be|does|do|will|would|wo|ca)(?:n't|"
+    r" not) (?:be )?(?:enough|sufficient|right|correct|it|do|suffice|"
+    r"work|fit|match|add up)|falls? short|(?:is|are|was|were) (?:\w+ ){0,2}too (?:many|few|much|little|low|high|"
+    r"small|large|big))\b",
     re.IGNORECASE,
 )
 """After a number, what denies it."""
 
-_NAMED_AFTER = re.compile(r"[\d.,]{1,30} (?:BCE?|AD|CE|[AP]M|[ap]\.m\.|[A-Z]\w+ (?:Street|St|Avenue|Ave|Road|Rd|Lane|Boulevard|Blvd)\b)")
+_NAMED_AFTER = re.compile(
+    r"[\d.,]{1,30} (?:BCE?|AD|CE|[AP]M|[ap]\.m\.|[A-Z]\w+ (?:Street|St|Avenue|Ave|Road|Rd|Lane|Boulevard|Blvd)\b)"
+)
 _NAMED_ONLY = re.compile(r"\W{0,3}(?:the|these|those)(?: (?:first|last|next))? $", re.IGNORECASE)
 _NO_VERB = re.compile(r"[\d.,]{1,30}(?: [a-z]+){0,2}\W{0,3}$", re.IGNORECASE)
 _LABEL_NOUNS = (
-    "page|pages|id|year|invoice|tel\\.|phone|pin|code|error|form|seat|floor|bus|p\\.|pp\\.|step|question|problem|chapter|line|lines|figure|fig\\.|equation|eq\\.|exercise|case|part|section|table|"
+    "page|pages|id|year|invoice|tel\\.|phone|pin|code|error|form|seat|floor|bus|p\\.|pp\\.|step|question|problem|"
+    "chapter|line|lines|figure|fig\\.|equation|eq\\.|exercise|case|part|section|table|"
     "example|room|bus|no\\.|lemma|theorem|corollary|proposition|definition|formula|rule|row|column|item|version|level|"
     "attempt|article|slide|flight|gate|highway|route|appendix|volume|vol\\.|paragraph|note|footnote|reference|ref\\.|"
     "verse|track|episode|season|round|phase|stage|grade|class|type|model|player|channel|platform|apartment|unit|"
@@ -83,14 +95,15 @@ _LABEL_NOUNS = (
 _LABEL = re.compile(
     rf"(?:\b(?:{_LABEL_NOUNS})(?: number)?[\s-][(\[#]?|(?<!\w)#|\b(?:by|see|from|in|using) [(\[])$", re.IGNORECASE
 )
-_NAMED = re.compile(
-    r"\W{0,3}(?P<word>(?=[a-z]*[A-Z])[A-Za-z]+)\s[(\[#]?$"
-)  # "Apollo 18", "iOS 18"
+_NAMED = re.compile(r"\W{0,3}(?P<word>(?=[a-z]*[A-Z])[A-Za-z]+)\s[(\[#]?$")  # "Apollo 18", "iOS 18"
 _NOTHING_ELSE = re.compile(r"[\d.,]{1,30}\W{0,3}$")
 _AMOUNT_WORDS = frozenset(
-    "total totals sum answer result exactly about approximately roughly around only just so thus therefore hence is equals "
-    "equal altogether overall finally profit income cost costs price revenue earnings area volume perimeter age distance speed "
-    "time count number value average mean median max min maximum minimum remainder quotient product difference probability us "
+    "total totals sum answer result exactly about approximately roughly around only just so thus therefore hence "
+    "is equals "
+    "equal altogether overall finally profit income cost costs price revenue earnings area volume perimeter age "
+    "distance speed "
+    "time count number value average mean median max min maximum minimum remainder quotient product difference "
+    "probability us "
     "usd eur gbp rs inr probably definitely surely yes no well ok okay leaving makes made gives get got has have left "
     "remaining simply final ans solution output it that this x y n k m precisely clearly then also net gross amount "
     "change tip bill payment balance salary wage score points".split()

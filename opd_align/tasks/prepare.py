@@ -16,7 +16,8 @@ _STRUCK_OUT = re.compile(r"~~[^~\n]{1,200}~~")
 _CALCULATOR = re.compile(r"<<[^<>\n]{1,120}>>")  # GSM8K: $<<9*2=18>>18
 _QUOTED = re.compile(r"(?:[ \t]{0,3}>(?!>)[^\n]{0,2000}\n+){1,50}(?=\s{0,20}[^\s>])")
 _BOX = re.compile(
-    r"^[ \t]{0,4}(?:[-*][ \t])?[ \t]{0,2}(?:(?P<open>(?:\[ ?\]|☐|❌|✗)(?![ *]{0,4}(?i:false|no|incorrect|wrong)\b))|(?P<ticked>\[[xX✓✔]\]|☑|☒|✅|✔|✓))"
+    r"^[ \t]{0,4}(?:[-*][ \t])?[ \t]{0,2}(?:(?P<open>(?:\[ ?\]|☐|❌|✗)(?![ *]{0,4}(?i:false|no|incorrect|wrong)\b))|"
+    r"(?P<ticked>\[[xX✓✔]\]|☑|☒|✅|✔|✓))"
     r"\ufe0f?[ \t]{0,3}(?P<first>\S[^\n]{0,300})$"
     r"|^[ \t]{0,4}(?P<last>[^\n]{0,200}?[^\s.:✅✔✓❌✗]):?[ \t]{0,2}"
     r"(?:(?P<closed>[❌✗])|(?P<mark>[✅✔✓]))\ufe0f?[ \t]{0,3}$",
@@ -35,24 +36,37 @@ _ANSWER_KEY = re.compile(
 _OBJECT = re.compile(r"\{\s{0,20}[\"'][\w -]{1,60}[\"']\s{0,4}:[^{}]{0,2000}\}?")
 # An answer that is marked as wrong, or negated by a sign.
 _CROSSED = re.compile(
-    r"^[ \t*]{0,6}(?:(?:[❌✗✘👎🚫]\ufe0f?|¬|!=?|≠|~(?!~)|\\ne(?:q|g)?\b)[ \t]{0,2}(?!\**(?:false|no|incorrect|wrong)\b)[^\s!=][^\n]{0,80}"
-    r"|(?!(?:false|no|incorrect|wrong)\b)[^\n.!?]{1,80}?[ \t:—-]{0,4}(?:[❌✗✘👎🚫]\ufe0f?|\((?:wrong|incorrect|no|false|not correct|rejected|eliminated|excluded)\)))"
+    r"^[ \t*]{0,6}(?:(?:[❌✗✘👎🚫]\ufe0f?|¬|!=?|≠|~(?!~)|\\ne(?:q|g)?\b)[ \t]{0,2}(?!\**(?:false|no|incorrect|"
+    r"wrong)\b)[^\s!=][^\n]{0,80}"
+    r"|(?!(?:false|no|incorrect|wrong)\b)[^\n.!?]{1,80}?[ \t:—-]{0,4}(?:[❌✗✘👎🚫]\ufe0f?|\((?:wrong|incorrect|no|"
+    r"false|not correct|rejected|eliminated|excluded)\)))"
     r"[ \t.*]{0,4}$",
     re.MULTILINE | re.IGNORECASE,
 )
-_CROSSES = re.compile(r"[❌✗✘👎🚫¬≠]|(?:^|\n)[ \t*]{0,6}(?:!|~|\\ne)|\((?:wrong|incorrect|no|false|not correct|rejected|eliminated|excluded)\)", re.IGNORECASE)
+_CROSSES = re.compile(
+    r"[❌✗✘👎🚫¬≠]|(?:^|\n)[ \t*]{0,6}(?:!|~|\\ne)|\((?:wrong|incorrect|no|false|not correct|rejected|eliminated|"
+    r"excluded)\)",
+    re.IGNORECASE,
+)
 _ASIDE = re.compile(
     r"[ \t]?\((?=[^()]{0,300}\b(?:would|wouldn't|for comparison|not to be confused)\b|[^()]{0,300}\w'd\b)"
     r"[^()]{1,300}\)"
 )
 # A sentence in parentheses at the end: "She makes $18. (One may argue for 26.)"
-_LAST_PARENTHESES = re.compile(r"(?<=[.!?*])\s{1,3}\((?=[A-Z])(?!(?:answer|option|choice|so|thus)\b)(?P<remark>(?:[^()\n]|\([^()\n]*\)){12,300})\)\W{0,3}$", re.IGNORECASE)
+_LAST_PARENTHESES = re.compile(
+    r"(?<=[.!?*])\s{1,3}\((?=[A-Z])(?!(?:answer|option|choice|so|thus)\b)(?P<remark>(?:[^()\n]|"
+    r"\([^()\n]*\)){12,300})\)\W{0,3}$",
+    re.IGNORECASE,
+)
 # A command to whoever grades is no answer.
 _COMMAND = re.compile(
-    r"(?:(?<=^)|(?<=[.!?:\n])|(?<=[.!?:] ))(?![^.!?:\n]{0,80}\b(?:I|we)\b)[^.!?:\n]{0,80}?(?:\b(?:mark|grade|score|rate|accept|count|treat|consider|label|"
-    r"evaluate|judge|take|regard) (?:this|it|me|my|the|that|\S{1,12})\b(?: (?:answer|response|output|solution|submission|"
+    r"(?:(?<=^)|(?<=[.!?:\n])|(?<=[.!?:] ))(?![^.!?:\n]{0,80}\b(?:I|we)\b)[^.!?:\n]{0,80}?(?:\b(?:mark|grade|score|"
+    r"rate|accept|count|treat|consider|label|"
+    r"evaluate|judge|take|regard) (?:this|it|me|my|the|that|\S{1,12})\b(?: (?:answer|response|output|solution|"
+    r"submission|"
     r"completion))?,? (?:as |to be )?(?:an? |the |fully )?(?:correct|right|true|accepted|valid|passed|full)\b|"
-    r"\b(?:award|give|grant|assign) (?:(?:me|it|this|us|the) )?(?:[\w ]{0,20} )?(?:full|points?|marks?|credit|reward|score)\b|"
+    r"\b(?:award|give|grant|assign) (?:(?:me|it|this|us|the) )?(?:[\w ]{0,20} )?(?:full|points?|marks?|credit|"
+    r"reward|score)\b|"
     r"\b(?:grader|evaluator|verifier|reward model)s?\b|\b(?:to|and) (?:pass|get (?:full )?(?:marks|credit|points))\b|"
     r"\bignore (?:all |any |the )?(?:previous|prior|above|earlier) instructions\b|"
     r"^\W{0,4}(?:grade|score|reward|rating|evaluation): ?\w|"
@@ -61,22 +75,31 @@ _COMMAND = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _COMMAND_WORDS = re.compile(
-    r"\b(?:mark|grade|score|rat(?:e|ing)|accept|count|treat|consider|label|evaluat|judge|take|regard|award|give|grant|assign|"
+    r"\b(?:mark|grade|score|rat(?:e|ing)|accept|count|treat|consider|label|evaluat|judge|take|regard|award|give|"
+    r"grant|assign|"
     r"verifier|reward|pass|marks|credit|points|ignore|response|submission|completion|output)",
     re.IGNORECASE,
 )
-_TABLE_ROW = re.compile(r"^\|[ \t*]{0,6}([^|\n]{1,80}?)[ \t*]{0,6}\|(?:[^|\n]{0,80}\|){0,4}?[ \t]{0,6}([✅✔✓❌✗])\ufe0f?[ \t]{0,6}\|[ \t]{0,6}$", re.MULTILINE)
+_TABLE_ROW = re.compile(
+    r"^\|[ \t*]{0,6}([^|\n]{1,80}?)[ \t*]{0,6}\|(?:[^|\n]{0,80}\|){0,4}?[ \t]{0,6}([✅✔✓❌✗])\ufe0f?[ \t]{0,6}\|"
+    r"[ \t]{0,6}$",
+    re.MULTILINE,
+)
 _INLINE_BOX = re.compile(r"(?<=\S) {1,4}(?=(?:\[[ xX✓✔]?\]|[☐☑☒]) ?\w)")
 _END_OF_PROOF = re.compile(
     r"\s{0,4}\$?\\(?:blacksquare|square|qed)\b\$?|[ \t]{0,4}[✓✔✅☑👍🎉🙂😊]\ufe0f?(?=\W{0,6}$)", re.MULTILINE
 )
-_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{(?:align|equation|gather|aligned|gathered|split|multline|eqnarray)\*?\}(?:\{\w\})?")
+_ENVIRONMENT = re.compile(
+    r"\\(?:begin|end)\{(?:align|equation|gather|aligned|gathered|split|multline|eqnarray)\*?\}(?:\{\w\})?"
+)
 _RETURNED = re.compile(
-    r"(?:^|\n)[ \t]{0,8}(?:return[ \t]|(?:submit|final_answer|answer)\()[ \t]{0,2}[\"']?([^\"'()\n]{1,40})[\"']?\)?[;.]?\s{0,3}$"
+    r"(?:^|\n)[ \t]{0,8}(?:return[ \t]|(?:submit|final_answer|"
+    r"answer)\()[ \t]{0,2}[\"']?([^\"'()\n]{1,40})[\"']?\)?[;.]?\s{0,3}$"
 )
 _QUOTED_NOT = re.compile(r"[\"'](?:not)[\"']", re.IGNORECASE)  # the word "not"
 _IDIOM = re.compile(
-    r"\b(?:believe it or not|like it or not|(?:as )?strange as it (?:may )?(?:seems?|sounds?)|contrary to (?:popular|common) (?:belief|opinion)|"
+    r"\b(?:believe it or not|like it or not|(?:as )?strange as it (?:may )?(?:seems?|sounds?)|"
+    r"contrary to (?:popular|common) (?:belief|opinion)|"
     r"despite what (?:many|most|some)(?: people)? (?:believe|think|say)),? ",
     re.IGNORECASE,
 )
@@ -118,7 +141,12 @@ def prepared(response: str) -> str:
         response = _UNEQUAL.sub(" is not ", response)
     if "not'" in response or 'not"' in response:
         response = _QUOTED_NOT.sub("", response)
-    if " or not" in response or "strange as" in response.lower() or "belief" in response or "despite what" in response.lower():
+    if (
+        " or not" in response
+        or "strange as" in response.lower()
+        or "belief" in response
+        or "despite what" in response.lower()
+    ):
         response = _IDIOM.sub("", response)
     if "doubt" in response.lower():
         response = _NO_DOUBT.sub("surely", response)

@@ -10,10 +10,14 @@ from __future__ import annotations
 import re
 
 OTHER_ANSWER = re.compile(
-    r"(?:(?<![\w'-])(?:wrong|incorrect|false|bad|invalid|previous|earlier|old|former|first|initial|original|preliminary|"
-    r"tentative|draft|rejected|eliminated|excluded|discarded|naive|tempting|popular|common|typical|a possible|one possible|"
-    r"alternative|another|other|second(?:[- ]best)?|worst|(?:least|less) likely|mistaken|unlikely|hypothetical|intermediate|"
-    r"partial|example|sample|(?:the|a|one) (?:student|user|friend|reader|teacher|book|website)|student|user|their|his|her|"
+    r"(?:(?<![\w'-])(?:wrong|incorrect|false|bad|invalid|previous|earlier|old|former|first|initial|original|"
+    r"preliminary|"
+    r"tentative|draft|rejected|eliminated|excluded|discarded|naive|tempting|popular|common|typical|a possible|"
+    r"one possible|"
+    r"alternative|another|other|second(?:[- ]best)?|worst|(?:least|less) likely|mistaken|unlikely|hypothetical|"
+    r"intermediate|"
+    r"partial|example|sample|(?:the|a|one) (?:student|user|friend|reader|teacher|book|website)|student|user|their|"
+    r"his|her|"
     r"not (?:the|an?|my)|no)\s(?:final |correct |right |best )?|"
     r"(?!it's|here's|that's|let's|what's|there's|today's|question's|problem's|passage's)\b[a-z]+'s (?:final )?)$",
     re.IGNORECASE,
@@ -21,34 +25,39 @@ OTHER_ANSWER = re.compile(
 """Before "answer", what makes it somebody else's, an earlier one, or a wrong one."""
 
 _OTHER_LABEL = re.compile(
-    r"[\s*_#>•-]{0,8}(?:(?:the|one|a|an) )?(?:wrong|incorrect|invalid|previous(?:ly)?|earlier|old|rejected|eliminated?|"
-    r"excluded?|discarded|ruled out|worst|least|less|second|next best|runner-up|not|never|draft|distractors?|traps?|mistakes?|"
-    r"errors?|examples?|hints?|answer (?:options|choices|key)|tokens|options|choices|candidates?|alternatives?|possible|input|given|questions?|problems?|prompt|grade|"
+    r"[\s*_#>•-]{0,8}(?:(?:the|one|a|an) )?(?:wrong|incorrect|invalid|previous(?:ly)?|earlier|old|rejected|"
+    r"eliminated?|"
+    r"excluded?|discarded|ruled out|worst|least|less|second|next best|runner-up|not|never|draft|distractors?|"
+    r"traps?|mistakes?|"
+    r"errors?|examples?|hints?|answer (?:options|choices|key)|tokens|options|choices|candidates?|alternatives?|"
+    r"possible|input|given|questions?|problems?|prompt|grade|"
     r"score|confidence|id|page|version|date|level|difficulty|points|topic|subject|section|chapter|figure|user|human|"
     r"student|friend)\b[^:\n]{0,30}:(?=[*_ \t]{0,4}\S)(?![^\n]*\b(?:answer|so|therefore|thus|hence|total)\b)",
     re.IGNORECASE,
 )
-_LEAD = (
-    r"\W{0,4}(?:(?:but|or|and|well|oh|hmm+|wait|actually|sorry|um+|ah|hang on|hold on|just|except|only)\b[\s,.—-]{0,4}){0,3}"
-)
+_LEAD = r"\W{0,4}(?:(?:but|or|and|well|oh|hmm+|wait|actually|sorry|um+|ah|hang on|hold on|just|except|only)\b[\s,.—-]{0,4}){0,3}"
 _TAKEN_BACK = re.compile(
-    rf"{_LEAD}(?:(?:no|nope|nah|not|not (?:really|quite|so fast|at all)|never ?mind|wrong|incorrect|false|untrue|kidding|joking|or not|"
+    rf"{_LEAD}(?:(?:no|nope|nah|not|not (?:really|quite|so fast|at all)|never ?mind|wrong|incorrect|false|untrue|"
+    rf"kidding|joking|or not|"
     r"maybe not|perhaps not)\W{0,4}$|"
     r"(?:forget|scratch|strike|ignore|disregard|delete|cancel) (?:it|that|this|what I)\b|"
     r"(?:edit|correction|update|erratum|errata):|"
     r"I (?:take (?:it|that|this) back|retract|withdraw|(?:don't|do not) (?:believe|buy|trust|mean) (?:it|that|this)|"
-    r"(?:don't|do not) think so|doubt (?:it|that|this)|was (?:wrong|mistaken|joking|kidding)|misread|miscounted|misspoke|"
+    r"(?:don't|do not) think so|doubt (?:it|that|this)|was (?:wrong|mistaken|joking|kidding)|misread|miscounted|"
+    r"misspoke|"
     r"miscalculated|(?:made|have made) (?:a|an) (?:\w+ )?(?:mistake|error)|lied)\b)",
     re.IGNORECASE,
 )
 _ABOUT_IT = re.compile(
     rf"{_LEAD}(?:that|this|it|which|(?:the|my|this|that) (?:above |first |last )?(?:answer|result|guess|value|choice))"
-    r"(?P<said>(?:'s| is| was| would| must| has to| seems| looks| sounds| can't| cannot| isn't| wasn't| wouldn't| doesn't| does)"
+    r"(?P<said>(?:'s| is| was| would| must| has to| seems| looks| sounds| can't| cannot| isn't| wasn't| wouldn't|"
+    r" doesn't| does)"
     r"\b[^.!?\d]{0,60})\W{0,4}$",
     re.IGNORECASE,
 )
 _WRONG = re.compile(
-    r"\b(?:wrong(?! to)|incorrect|false|untrue|mistaken|(?:a|an|my) (?:\w+ )?(?:mistake|error|joke|lie|trap)|nonsense|impossible|"
+    r"\b(?:wrong(?! to)|incorrect|false|untrue|mistaken|(?:a|an|my) (?:\w+ )?(?:mistake|error|joke|lie|trap)|"
+    r"nonsense|impossible|"
     r"absurd)\b",
     re.IGNORECASE,
 )
@@ -57,7 +66,8 @@ _NOT = re.compile(r"\b(?:not|never|cannot|hardly)\b|n't\b", re.IGNORECASE)
 _BARE_NOT = re.compile(r"\b(?:is|was|would be|does|are)(?:n't| not)\W{0,4}$", re.IGNORECASE)
 _DISTANCED = re.compile(
     r"^\W{0,4}(?:but|however|or|though|although|except|unless|if|yet|then again|at least)\b|\?\W{0,3}$|"
-    r"\b(?:would (?:say|think|claim|argue)|I'd (?:say|think)|not (?:sure|certain)|unsure|guess(?:ing|ed)?|I disagree|trap|"
+    r"\b(?:would (?:say|think|claim|argue)|I'd (?:say|think)|not (?:sure|certain)|unsure|guess(?:ing|ed)?|"
+    r"I disagree|trap|"
     r"tempting|careless|naive|kidding|joking|instead|on second thou?ght|mistake|however|depends?)\b",
     re.IGNORECASE,
 )
@@ -82,8 +92,10 @@ def takes_back(sentence: str) -> bool:
 
 
 _CONFIRMED = re.compile(
-    r"\W{0,4}(?:(?:yes|and|so),? )?(?:right|correct|exactly|perfect|indeed|checks out|(?:that|this|it)(?:'s| is| was| checks out| seems| looks| must be)"
-    r"(?: indeed| definitely| clearly| all)?(?: (?:right|correct|it|fine|good|final|easy|the (?:final )?answer|my (?:final )?answer))?|"
+    r"\W{0,4}(?:(?:yes|and|so),? )?(?:right|correct|exactly|perfect|indeed|checks out|(?:that|this|it)(?:'s| is|"
+    r" was| checks out| seems| looks| must be)"
+    r"(?: indeed| definitely| clearly| all)?(?: (?:right|correct|it|fine|good|final|easy|the (?:final )?answer|"
+    r"my (?:final )?answer))?|"
     r"no (?:doubt|question)(?: about (?:it|that))?|(?:final|my final) answer)\W{0,4}$",
     re.IGNORECASE,
 )

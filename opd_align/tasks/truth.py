@@ -55,7 +55,8 @@ _REASON = re.compile(
 )
 # A predicate, not "a true story".
 _PREDICATE = re.compile(
-    r"\b(?P<word>true|false(?! that (?:the answer|it|this|that)\b)|untrue|correct|incorrect(?! to\b)|wrong(?! to\b)|falsch|wahr|vraie?|"
+    r"\b(?P<word>true|false(?! that (?:the answer|it|this|that)\b)|untrue|correct|incorrect(?! to\b)|"
+    r"wrong(?! to\b)|falsch|wahr|vraie?|"
     r"faux|fausse|fals[oa]|verdader[oa]|verdadeir[oa]|richtig|cierto|accurate|inaccurate|holds?|myth|misconception|"
     r"supported|unsupported|"
     r"fallacy|yes|right(?=\W*$|[:,;] )|no(?= *$))\b(?![ -]+(?!because|since|as|according|based|for|in|that|given|"
@@ -64,19 +65,24 @@ _PREDICATE = re.compile(
     re.IGNORECASE,
 )
 _NEGATION = re.compile(
-    r"\b(?:nobody|no one|(?:wrong|incorrect|false) to (?:say|think|claim|believe|call|deny|conclude)|not|nicht|pas|no es|none of|nothing|never|no longer|hardly|neither|nor|cannot|far from|"
+    r"\b(?:nobody|no one|(?:wrong|incorrect|false) to (?:say|think|claim|believe|call|deny|conclude)|not|nicht|pas|"
+    r"no es|none of|nothing|never|no longer|hardly|neither|nor|cannot|far from|"
     r"anything but|without being|ceased to be|"
     r"stopped being|fails? to be|false that|wrong that|untrue that|incorrect that)\b|n't\b|(?:不|并非|没有)",
     re.IGNORECASE,
 )
 _UNCERTAIN = re.compile(
     r"\b(?:partly|partially|half|sometimes|somewhat|mostly|largely|nearly|almost|might|may|could|possibly|perhaps|"
-    r"rarely|seldom|occasionally|often|usually|legend has it|either|between|too good to be|true or false|doubt|wish|if only|were|rings|sounds|"
-    r"(?:believed|thought|said|claimed|rumou?red|reported|supposed|considered|assumed|known) to be|opposite|contrary|converse|reverse|no (?:evidence|proof|"
+    r"rarely|seldom|occasionally|often|usually|legend has it|either|between|too good to be|true or false|doubt|"
+    r"wish|if only|were|rings|sounds|"
+    r"(?:believed|thought|said|claimed|rumou?red|reported|supposed|considered|assumed|known) to be|opposite|"
+    r"contrary|converse|reverse|no (?:evidence|proof|"
     r"indication|"
     r"information|way|mention)|both|used to|was once|would|maybe|some|"
-    r"(?!I|we|passage|text|article|paragraph|author|source|context|document|excerpt|sentence|evidence|research|study|it|who|which|that|and|also|"
-    r"clearly|explicitly|directly|then|to|would|this)\b\w+(?: \w+ly)? (?:says|said|claims|claimed|thinks|thought|believes|believed|argues|argued|calls|call)|"
+    r"(?!I|we|passage|text|article|paragraph|author|source|context|document|excerpt|sentence|evidence|research|"
+    r"study|it|who|which|that|and|also|"
+    r"clearly|explicitly|directly|then|to|would|this)\b\w+(?: \w+ly)? (?:says|said|claims|claimed|thinks|thought|"
+    r"believes|believed|argues|argued|calls|call)|"
     r"(?:nobody|no one|many|most|people|others|they|s?he|critics|skeptics|fans|teacher|friend)(?: \w+)? (?:says?|"
     r"said|believes?|thinks?|"
     r"thought|claims?|claimed|argues?))\b",
@@ -89,30 +95,38 @@ _OPPOSITE_TRUE = re.compile(
 )
 _NOT_ONLY = re.compile(r"\bnot only\b", re.IGNORECASE)
 _FOR_SOME = re.compile(
-    r"\bas (?:true|false) as\b|\b(?:true|false) (?:for|in) [^,;.]{1,30}[,;] (?:but )?(?:not|false|true)\b|\b(?:true|false|yes|no) or not\b|\b(?:true|false) (?:for|in) (?:some|others|part|parts|theory|practice)\b|"
+    r"\bas (?:true|false) as\b|\b(?:true|false) (?:for|in) [^,;.]{1,30}[,;] (?:but )?(?:not|false|true)\b|"
+    r"\b(?:true|false|yes|no) or not\b|\b(?:true|false) (?:for|in) (?:some|others|part|parts|theory|practice)\b|"
     r"\bbut (?:it|this|that) (?:isn't|"
     r"is not)\W*$",
     re.IGNORECASE,
 )
 _EITHER = re.compile(r"\b(?:true or false|yes or no)\b\W?", re.IGNORECASE)
 _ANSWERED = re.compile(
-    r"(?<![\w-])(?<!\bor )[\"'*]{0,3}(true|false|yes|no|wahr|falsch|vrai|faux)[\"'*]{0,3}\? (?:no|nope|nein|non)\b[.,!]?",
+    r"(?<![\w-])(?<!\bor )[\"'*]{0,3}(true|false|yes|no|wahr|falsch|vrai|faux)[\"'*]{0,3}\? (?:no|nope|nein|"
+    r"non)\b[.,!]?",
     re.IGNORECASE,
 )
 # "In short, yes", "Oh yes", "I must say no"
 _LEADING = re.compile(
-    r"^\W{0,3}(?:(?!hard|part|possib|rare|scarce|bare|near|most|large|supposed|alleged|seeming|reported|arguab|conceivab|on)[a-z]+ly(?: speaking)?|in (?:reality|fact|truth|general|the end|short|a word|one word)|as (?:it turns out|stated)|"
-    r"(?:according to|based on|per|given) the (?:passage|text|article|above|context)[^,]{0,20}(?=,)|simply put|hmm+|simply put|long story short|in (?:brief|sum|summary|a nutshell)|all in all|after all|overall|judging by [^,]{1,40}(?=,)|oh|of course|why|but|and|well|still|a (?:clear|definite)|"
+    r"^\W{0,3}(?:(?!hard|part|possib|rare|scarce|bare|near|most|large|supposed|alleged|seeming|reported|arguab|"
+    r"conceivab|on)[a-z]+ly(?: speaking)?|in (?:reality|fact|truth|general|the end|short|a word|one word)|"
+    r"as (?:it turns out|stated)|"
+    r"(?:according to|based on|per|given) the (?:passage|text|article|above|context)[^,]{0,20}(?=,)|simply put|"
+    r"hmm+|simply put|long story short|in (?:brief|sum|summary|a nutshell)|all in all|after all|overall|"
+    r"judging by [^,]{1,40}(?=,)|oh|of course|why|but|and|well|still|a (?:clear|definite)|"
     r"I (?:must|have to) say|ok|okay|sure)[,:]? (?=(?:yes|no|true|false)\b)",
     re.IGNORECASE,
 )
 _POLITE = re.compile(
-    r"\W{0,3}(?:let(?:'s| us| me)|I (?:can|will|would be|could)\b|I'(?:ll|d be)|here(?:'s| is| are)|to (?:its|his|her|their|the|form|life)\b|"
+    r"\W{0,3}(?:let(?:'s| us| me)|I (?:can|will|would be|could)\b|I'(?:ll|d be)|here(?:'s| is| are)|to (?:its|his|"
+    r"her|their|the|form|life)\b|"
     r"enough|now\b|away\b|me if|answers?\b)",
     re.IGNORECASE,
 )  # "Yes, I can help you with that!", "Right, let's look at it.", "True to its name"
 _IN_PART = re.compile(
-    r"\W{0,3}(?:but )?(?:only |just )?(?:partly|partially|in part|to (?:some|a certain) (?:extent|degree)|up to a point|sort of|kind of|more or "
+    r"\W{0,3}(?:but )?(?:only |just )?(?:partly|partially|in part|to (?:some|a certain) (?:extent|degree)|"
+    r"up to a point|sort of|kind of|more or "
     r"less|in a sense|in theory|on paper)\b",
     re.IGNORECASE,
 )
@@ -123,30 +137,40 @@ _OPPOSED = re.compile(
 )
 # Nothing but assent or dissent: "Absolutely.", "It doesn't."
 # "the claim that it's false is wrong"
-_EMBEDDED = re.compile(r"\b(?:claim|idea|view|belief|notion|suggestion|assertion|opinion) that (?:it|this|that)(?:'s| is)\b", re.IGNORECASE)
+_EMBEDDED = re.compile(
+    r"\b(?:claim|idea|view|belief|notion|suggestion|assertion|opinion) that (?:it|this|that)(?:'s| is)\b", re.IGNORECASE
+)
 _ASSENT = re.compile(
-    r"\W{0,3}(?:(?:yes|indeed|well|oh),? )?(?:indeed|absolutely|certainly|definitely|of course|exactly|precisely|you bet|surely|"
+    r"\W{0,3}(?:(?:yes|indeed|well|oh),? )?(?:indeed|absolutely|certainly|definitely|of course|exactly|precisely|"
+    r"you bet|surely|"
     r"without (?:a|any) doubt|beyond doubt|(?:that|this|it)(?:'s| is) (?:indeed )?(?:a fact|so|the case|how it is)|"
-    r"(?:it|they|he|she|there|this|that|you|one|we)(?: \w+ly)? (?:is|are|was|were|does|do|did|can|has|have|will|must)(?: indeed)?)\W{0,3}"
+    r"(?:it|they|he|she|there|this|that|you|one|we)(?: \w+ly)? (?:is|are|was|were|does|do|did|can|has|have|will|"
+    r"must)(?: indeed)?)\W{0,3}"
 )
 _ASSENT = re.compile(_ASSENT.pattern, re.IGNORECASE)
 _DISSENT = re.compile(
-    r"\W{0,3}(?:no,? )?(?:it|they|he|she|there|this|that|you|one|we) (?:is|are|was|were|does|do|did|can|has|have|will|must)(?:n't| ?not)"
+    r"\W{0,3}(?:no,? )?(?:it|they|he|she|there|this|that|you|one|we) (?:is|are|was|were|does|do|did|can|has|have|"
+    r"will|must)(?:n't| ?not)"
     r"\W{0,3}",
     re.IGNORECASE,
 )
 # What the text says about the statement.
 _ATTESTED = re.compile(
-    r"\b(?:passage|text|article|paragraph|excerpt|source|evidence)s?(?: itself)?(?: \w+ly)? (?:(?P<yes>confirms?|supports?|backs?(?: up)?|"
-    r"agrees? with|verif(?:y|ies)|corroborates?|proves?)|(?P<no>contradicts?|refutes?|den(?:y|ies)|disproves?|rejects?|(?:does not|doesn't) "
+    r"\b(?:passage|text|article|paragraph|excerpt|source|evidence)s?(?: itself)?(?: \w+ly)? (?:(?P<yes>confirms?|"
+    r"supports?|backs?(?: up)?|"
+    r"agrees? with|verif(?:y|ies)|corroborates?|proves?)|(?P<no>contradicts?|refutes?|den(?:y|ies)|disproves?|"
+    r"rejects?|(?:does not|doesn't) "
     r"(?:support|confirm)))(?: \w+ly)? (?:this|it|that|the (?:statement|claim|idea|assertion|premise))\b|"
-    r"\b(?:statement|claim|assertion) (?:(?P<fits>matches|agrees with|is (?:supported by|consistent with|in line with|confirmed by))|"
-    r"(?P<clashes>contradicts|is (?:contradicted|refuted|disproved|not supported|unsupported) by|is (?:inconsistent|at odds) with)) "
+    r"\b(?:statement|claim|assertion) (?:(?P<fits>matches|agrees with|is (?:supported by|consistent with|"
+    r"in line with|confirmed by))|"
+    r"(?P<clashes>contradicts|is (?:contradicted|refuted|disproved|not supported|unsupported) by|"
+    r"is (?:inconsistent|at odds) with)) "
     r"(?:the|what the) (?:passage|text|article|source|facts|evidence)\b",
     re.IGNORECASE,
 )
 _VALUE_IS_ANSWER = re.compile(
-    r"\W{0,4}(?P<word>yes|no|true|false)\W{1,3}is (?:indeed |clearly |therefore )?(?:the|my) (?:(?:right|correct|best|final|only) )*(?:answer|one|choice|reply)"
+    r"\W{0,4}(?P<word>yes|no|true|false)\W{1,3}is (?:indeed |clearly |therefore )?(?:the|my) (?:(?:right|correct|"
+    r"best|final|only) )*(?:answer|one|choice|reply)"
     r"\W{0,3}",
     re.IGNORECASE,
 )
@@ -163,8 +187,10 @@ _DENIED_FLATLY = re.compile(
     re.IGNORECASE,
 )
 _CONTRADICTED = re.compile(
-    r"\W{0,3}(?:you(?:'re| are) (?:right|correct)\W{1,3}(?:that )?)?(?:it|this|that|the (?:statement|claim|answer|assertion))"
-    r"(?:'s|(?P<not>isn't)| is)(?P<also>n't| not)? (?:indeed |actually )?(?P<word>true|false|correct|wrong|incorrect|untrue)\b",
+    r"\W{0,3}(?:you(?:'re| are) (?:right|correct)\W{1,3}(?:that )?)?(?:it|this|that|the (?:statement|claim|answer|"
+    r"assertion))"
+    r"(?:'s|(?P<not>isn't)| is)(?P<also>n't| not)? (?:indeed |actually )?(?P<word>true|false|correct|wrong|"
+    r"incorrect|untrue)\b",
     re.IGNORECASE,
 )
 _SO = re.compile(
@@ -204,7 +230,9 @@ def read_true_false(words: str, placement: Placement) -> str | None:
     """The truth value that a text gives as its answer; an `extract.Reader`."""
     stripped = strip_markup(words)
     text = strip_lead_in(stripped)
-    if placement in (Placement.BARE, Placement.SENTENCE) and (short := _ASSENT.fullmatch(stripped) or _DISSENT.fullmatch(stripped)):
+    if placement in (Placement.BARE, Placement.SENTENCE) and (
+        short := _ASSENT.fullmatch(stripped) or _DISSENT.fullmatch(stripped)
+    ):
         if placement is Placement.SENTENCE:
             return AMBIGUOUS  # what "It isn't" denies is in the sentence before it
         return "True" if short.re is _ASSENT else "False"
@@ -262,7 +290,11 @@ def _first_word(first: re.Match[str], placement: Placement) -> str | None:
     if len(word) == 1 and word.isascii() and re.search(r"\w", rest):
         return None
     contradicted = _CONTRADICTED.match(rest)
-    if contradicted and word in _REPLIES and (_TRUTH[contradicted["word"].lower()] != value) != bool(contradicted["not"] or contradicted["also"]):
+    if (
+        contradicted
+        and word in _REPLIES
+        and (_TRUTH[contradicted["word"].lower()] != value) != bool(contradicted["not"] or contradicted["also"])
+    ):
         concluded = CONCLUDED.split(rest)  # "No, it's true only in the north, so it's false."
         return value if len(concluded) > 1 and _predicate(concluded[-1]) == value else AMBIGUOUS  # "No, it's true."
     if rest.lstrip("\"')").startswith("?") or _DENIED.match(rest):

@@ -22,7 +22,8 @@ from opd_align.tasks import choices as choice_rules
 from opd_align.tasks import math_compare, maths
 from opd_align.tasks.choice_rewrites import with_called_correct
 from opd_align.tasks.extract import Placement, find_answer
-from opd_align.tasks.numbers import canonical_number, gold_number, is_percentage_of, read_number
+from opd_align.tasks.number_values import canonical_number
+from opd_align.tasks.numbers import gold_number, is_percentage_of, read_number
 from opd_align.tasks.truth import read_true_false, with_answered_questions
 from opd_align.types import OpdAlignError
 
