@@ -28,7 +28,15 @@ from enum import Enum
 
 from opd_align.tasks.characters import MAX_ANSWER_CHARS, plain_characters
 from opd_align.tasks.prepare import prepared
-from opd_align.tasks.remarks import OTHER_ANSWER, confirms, is_doubted, is_harmless, is_other_label, takes_back
+from opd_align.tasks.remarks import (
+    OTHER_ANSWER,
+    confirms,
+    has_alternative,
+    is_doubted,
+    is_harmless,
+    is_other_label,
+    takes_back,
+)
 from opd_align.tasks.statements import (
     CONCLUSION,
     DENIAL_AFTER,
@@ -127,6 +135,7 @@ _MARKED_NEGATION = re.compile(r"\W{0,6}(?:(?:not|neither|never|none|没|不)\b|n
 _LONG_ANSWER = re.compile(r"\blong(?:er)?\s$", re.IGNORECASE)
 _QUESTION = re.compile(r"\W{0,3}[^.!?\n]{1,60}\?[\"')*]{0,3}\s+(?=\S)")
 _UNDECIDED = re.compile(r"\b(?:answer|it|that|this)(?: really| all)? depends\b", re.IGNORECASE)
+_QUESTIONED = re.compile(r"[$\s\\)\]*]{0,6}\?")
 _OTHER_CASE = re.compile(
     r"\b(?:if|had|were|unless)\b.*\bwould\b(?!.*\b(?:but|so|however)\b)", re.IGNORECASE | re.DOTALL
 )
@@ -237,7 +246,12 @@ def _committed(response: str, read: Reader) -> tuple[str | None, int | None]:
                 continue
             around = response[max(0, place.start() - 40) : place.start()], response[content[1] : content[1] + 80]
             sentence = SENTENCE_END.split(response[: place.start()][-200:])[-1]
-            if _BOX_RULED_OUT.search(around[0]) or is_aside(sentence) or _OTHER_CASE.search(sentence):
+            if (
+                _QUESTIONED.match(around[1])
+                or _BOX_RULED_OUT.search(around[0])
+                or is_aside(sentence)
+                or _OTHER_CASE.search(sentence)
+            ):
                 continue
             found = AMBIGUOUS if DENIAL_AFTER.match(around[1].lstrip("$ \\)]")) else read(content[0], Placement.BOX)
             if found is not None:
@@ -341,7 +355,11 @@ def _uncommitted(response: str, read: Reader, *, after_second_thought: bool = Fa
     if len(response) > len(tail):
         lines = lines[1:]  # the first line may be cut in two, and its end alone could look like an answer
     lines = [line for line in lines if not is_other_label(line)]
-    if _is_taken_back(lines, read) or any(_UNDECIDED.search(line) for line in lines[-3:]):
+    if (
+        _is_taken_back(lines, read)
+        or (lines and has_alternative(lines[-1]))
+        or any(_UNDECIDED.search(line) for line in lines[-3:])
+    ):
         return None
     lines = without_asides(_without_confirmation(lines, read))
     if not lines:

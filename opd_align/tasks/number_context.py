@@ -16,8 +16,9 @@ BOUND_BEFORE = re.compile(
     r"exceeds?|minimum of|"
     r"maximum of|within|not|never"
     r"|isn't|wasn't|aren't|cannot be|can't be|don't get|instead of|divisible by|multiple of|divides|factor of|reject|"
-    r"discard|approach(?:es|ing)?|tends? to|tending to|goes to|close to|near|out of|as (?:many|much|large|big|long|"
-    r"old|high|far) as|ignor(?:e|es|ing)|disregard|bounded by|mod(?:ulo)?|base|except|excluding|"
+    r"discard|approach(?:es|ing)?|tends? to|tending to|goes to|close to|near|upwards of|north of|south of|no|(?:he|she|they|everyone|people|[A-Z][a-z]+) (?:says?|said|thinks?|claims?|claimed|believes?)(?: that)?(?: it's| it is)?|"
+    r"(?:thought|guessed|as (?:many|much|large|big|long|"
+    r"old|high|far) as)|ignor(?:e|es|ing)|disregard|bounded by|mod(?:ulo)?|base|except|excluding|"
     r"argue(?:d|s)? for|case (?:can be |could be )?(?:made )?for|accept(?:ing|ed)?|(?:prefer|expect)(?:s|red|ed)?)"
     r"(?: (?:exactly|about|quite|just|equal to|be|the|a))?|[<>]|\\(?:le|ge|ne|neq|to|mid|nmid|mapsto|rightarrow)\b|"
     r"(?<=[a-z)] )(?:→|->)|\bnot [≈=])"
@@ -38,7 +39,7 @@ _OPERATION_BEFORE = re.compile(
     r"(?:\b(?:twice|half(?: of)?|double|triple|thrice|roots?(?: of)?|sqrt|floor|ceil|abs|exp|log|ln|sin|cos|tan|"
     r"times|plus|minus|"
     r"over|by|of the number)"
-    r"|\\[a-z]+\s?\{?|\}\s?\{|√)\s?[({€£¥₹]{0,2}$",
+    r"|\b[a-z](?=\()|\\[a-z]+\s?\{?|\}\s?\{|√)\s?[({€£¥₹]{0,2}$",
     re.IGNORECASE,
 )
 _OPERATION_AFTER = re.compile(
@@ -80,10 +81,16 @@ DENIED_LATER = re.compile(
 """After a number, what denies it."""
 
 _NAMED_AFTER = re.compile(
-    r"[\d.,]{1,30} (?:BCE?|AD|CE|[AP]M|[ap]\.m\.|[A-Z]\w+ (?:Street|St|Avenue|Ave|Road|Rd|Lane|Boulevard|Blvd)\b)"
+    r"[\d.,]{1,30} (?:BCE?|AD|CE|[ck]arat|(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*|May\b|[AP]M|[ap]\.m\.|[A-Z]\w+ (?:Street|St|Avenue|Ave|Road|Rd|Lane|Boulevard|Blvd)\b)"
 )
 _NAMED_ONLY = re.compile(r"\W{0,3}(?:the|these|those)(?: (?:first|last|next))? $", re.IGNORECASE)
-_NO_VERB = re.compile(r"[\d.,]{1,30}(?: [a-z]+){0,2}\W{0,3}$", re.IGNORECASE)
+_NO_VERB = re.compile(r"[\d.,]{1,30}(?: [a-z]+){0,4}\W{0,3}$", re.IGNORECASE)
+UNSOLVED = re.compile(
+    r"(?:\d+ ?[a-z]|[a-z] ?\^ ?\{?\d+\}?|[a-z] ?/ ?\d+|(?:\d{0,6} ?(?P<variable>[a-z])(?:\^\{?\d+\}?)?)"
+    r" ?(?:[-+] ?\d+(?: ?(?P=variable)\b)? ?)+) ?=[^=]+"
+)
+"""An equation that is not solved yet: 2x = 6, x + 3 = 10."""
+
 _LABEL_NOUNS = (
     "page|pages|id|year|invoice|tel\\.|phone|pin|code|error|form|seat|floor|bus|p\\.|pp\\.|step|question|problem|"
     "chapter|line|lines|figure|fig\\.|equation|eq\\.|exercise|case|part|section|table|"
@@ -93,7 +100,8 @@ _LABEL_NOUNS = (
     "clause|axiom|claim|remark|task|test|trial|sample|group|option|choice|statement|answer key|degree"
 )
 _LABEL = re.compile(
-    rf"(?:\b(?:{_LABEL_NOUNS})(?: number)?[\s-][(\[#]?|(?<!\w)#|\b(?:by|see|from|in|using) [(\[])$", re.IGNORECASE
+    rf"(?:\b(?:{_LABEL_NOUNS})(?: number)?[\s-][(\[#]?|(?<!\w)#|\bout of |\b(?:by|see|from|in|using) [(\[])$",
+    re.IGNORECASE,
 )
 _NAMED = re.compile(r"\W{0,3}(?P<word>(?=[a-z]*[A-Z])[A-Za-z]+)\s[(\[#]?$")  # "Apollo 18", "iOS 18"
 _NOTHING_ELSE = re.compile(r"[\d.,]{1,30}\W{0,3}$")

@@ -15,6 +15,7 @@ from opd_align.tasks.number_context import (
     BOUND_AFTER,
     BOUND_BEFORE,
     DENIED_LATER,
+    UNSOLVED,
     is_label,
     is_operand,
     is_ruled_out,
@@ -84,7 +85,7 @@ _REASON_FIRST = re.compile(
 )
 _RESULT_OF = re.compile(
     r"(?=[^=]*\d)[^=]*?(?:\b(?:(?:sum|product|difference|total|lcm|gcd|average|mean|median|multiple|divisor) of|"
-    r"plus|minus|times|divided by|multiplied by)|(?:%|percent|half|third|quarter) of)\b[^=]*?\d[^=]*?"
+    r"plus|minus|twice|double|triple|half|roots? of|difference between|(?:less|more) than|times|divided by|multiplied by)|(?:%|percent|half|third|quarter) of)\b[^=]*?\d[^=]*?"
     r"\b(?:is|are|equals?|makes?|gives?|comes to|leaves) (?=\$?\d)",
     re.IGNORECASE,
 )
@@ -209,6 +210,8 @@ def only_number(text: str) -> str | None:
     contrasted = _CONTRAST.split(text)[-1]
     if NUMBER.search(contrasted) and not NEGATION.search(contrasted):
         text = contrasted  # "the textbook gives 42, but I get 40"
+    if UNSOLVED.fullmatch(text.strip(" .")):
+        return AMBIGUOUS
     text = _IS_RESULT.sub(r"\1 = ", text)
     if (result := _RESULT_OF.match(text)) and not OPERATOR.search(text):
         text = text[result.end() :]  # "30 plus 15 equals 45"

@@ -17,7 +17,15 @@ from fractions import Fraction
 from opd_align.tasks.characters import strip_markup
 from opd_align.tasks.evaluate import exact_value
 from opd_align.tasks.extract import AMBIGUOUS, Placement
-from opd_align.tasks.number_context import BOUND_AFTER, BOUND_BEFORE, CURRENCY, is_operand, is_ruled_out
+from opd_align.tasks.number_context import (
+    BOUND_AFTER,
+    BOUND_BEFORE,
+    CURRENCY,
+    UNSOLVED,
+    is_label,
+    is_operand,
+    is_ruled_out,
+)
 from opd_align.tasks.number_sentences import AGAIN, only_number, only_price
 from opd_align.tasks.number_values import NUMBER, OPERATOR, UNIT_SLASH, canonical_number, number_value
 from opd_align.tasks.number_words import NUMBER_WORD, leading_number
@@ -39,7 +47,7 @@ _ROMAN = re.compile(
     r"\b(?=[IVXLCDM]{2})M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3}) ?(?:\(|= ?)(\d+)\)?"
 )
 _ARROW = re.compile(r"^\W{0,2}(?:=>|->|[→⇒∴➜])\s?")
-_REASON = re.compile(r"([^\s,]{1,20}(?: [^\W\d]{1,15}){0,2}),? (?:because|since)\b", re.IGNORECASE)
+_REASON = re.compile(r"([^\s,]{1,20}(?: [^\W\d]{1,15}){0,2}),? (?:because\b|since\b|as (?=\d))", re.IGNORECASE)
 _DEFINITE = re.compile(r"\W{0,3}(?:the|these|those) \d", re.IGNORECASE)
 _POWERS = re.compile(r"(?=[^^]*\^)\d{1,9}(?:\s?[·×*^]\s?\d{1,9}){1,8}")
 _MINUS = re.compile(r"\b(?:negative|minus)\s(?=[\d.])", re.IGNORECASE)
@@ -122,6 +130,8 @@ def read_number(words: str, placement: Placement, *, decimal_comma: bool = True)
     if "=" in text:  # "9 * 2 = 18" and "x = 18": the right side is the result
         if placement is Placement.BARE:
             return None
+        if UNSOLVED.fullmatch(text.strip(" .")):
+            return AMBIGUOUS
         result = _equation_result(text, whole)
         if result is None or result == AMBIGUOUS:
             return result
@@ -140,6 +150,8 @@ def _first_number(text: str, placement: Placement) -> str | None:
         ):
             return AMBIGUOUS if NUMBER.search(text) and placement is not Placement.BARE else None
         return _in_words(text[before.end() :] if before else text, placement)
+    if placement is Placement.BARE and is_label(text, first.start()):
+        return None
     unit = text[first.end() :]
     if placement is Placement.BARE and not re.fullmatch(
         r" ?%?(?:[^\W\d]{0,12}(?:/[^\W\d]{1,8})?|degrees [CF])\.?", unit

@@ -39,13 +39,13 @@ _CROSSED = re.compile(
     r"^[ \t*]{0,6}(?:(?:[❌✗✘👎🚫]\ufe0f?|¬|!=?|≠|~(?!~)|\\ne(?:q|g)?\b)[ \t]{0,2}(?!\**(?:false|no|incorrect|"
     r"wrong)\b)[^\s!=][^\n]{0,80}"
     r"|(?!(?:false|no|incorrect|wrong)\b)[^\n.!?]{1,80}?[ \t:—-]{0,4}(?:[❌✗✘👎🚫]\ufe0f?|\((?:wrong|incorrect|no|"
-    r"false|not correct|rejected|eliminated|excluded)\)))"
+    r"false|not correct|rejected|eliminated|excluded)[!.]?\)))"
     r"[ \t.*]{0,4}$",
     re.MULTILINE | re.IGNORECASE,
 )
 _CROSSES = re.compile(
     r"[❌✗✘👎🚫¬≠]|(?:^|\n)[ \t*]{0,6}(?:!|~|\\ne)|\((?:wrong|incorrect|no|false|not correct|rejected|eliminated|"
-    r"excluded)\)",
+    r"excluded)[!.]?\)",
     re.IGNORECASE,
 )
 _ASIDE = re.compile(

@@ -35,6 +35,9 @@ _OTHER_LABEL = re.compile(
     r"student|friend)\b[^:\n]{0,30}:(?=[*_ \t]{0,4}\S)(?![^\n]*\b(?:answer|so|therefore|thus|hence|total)\b)",
     re.IGNORECASE,
 )
+_SOMEBODYS_ANSWER = re.compile(
+    r"\W{0,4}(?!It's|Here's|That's|Let's|What's|There's|Today's)[A-Z][a-z]+'s (?:final )?answer:"
+)
 _LEAD = r"\W{0,4}(?:(?:but|or|and|well|oh|hmm+|wait|actually|sorry|um+|ah|hang on|hold on|just|except|only)\b[\s,.—-]{0,4}){0,3}"
 _TAKEN_BACK = re.compile(
     rf"{_LEAD}(?:(?:no|nope|nah|not|not (?:really|quite|so fast|at all)|never ?mind|wrong|incorrect|false|untrue|"
@@ -74,8 +77,8 @@ _DISTANCED = re.compile(
 
 
 def is_other_label(line: str) -> bool:
-    """Whether a line begins with a label that is not one of an answer: "Wrong: C", "Previous answer: 18"."""
-    return bool(_OTHER_LABEL.match(line))
+    """Whether a line begins with a label that is not one of an answer: "Wrong: C", "Bob's answer: 18"."""
+    return bool(_OTHER_LABEL.match(line) or _SOMEBODYS_ANSWER.match(line))
 
 
 def takes_back(sentence: str) -> bool:
@@ -104,6 +107,15 @@ _CONFIRMED = re.compile(
 def confirms(sentence: str) -> bool:
     """Whether a sentence only says that what was said before holds: "Right.", "That's correct."."""
     return bool(_CONFIRMED.match(sentence))
+
+
+def has_alternative(words: str) -> bool:
+    """Whether a parenthesis gives another answer: "24 (or 25)"."""
+    return bool(
+        re.search(
+            r"\(\s?(?:or|maybe|perhaps|possibly|alternatively)\b[^()]{1,60}\)\W{0,3}$", words[-200:], re.IGNORECASE
+        )
+    )
 
 
 def is_doubted(words: str) -> bool:

@@ -32,6 +32,8 @@ _TRUTH = {
     "hold": "True", "supported": "True", "unsupported": "False", "myth": "False", "misconception": "False",
     "fallacy": "False",
     "不正确": "False", "错误的": "False", "错的": "False", "untrue": "False", "不正确的": "False", "不错": "True",
+    "yup": "True", "agreed": "True", "factual": "True", "evet": "True", "doğru": "True", "hayır": "False", "yanlış": "False",
+    "确实如此": "True", "确实": "True",
 }  # fmt: skip
 _REPLIES = ("yes", "no", "correct", "right", "yeah", "yep", "nope")
 _OPPOSITE = {"True": "False", "False": "True"}
@@ -141,7 +143,8 @@ _EMBEDDED = re.compile(
     r"\b(?:claim|idea|view|belief|notion|suggestion|assertion|opinion) that (?:it|this|that)(?:'s| is)\b", re.IGNORECASE
 )
 _ASSENT = re.compile(
-    r"\W{0,3}(?:(?:yes|indeed|well|oh),? )?(?:indeed|absolutely|certainly|definitely|of course|exactly|precisely|"
+    r"\W{0,3}(?:(?:yes|indeed|well|oh),? )?(?:indeed|absolutely|certainly|definitely|sir|quite right|right you are|so it is|a fact|factually correct|I (?:agree|concur)(?: with (?:it|this|that|the (?:statement|claim)))?|"
+    r"(?:it|the (?:statement|claim)) (?:checks out|stands|(?:has been|can be|is) (?:confirmed|verified))|of course|exactly|precisely|"
     r"you bet|surely|"
     r"without (?:a|any) doubt|beyond doubt|(?:that|this|it)(?:'s| is) (?:indeed )?(?:a fact|so|the case|how it is)|"
     r"(?:it|they|he|she|there|this|that|you|one|we)(?: \w+ly)? (?:is|are|was|were|does|do|did|can|has|have|will|"
@@ -149,6 +152,7 @@ _ASSENT = re.compile(
 )
 _ASSENT = re.compile(_ASSENT.pattern, re.IGNORECASE)
 _DISSENT = re.compile(
+    r"\W{0,3}I (?:disagree|(?:don't|do not) agree)(?: with (?:it|this|that|the (?:statement|claim)))?\W{0,3}|"
     r"\W{0,3}(?:no,? )?(?:it|they|he|she|there|this|that|you|one|we) (?:is|are|was|were|does|do|did|can|has|have|"
     r"will|must)(?:n't| ?not)"
     r"\W{0,3}",
