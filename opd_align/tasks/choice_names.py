@@ -14,7 +14,9 @@ RELATED_TO = re.compile(
     r"\b(?:husband|wife|widow|friend|father|mother|parent|son|daughter|child|brother|sister|cousin|uncle|aunt|"
     r"rival|contemporary|"
     r"student|teacher|pupil|disciple|follower|colleague|neighbou?r|admirer|critic|biographer|suburb|outskirts|"
-    r"opposite) of (?:the )?$",
+    r"opposite|author|title|plot|fan|reader|review|critique) of (?:the )?$|"
+    r"\b(?:sequel|prequel|similar|alternative|comparable) to (?:the )?$|"
+    r"(?<!looks )(?<!look )(?<!seems )(?<!sounds )(?<!\bis )\blike (?:the )?$|\b(?:love|hate|enjoy(?:ed)?|(?:have|never) read|no) $",
     re.IGNORECASE,
 )
 """Before the wording of a choice, what makes it somebody or something else."""

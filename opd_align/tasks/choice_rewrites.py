@@ -9,7 +9,7 @@ _CALLED_CORRECT = re.compile(
     r"(?<![\w-])(?<![Ii]f )(?<!whether )(?<!only )(?<!option )(?<!choice )(?<!, and )(?<! or )(?:[Oo]ption |"
     r"[Cc]hoice |"
     r"[Aa]nswer |[Ss]tatement )?\*{0,2}\(?([A-Z])\)?(?:[).:][^.\n]{0,80}?)?\*{0,2}"
-    r" (?:is|must be|seems|looks|appears|has to be|(?P<would>would be))(?: to be)? (?:therefore |thus |indeed |"
+    r"(?: alone)? (?:is|must be|seems|looks|appears|has to be|(?P<would>would be))(?: to be)? (?:therefore |thus |indeed |"
     r"clearly |definitely )?(?:the |my |"
     r"most likely the |the only )?(?:better |final |only |best )?"
     r"(?:correct|right|best|one(?=\W{0,3}$)|choice(?=\W{0,3}$)|pick(?=\W{0,3}$)|what I(?:'d| would) (?:choose|pick|"
@@ -21,6 +21,12 @@ _DESCRIBES = re.compile(
     r"(?:(?<=^)|(?<=[.!?;\n] )|(?<=\n))(?:[Oo]ption |[Cc]hoice )\(?([A-Z])\)?(?: \([^()]{1,60}\))? (?:best|"
     r"most accurately|correctly|accurately) "
     r"(?:describes|answers|explains|matches|fits|states|captures|reflects)\b[^.\n]{0,80}"
+)
+_ONLY_ONE = re.compile(
+    r"(?:(?<=^)|(?<=[.!?;\n] )|(?<=\n))(?:[Oo]nly (?:option |choice )?\(?(?P<first>[A-Z])\)? (?:is|was|has|does|meets|satisfies|answers|describes) "
+    r"(?!wrong|incorrect|false|not|un|in[a-z]|n't|possible|left)[^.,;\n]{1,60}|\(?(?P<second>[A-Z])\)? is the only one (?:that|which|by|of|from|in|with)\b"
+    r"(?![^.\n]*\b(?:not|n't|wrong|false|incorrect)\b)[^.,;\n]{1,60})(?=[.!]|$)",
+    re.MULTILINE,
 )
 _FITS = re.compile(
     r"(?:(?<=^)|(?<=[.!?;\n] )|(?<=\n))(?:(?:[Ss]o|[Tt]hus|[Hh]ence),? )?(?:[Oo]nly |[Oo]ption |"
@@ -48,6 +54,7 @@ _CALLED_CORRECT_CHINESE = re.compile(
 def with_called_correct(response: str, letters: str) -> str:
     """The text with "B is correct" written as "the answer is B", which `extract` looks for."""
     response = _FITS.sub(r"the answer is \1.", response)
+    response = _ONLY_ONE.sub(lambda match: f"the answer is {match['first'] or match['second']}", response)
     judged = _JUDGED.findall(response)
     accepted = [letter for letter, word in judged if word.lower() in ("yes", "right", "correct")]
     if len(judged) > 1 and len(accepted) == 1 and len({letter for letter, _ in judged}) == len(judged):

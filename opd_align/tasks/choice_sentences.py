@@ -65,7 +65,7 @@ MENTION = re.compile(
     r"([A-Z])(?=\W{0,3}$)"
 )
 _NOT_BEFORE = re.compile(
-    r"(?:\b(?:not|anything but|all but|everything but|far from|neither|nor|never|rather than|instead of|unlike|than|"
+    r"(?:\b(?:not|anything but|all (?:\w+ )?but|everything but|every \w+ but|far from|neither|nor|never|rather than|instead of|unlike|than|"
     r"except|over|such as|including|e\.g\.|for example|defin(?:e|ing)|consider(?:ing)?|regarding|beyond|says?|"
     r"discuss(?:ing)?|"
     r"(?:concept|notion|definition|idea) of|followed by|ahead of|compared (?:to|with)|in contrast to|contrary to|(?:different|distinct) from|opposed to|versus|vs\.?|"

@@ -39,7 +39,7 @@ _LETTER_ALSO = re.compile(
 _SURE = re.compile(
     r"\s?[,—-]?\s?(?:surely|definitely|certainly|clearly|obviously|of course|for sure|no question|final answer|"
     r"no doubt|"
-    r"without (?:a|any) doubt|hands down|all the way|it is|by far)\W{0,3}|, (?:in spite of|despite|although|"
+    r"without (?:a|any) doubt|hands down|all the way|it is|by far|alone|and (?:nothing|no other|none) else)\W{0,3}|, (?:in spite of|despite|although|"
     r"even though|no matter|whatever)\b.*",
     re.IGNORECASE,
 )
@@ -73,7 +73,7 @@ _PLACES = {
 def read_choice(words: str, placement: Placement, letters: str, choices: Sequence[str] | None) -> str | None:
     """The letter that a text gives as its answer; an `extract.Reader` once letters and choices are known."""
     whole = strip_markup(words).strip(".,;: {}")
-    text = strip_lead_in(whole)
+    text = re.sub(r"^(?:[Jj]ust|[Oo]nly) (?=\(?[A-Z]\)?$)", "", strip_lead_in(whole))
     if choices is not None and placement is not Placement.BOX and (stated := stated_choice(whole, letters, choices)):
         return stated
     if placement is Placement.OPENING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 OTHER_ANSWER = re.compile(
-    r"(?:(?<![\w'-])(?:wrong|incorrect|false|bad|invalid|previous|earlier|old|former|first|initial|original|"
+    r"(?:(?<![\w'-])(?:wrong|incorrect|false|bad|trap|invalid|previous|earlier|old|former|first|initial|original|"
     r"preliminary|"
     r"tentative|draft|rejected|eliminated|excluded|discarded|naive|tempting|popular|common|typical|a possible|"
     r"one possible|"
@@ -25,7 +25,7 @@ OTHER_ANSWER = re.compile(
 """Before "answer", what makes it somebody else's, an earlier one, or a wrong one."""
 
 _OTHER_LABEL = re.compile(
-    r"[\s*_#>•-]{0,8}(?:(?:the|one|a|an) )?(?:wrong|incorrect|invalid|previous(?:ly)?|earlier|old|rejected|"
+    r"[\s*_#>•-]{0,8}(?:(?:the|one|a|an) )?(?:wrong|incorrect|invalid|trap|typical|before|initial(?:ly)?|previous(?:ly)?|earlier|old|rejected|"
     r"eliminated?|"
     r"excluded?|discarded|ruled out|worst|least|less|second|next best|runner-up|not|never|draft|distractors?|"
     r"traps?|mistakes?|"
@@ -113,7 +113,9 @@ def has_alternative(words: str) -> bool:
     """Whether a parenthesis gives another answer: "24 (or 25)"."""
     return bool(
         re.search(
-            r"\(\s?(?:or|maybe|perhaps|possibly|alternatively)\b[^()]{1,60}\)\W{0,3}$", words[-200:], re.IGNORECASE
+            r"\(\s?(?:(?:or|maybe|perhaps|possibly|alternatively)\b[^()]{1,60}|[^()]{1,40}\?)\)\W{0,3}$",
+            words[-200:],
+            re.IGNORECASE,
         )
     )
 
