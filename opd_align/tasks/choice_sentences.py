@@ -109,7 +109,9 @@ def mentioned(text: str, placement: Placement, letters: str, choices: Sequence[s
     before, text = "".join(concluding[-2:-1]), concluding[-1]  # "it cannot be C, so it must be B"
     equated = bool(_EQUATED.search(whole_text))
     contrasted = re.split(
-        r"(?<!\ball)(?<!anything)(?<!everything)(?<!nothing)(?<!none),? \bbut\b", text, flags=re.IGNORECASE
+        r"(?<!\ball)(?<!options)(?<!choices)(?<!anything)(?<!everything)(?<!nothing)(?<!none),? \bbut\b",
+        text,
+        flags=re.IGNORECASE,
     )
     if len(contrasted) > 1 and not NEGATION.search(contrasted[-1]) and _names(contrasted[-1], letters, choices):
         text, concluded = contrasted[-1], True  # "B is close, but C is better"

@@ -14,7 +14,7 @@ from opd_align.tasks.choice_sentences import MENTION, NO_CHOICE, NOT_BEFORE_ANY,
 from opd_align.tasks.choice_statements import stated_choice
 from opd_align.tasks.choice_wording import choice_by_text, normalised
 from opd_align.tasks.extract import AMBIGUOUS, Placement
-from opd_align.tasks.remarks import is_harmless
+from opd_align.tasks.remarks import confirms, is_harmless
 from opd_align.tasks.statements import (
     CONCLUDED,
     DENIAL_AFTER,
@@ -156,6 +156,8 @@ def _letter_and_remarks(text: str, letters: str, choices: Sequence[str] | None) 
     if first is None or letter not in letters:
         return None
     rest = first["rest"]
+    if confirms(rest):
+        return letter
     if first["letter"] and len(rest.split()) < _SHORTEST_REMARK:
         return None  # "B) Pariss"
     if DENIAL_AFTER.match(rest) or _text_of_another(rest, letter, letters, choices) or NO_CHOICE.match(rest):

@@ -206,6 +206,10 @@ def read_maths(words: str, placement: Placement, *, whole: bool = False) -> str 
         return AMBIGUOUS
     if placement in (Placement.LOOSE, Placement.SENTENCE) and (found := _only_segment(words, whole)) is not None:
         return found
+    concluded = CONCLUDED.split(words)
+    if placement in (Placement.LOOSE, Placement.SENTENCE) and len(concluded) > 1 and re.search(r"[\d$]", concluded[-1]):
+        words = concluded[-1]  # "$12 = 2^2 \\cdot 3$, so it has $6$ divisors"
+        text = strip_lead_in(strip_markup(words)).rstrip(". ")
     names = [name.group() for segment in _SEGMENT.finditer(words) if (name := ASSIGNED.match(segment.group(1)))]
     if len(set(names)) > 1 and placement in (Placement.LOOSE, Placement.SENTENCE) and not CONCLUDED.search(words):
         return AMBIGUOUS  # $a = 2$, $b = 5$

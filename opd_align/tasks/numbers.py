@@ -48,6 +48,10 @@ _ROMAN = re.compile(
 )
 _ARROW = re.compile(r"^\W{0,2}(?:=>|->|[→⇒∴➜])\s?")
 _REASON = re.compile(r"([^\s,]{1,20}(?: [^\W\d]{1,15}){0,2}),? (?:because\b|since\b|as (?=\d))", re.IGNORECASE)
+# "#45", "6 out of 36", "x → 24"
+_NOT_STATED = re.compile(
+    r"#\d+\.?|\d+ out of \d+\.?|\$?[a-z] ?(?:→|->|\\to|\\mid|\|) ?-?\d+\$?\.?|for [a-z] ?= ?\d+\.?", re.IGNORECASE
+)
 _DEFINITE = re.compile(r"\W{0,3}(?:the|these|those) \d", re.IGNORECASE)
 _POWERS = re.compile(r"(?=[^^]*\^)\d{1,9}(?:\s?[·×*^]\s?\d{1,9}){1,8}")
 _MINUS = re.compile(r"\b(?:negative|minus)\s(?=[\d.])", re.IGNORECASE)
@@ -97,6 +101,8 @@ def read_number(words: str, placement: Placement, *, decimal_comma: bool = True)
     """
     if placement is Placement.OPENING:
         return None  # sentences that begin with a number often contain others
+    if _NOT_STATED.fullmatch(words.strip()):
+        return AMBIGUOUS
     text = _strip_decoration(words)
     if decimal_comma and "," in text:
         text = _DECIMAL_COMMA.sub(lambda match: f"{match[1].replace('.', '')}.{match[2]}", text)

@@ -25,7 +25,7 @@ OTHER_ANSWER = re.compile(
 """Before "answer", what makes it somebody else's, an earlier one, or a wrong one."""
 
 _OTHER_LABEL = re.compile(
-    r"[\s*_#>•-]{0,8}(?:(?:the|one|a|an) )?(?:wrong|incorrect|invalid|trap|typical|before|initial(?:ly)?|previous(?:ly)?|earlier|old|rejected|"
+    r"[\s*_#>•-]{0,8}(?:(?:the|one|a|an|their|his|her|my|our) )?(?:goal|target|budget|pin|phone|code|wrong|incorrect|invalid|trap|typical|before|initial(?:ly)?|previous(?:ly)?|earlier|old|rejected|"
     r"eliminated?|"
     r"excluded?|discarded|ruled out|worst|least|less|second|next best|runner-up|not|never|draft|distractors?|"
     r"traps?|mistakes?|"
@@ -95,9 +95,9 @@ def takes_back(sentence: str) -> bool:
 
 
 _CONFIRMED = re.compile(
-    r"\W{0,4}(?:(?:yes|and|so),? )?(?:right|correct|exactly|perfect|indeed|checks out|(?:that|this|it)(?:'s| is|"
+    r"\W{0,4}(?:(?:yes|and|so),? )?(?:right|correct|exactly|perfect|indeed|clearly|obviously|definitely|certainly|checks out|(?:that|this|it)(?:'s| is|"
     r" was| checks out| seems| looks| must be)"
-    r"(?: indeed| definitely| clearly| all)?(?: (?:right|correct|it|fine|good|final|easy|the (?:final )?answer|"
+    r"(?: indeed| definitely| clearly| all)?(?: (?:right|correct|it|fine|good|final|easy|clear|obvious|the (?:final )?answer|"
     r"my (?:final )?answer))?|"
     r"no (?:doubt|question)(?: about (?:it|that))?|(?:final|my final) answer)\W{0,4}$",
     re.IGNORECASE,

@@ -148,7 +148,7 @@ HEDGE = re.compile(
     r"[;,] (?:but |whereas |while |and )?the question (?:asks|asked|was))\b|\blet (?:\$|\\\()?[a-z]\$? ?(?:=|be\b)|"
     r"\?\W{0,3}$|"
     # What a sentence begins with that gives a premise or a task.
-    r"^\W{0,4}(?:according to (?!the\b|this\b|our\b|my\b)|(?:when|for|where) [a-z] (?:=|is)|note|notice|observe|recall|remember|keep in mind|ignore|check|testing|see|e\.g\.|for (?:example|"
+    r"^\W{0,4}(?:according to (?!the\b|this\b|our\b|my\b)|(?:when|for|where) [a-z] (?:(?==)|is)|note|notice|observe|recall|remember|keep in mind|ignore|check|testing|see|e\.g\.|for (?:example|"
     r"instance)|let's (?:say|guess|"
     r"assume|try|take|check)|take|(?:we|I) (?:know|are given|were given|want|need to (?:find|show|prove|know)|"
     r"are told|are asked|started with)|it is given|"

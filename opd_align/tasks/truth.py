@@ -283,6 +283,8 @@ def _first_word(first: re.Match[str], placement: Placement) -> str | None:
         return AMBIGUOUS
     if word == "yeah" and re.match(r"\W{0,3}(?:right|sure|no)\b", rest, re.IGNORECASE):
         return AMBIGUOUS
+    if re.fullmatch(r"\W{0,4}not\W{0,3}", rest, re.IGNORECASE):
+        return AMBIGUOUS  # "Yes, not."
     if _POLITE.match(rest) or re.match(r"\. ?\d", rest):
         return AMBIGUOUS
     if re.match(r"\W{0,3}(?:(?:but )?(?:only )?if|or not|!=|==|\\ne)", rest, re.IGNORECASE) or _IN_PART.match(rest):
