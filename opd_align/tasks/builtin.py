@@ -59,7 +59,8 @@ GSM8K = Task(
 )
 
 _AIME_FORM = Form(
-    "Solve the following math problem, whose answer is an integer from 0 to 999. The last line of your response should "
+    "Solve the following math problem, whose answer is an integer from 0 to 999. The last line of your response "
+    "should "
     "be of the following format: 'Answer: $ANSWER' (without quotes) where ANSWER is that integer, which may stand in "
     "\\boxed{}. Think step by step before answering."
 )

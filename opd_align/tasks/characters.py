@@ -18,7 +18,7 @@ _SUPERSCRIPT = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-", str
 _SUBSCRIPT = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
 _RAISED = re.compile(f"[{''.join(_SUPERSCRIPT)}]+")
 _LOWERED = re.compile(f"[{''.join(_SUBSCRIPT)}]+")
-_STACKED = re.compile(f"(\\d?) ?([{''.join(_SUPERSCRIPT)}]+)[⁄/∕]([{''.join(_SUBSCRIPT)}]+)")  # 3 ¹⁄₂
+_STACKED = re.compile(f"(\\d?) ?([{''.join(_SUPERSCRIPT)}]{{1,12}})[⁄/∕]([{''.join(_SUBSCRIPT)}]{{1,12}})")  # 3 ¹⁄₂
 _VULGAR = re.compile(r"(\d?)([¼-¾⅐-⅞])")
 _CJK = "぀-ヿ㐀-鿿가-힣"
 _CJK_EDGE = re.compile(rf"(?<=[{_CJK}])(?=[\w$\\(\-+])(?![{_CJK}])|(?<=[\w$)}}%])(?<![{_CJK}])(?=[{_CJK}])")
@@ -30,7 +30,8 @@ _TYPOGRAPHY = str.maketrans(
 )  # fmt: skip
 _ROOT = re.compile(r"√\s?(?:\(([^()]{1,60})\)|(\d{1,20}|[a-z]))")
 _WRAPPED = re.compile(
-    r"\\(?:text(?:bf|it|rm|tt|sf|normal)?|math(?:rm|bf|it|sf|tt|bb)|mbox|operatorname|bm|underline|emph)\s?\{([^{}]*)\}"
+    r"\\(?:text(?:bf|it|rm|tt|sf|normal)?|math(?:rm|bf|it|sf|tt|bb)|mbox|operatorname|bm|underline|"
+    r"emph)\s?\{([^{}]*)\}"
 )
 _NUMERIC_FRACTION = re.compile(
     r"(?P<before>\d\s?|)\\[dtc]?frac\s?(?:\{\s?(?P<a>-?[\d.,]{1,40})\s?\}|(?P<b>\d))"

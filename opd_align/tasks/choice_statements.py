@@ -26,7 +26,24 @@ _ASSERTED = re.compile(
     r"(?:\W{0,3}$| ?(?:is|are|hold|holds|must be)\b[\w ]{0,20}\W{0,3}$)"
 )
 _TRUTH_VALUES = re.compile(r"(?:true|false)(?:\s?[,/]\s?(?:true|false))+", re.IGNORECASE)
-_STATED_TRUTH = re.compile(r"\b(not |isn't |is not )?(true|false)\b", re.IGNORECASE)
+_STATED_TRUTH = re.compile(
+    r"\b(?P<not>not |isn't |is not |does not |doesn't )?(?:(?P<yes>true|holds?|right|correct|valid)|(?P<no>false|"
+    r"fails?|wrong|incorrect|invalid))\b"
+    r"|\b(?P<short>isn't|doesn't|does not|is not)(?=\W*(?:$|[:;.,]))",
+    re.IGNORECASE,
+)
+_PLACES = {"first": 1, "1": 1, "i": 1, "second": 2, "2": 2, "ii": 2, "third": 3, "3": 3, "iii": 3}
+_PLACE = re.compile(
+    r"\b(?:the (?P<ordinal>first|second|third)\b|(?:statement|claim|assertion|sentence) (?P<number>[123]|I{1,3})\b)",
+    re.IGNORECASE,
+)
+_WHICH = re.compile(
+    r"(?:only (?:the )?(?:(?:statement|claim|assertion|sentence) )?(?P<one>first|second|third|[123]|I{1,3})|"
+    r"(?P<all>both|all)|"
+    r"(?P<none>neither|none))\b[\w ]{0,20}\b(?:is|are|statements?|claims?|true)\b(?: (?:true|correct|valid|right))?",
+    re.IGNORECASE,
+)
+_WHICH_TRUE = re.compile(_WHICH.pattern + r"\W{0,3}", re.IGNORECASE)
 
 
 def stated_choice(text: str, letters: str, choices: Sequence[str]) -> str | None:
@@ -38,9 +55,14 @@ def stated_choice(text: str, letters: str, choices: Sequence[str]) -> str | None
     elif all(map(_TRUTH_VALUES.fullmatch, wordings)):
         wanted = _truth_values(text)
         sets = [_truth_values(wording) for wording in wordings]
+    elif all(
+        _WHICH_TRUE.fullmatch(wording) and re.search(r"true|correct|valid|right", wording) for wording in wordings
+    ):
+        wanted = _true_places(text)
+        sets = [_which(wording) for wording in wordings]
     else:
         return None
-    same = [letter for letter, content in zip(letters, sets, strict=False) if wanted and content == wanted]
+    same = [letter for letter, content in zip(letters, sets, strict=False) if wanted is not None and content == wanted]
     return same[0] if len(same) == 1 else None
 
 
@@ -66,7 +88,26 @@ def _asserted_numerals(text: str) -> tuple[str, ...] | None:
 
 def _truth_values(text: str) -> tuple[str, ...] | None:
     values = []
-    for negation, word in _STATED_TRUTH.findall(text):
-        value = word.lower() == "true"
-        values.append(str(value != bool(negation)))
+    for stated in _STATED_TRUTH.finditer(text):
+        values.append(str(bool(stated["yes"]) != bool(stated["not"]) and not stated["short"]))
     return tuple(values) if len(values) > 1 else None
+
+
+def _which(wording: str) -> tuple[str, ...]:
+    """The places of the statements that a wording such as "Only statement 2 is true" calls true."""
+    which = _WHICH_TRUE.fullmatch(wording)
+    if which is None or which["none"]:
+        return ()
+    return (str(_PLACES[which["one"].lower()]),) if which["one"] else ("1", "2")
+
+
+def _true_places(text: str) -> tuple[str, ...] | None:
+    """The places of the statements that a text calls true, if it judges both: "The first is false, the second is true"."""
+    stated = _WHICH_TRUE.fullmatch(text.strip())
+    if stated and re.search(r"true|correct|valid|right", text):
+        return _which(text.strip())
+    places = [_PLACES[(place["ordinal"] or place["number"]).lower()] for place in _PLACE.finditer(text)]
+    values = _truth_values(text)
+    if sorted(places) != [1, 2] or values is None or len(values) != len(places):
+        return None
+    return tuple(sorted(str(place) for place, value in zip(places, values, strict=True) if value == "True"))

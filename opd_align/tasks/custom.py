@@ -30,7 +30,8 @@ _KINDS: dict[str, tuple[Verifier, str]] = {
     "maths": (
         Maths(),
         "Solve the following math problem. The last line of your response should be of the following format: "
-        "'Answer: $ANSWER' (without quotes) where ANSWER is the final result, which may stand in \\boxed{}. Think step "
+        "'Answer: $ANSWER' (without quotes) where ANSWER is the final result, which may stand in \\boxed{}. Think "
+        "step "
         "by step before answering.",
     ),
 }

@@ -28,6 +28,15 @@ from enum import Enum
 
 from opd_align.tasks.characters import MAX_ANSWER_CHARS, plain_characters
 from opd_align.tasks.prepare import prepared
+from opd_align.tasks.remarks import (
+    OTHER_ANSWER,
+    confirms,
+    has_alternative,
+    is_doubted,
+    is_harmless,
+    is_other_label,
+    takes_back,
+)
 from opd_align.tasks.statements import (
     CONCLUSION,
     DENIAL_AFTER,
@@ -61,34 +70,49 @@ MAX_RESPONSE_CHARS = 30_000
 MAX_COMMITMENTS = 40
 """Number of markers, boxes and phrases that are read, from the last one."""
 
+_MAX_REMARKS = 8
+
 _END_OF_TURN = re.compile(r"<\|(?:im_end|eot_id|eom_id|endoftext|end_of_text|end)\|>|</s>|<end_of_turn>|<eos>")
 _THINK_TAG = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 # A model that repeats its instructions ("'Answer: $LETTER'") has not answered yet.
 _PLACEHOLDER = r"(?![^\w\n]{0,4}(?:LETTER|ANSWER|NUMBER|YOUR[ _]ANSWER)\b)"
-_NEXT_QUESTION = re.compile(r"\n[ \t*#]{0,6}(?:Question|Q|Problem|User|Human|Instruction)[ \t]?\d{0,3}[*_]{0,2}:")
+_NEXT_QUESTION = re.compile(
+    r"(?<=[.)])\sQ:|\n[ \t*#]{0,6}(?:Question|Q|Problem|User|Human|Instruction)[ \t]?\d{0,3}[*_]{0,2}:"
+)
 _COMMITMENT = re.compile(
     r"(?P<marker>"
     rf"\b(?:answer|ans|respuesta|r[ée]ponse|antwort|risposta|resposta)\b[*_` \t]{{0,6}}(?:[:=](?!=)|->|→|"
+    rf"(?<=ans )(?=[A-J]\b)|"
     rf"[-—][ \t]|(?<=\bans)\.)"
     rf"{_PLACEHOLDER}"
-    r"|<answer>|(?:答案|答え|正解|정답)(?:应该|应)?(?:是|为|選|选|は|은|는)?(?![*_ ]{0,3}不)[*_ \t]{0,4}:?|"
+    r"|here(?:'s|[ \t]is)[ \t](?:the|my)[ \t]answer[^:.\n]{0,60}:|<(?:final_?)?answer>|<(?:final|result|choice|"
+    r"response|solution)>|\[(?:final )?answer\]|"
+    r"^\W{0,4}(?:verdict|conclusion|bottom line|tl;?dr|in short|in brief|in a nutshell|final verdict)[*_]{0,2}:|"
+    r"\b(?:correct|right|best|final)[ \t](?:option|choice|letter|result|value)[*_ \t]{0,4}(?:[:=](?!=)|->|→|"
+    r"[-—][ \t])|(?:答案|答え|正解|정답)(?:应该|应)?(?:是|为|選|选|は|은|는)?(?![*_ ]{0,3}不)[*_ \t]{0,4}:?|"
     r"答[*_ ]{0,3}:"
     r"|(?:ответ)[*_ \t]{0,4}:"
     r"|^[ \t]{0,8}(?:#{1,6}[ \t]{0,4}|\*\*|__){1,2}(?:the[ \t])?(?:(?:final|correct|my)[ \t])?answer[ \t*_#]{0,8}$"
     r")|(?P<box>\\(?:f?boxed|fbox|framebox)\s{0,3}\{)|(?P<phrase>"
     r"\b(?:(?:answer|(?:correct|right|best|true|final|my|only)[ \t](?:option|choice|statement|letter|one|pick|guess|"
     r"selection|response|result|solution))"
-    r"(?:[ \t](?:to|for|here|among)\b[^.:\n]{0,80}?)?(?:[ \t]\w{1,12}ly,?)?"
-    r"[*_ \t]{1,4}(?:is|should[ \t]be|must[ \t]be|would[ \t]be|will[ \t]be|has[ \t]to[ \t]be|comes[ \t](?:out[ \t])?to|"
-    r"becomes|equals)\b"
-    r"|(?:I(?:'m|[ \t]am)[ \t]going|(?:let's[ \t]|^)go)[ \t]with\b"
+    r"(?:[ \t](?:to|for|here|among|that|which|I|we)\b[^.:\n]{0,80}?)?(?:,[ \t]\w{1,12},)?(?:[ \t]\w{1,12}ly,?)?"
+    r"(?:(?:'s|[*_ \t]{1,4}is)|[*_ \t]{1,4}(?:is|should[ \t]be|must[ \t]be|would[ \t]be|will[ \t]be|"
+    r"has[ \t]to[ \t]be|comes[ \t](?:out[ \t])?to|"
+    r"becomes|equals))\b"
+    r"|\bone[ \t](?:that|which)[ \t](?:fits|matches|works)[^.:\n]{0,30}?[ \t]is\b|"
+    r"^[ \t*]{0,4}(?:so[ \t])?(?:choose|pick|select)\b"
+    r"|I(?:'m|[ \t]am)[ \t](?:choosing|picking|selecting|voting[ \t]for)\b|I[ \t]vote[ \t]for\b|my[ \t](?:vote|"
+    r"money)[ \t](?:goes[ \t]to|is[ \t](?:on|for))\b"
+    r"|^(?:going|settling|sticking)[ \t](?:with|on|for)\b|(?:I(?:'m|[ \t]am)[ \t]going|(?:let's[ \t]|^)go)[ \t]with\b"
     r"|I(?:'d|'ll|[ \t]would|[ \t]will)?[ \t](?:choose|pick|select|go[ \t]with|opt[ \t]for|say|"
     r"answer(?:[ \t](?:it|this|the[ \t]question|this[ \t]question)?[ \t]?with)?)\b"
     r"|(?:settled?|decided?)[ \t]on\b"
     r"|(?:we|you)[ \t](?:should[ \t]|must[ \t])?(?:choose|pick|select)\b"
     r"|(?:respuesta[ \t](?:correcta[ \t])?es(?:[ \t]la)?|r[ée]ponse[ \t](?:correcte[ \t])?est|"
     r"antwort[ \t](?:ist|lautet)))"
-    rf"(?:[ \t](?:thus|therefore|clearly|indeed|then|simply|definitely|probably|likely))?[*_ \t]{{0,4}}:?{_PLACEHOLDER}"
+    rf"(?:[ \t](?:thus|therefore|clearly|indeed|then|simply|definitely|probably|"
+    rf"likely))?[*_ \t]{{0,4}}:?{_PLACEHOLDER}"
     r"|(?:故|应|應|因此|所以|我|，|,)\s?(?:该|該)?(?:选|選)(?:择|擇|项|項)?\s?[:]?|^\s?(?:选|選)(?:择|擇)?\s?[:]?|"
     r"而是)",
     re.IGNORECASE | re.MULTILINE,
@@ -98,7 +122,8 @@ _COMMITMENT_WORDS = (
     " option", " choice", " statement", " letter",
     " one ", " pick", " guess", " selection", " response", " result", " solution", " choose",
     " select", " go with", "going with", "settle", " decide",
-    " opt for", " say", "respuesta", "reponse", "antwort", "risposta", "resposta",
+    " opt for", " say", "choose", "pick", "select", "<final", "<result", "<choice", "<response",
+    "<solution", "verdict", "conclusion", " vote", "money", "going", "settling", "sticking", "picking", "choosing", "bottom line", "tldr", "tl;dr", "in short", "in brief", "nutshell", "respuesta", "reponse", "antwort", "risposta", "resposta",
 )  # fmt: skip
 _NOT_BUT = re.compile(r"\W{0,4}not [^.,;\n]{1,40}?,? but (?:rather )?", re.IGNORECASE)
 _BOX_RULED_OUT = re.compile(
@@ -109,11 +134,18 @@ _BOX_RULED_OUT = re.compile(
 _MARKED_NEGATION = re.compile(r"\W{0,6}(?:(?:not|neither|never|none|没|不)\b|n't\b)", re.IGNORECASE)
 _LONG_ANSWER = re.compile(r"\blong(?:er)?\s$", re.IGNORECASE)
 _QUESTION = re.compile(r"\W{0,3}[^.!?\n]{1,60}\?[\"')*]{0,3}\s+(?=\S)")
+_UNDECIDED = re.compile(r"\b(?:answer|it|that|this)(?: really| all)? depends\b", re.IGNORECASE)
+_QUESTIONED = re.compile(r"[$\s\\)\]*]{0,6}\?")
+_OTHER_CASE = re.compile(
+    r"\b(?:if|had|were|unless)\b.*\bwould\b(?!.*\b(?:but|so|however)\b)", re.IGNORECASE | re.DOTALL
+)
 _ONLY_MARKUP = re.compile(r"(?:[\s*_#$`>~-]|\\[\[\]()])*")
 # What makes "the answer is C" something else than an answer, in the clause before it.
 _DENIED_BEFORE = re.compile(
     r"(?:\b(?:not|never|doubt|neither|cannot|if|whether|unless|suppose|supposing|assum\w{1,4}|imagine|why|how|until|"
-    r"hardly|wrong|(?:false|untrue|incorrect) that|mistaken\w{0,2}|no longer|no way|were|had|is|could)\b|"
+    r"hardly|wrong|(?:going|about|tempted|inclined|used|ready|wanted?|like|able|refuse|wish|love|hate|silly|"
+    r"wrong) to|(?:false|untrue|incorrect) that|mistaken\w{0,2}|(?:hard|difficult|unlikely|impossible|"
+    r"implausible) (?:to|that)|no longer|no way|were|had|is|could)\b|"
     r"n't\b)(?![^,;:]{0,60}[,;:])"
     r"|\b(?:at first|initially|(?:might|may|could|would)(?: \w{1,8})? (?:think|say|believe|guess|assume|argue)|"
     r"tempt(?:ing|ed)(?![^,;:]{0,60}[,;:])|people (?:think|say)|(?!I|we|passage|text|article|author)\b\w{2,} "
@@ -199,7 +231,7 @@ def boxed(text: str, start: int) -> tuple[str, int] | None:
         if character in "{}" and text[position - 1] != "\\":  # \{ and \} are set braces, not grouping
             depth += 1 if character == "{" else -1
             if depth == 0:
-                return text[start:position].strip(), position + 1
+                return text[start:position].strip().rstrip("\\ "), position + 1
     return None
 
 
@@ -213,7 +245,13 @@ def _committed(response: str, read: Reader) -> tuple[str | None, int | None]:
             if content is None:
                 continue
             around = response[max(0, place.start() - 40) : place.start()], response[content[1] : content[1] + 80]
-            if _BOX_RULED_OUT.search(around[0]) or is_aside(SENTENCE_END.split(response[: place.start()][-200:])[-1]):
+            sentence = SENTENCE_END.split(response[: place.start()][-200:])[-1]
+            if (
+                _QUESTIONED.match(around[1])
+                or _BOX_RULED_OUT.search(around[0])
+                or is_aside(sentence)
+                or _OTHER_CASE.search(sentence)
+            ):
                 continue
             found = AMBIGUOUS if DENIAL_AFTER.match(around[1].lstrip("$ \\)]")) else read(content[0], Placement.BOX)
             if found is not None:
@@ -222,8 +260,9 @@ def _committed(response: str, read: Reader) -> tuple[str | None, int | None]:
                 return found, content[1]
             boxes.append(content[0])
             continue
-        if _LONG_ANSWER.search(response, max(0, place.start() - 8), place.start()):
-            continue  # "Short answer: no. Long answer: yes, but ..."
+        before = response[max(0, place.start() - 30) : place.start()].rpartition("\n")[2]
+        if _LONG_ANSWER.search(before) or OTHER_ANSWER.search(before):
+            continue  # "Short answer: no. Long answer: yes, but ...", "Wrong answer: C"
         words, following = _text_after(response, place.end())
         if place["phrase"]:
             if words is None:
@@ -305,7 +344,8 @@ def _reconsidered(found: str | None, rest: str, read: Reader) -> str | None:
         if later:
             return later
     taken_back = [match for match in _RETRACTION.finditer(rest) if not _RIGHT_AFTER_ALL.search(match.group())]
-    return None if taken_back else found
+    remarks = [sentence for sentence in SENTENCE_END.split(rest[:1000]) if re.search(r"\w", sentence)][1:6]
+    return None if taken_back or any(map(takes_back, remarks)) else found
 
 
 def _uncommitted(response: str, read: Reader, *, after_second_thought: bool = False) -> str | None:
@@ -314,7 +354,14 @@ def _uncommitted(response: str, read: Reader, *, after_second_thought: bool = Fa
     lines = [line for line in tail.splitlines() if not _ONLY_MARKUP.fullmatch(line)]
     if len(response) > len(tail):
         lines = lines[1:]  # the first line may be cut in two, and its end alone could look like an answer
-    lines = without_asides(lines)
+    lines = [line for line in lines if not is_other_label(line)]
+    if (
+        _is_taken_back(lines, read)
+        or (lines and has_alternative(lines[-1]))
+        or any(_UNDECIDED.search(line) for line in lines[-3:])
+    ):
+        return None
+    lines = without_asides(_without_confirmation(lines, read))
     if not lines:
         return None
     if not after_second_thought and (later := _second_thought(lines, read)):
@@ -327,10 +374,17 @@ def _uncommitted(response: str, read: Reader, *, after_second_thought: bool = Fa
     found = read(lines[-1], Placement.BARE)
     if found is not None:
         # One item of a list, such as the choices repeated, is no answer.
-        return AMBIGUOUS if len(lines) > 1 and read(lines[-2], Placement.BARE) not in (None, found) else found
+        continued = lines[-1].lstrip().startswith("=")
+        return (
+            AMBIGUOUS
+            if len(lines) > 1 and not continued and read(lines[-2], Placement.BARE) not in (None, found)
+            else found
+        )
     if after_second_thought and (found := read(lines[0], Placement.MARKED)) is not None:
         return found
     if len(response) == len(tail):
+        if (found := _before_remarks(lines, read)) is not None:
+            return found
         if len(lines) == 1:
             found = read(lines[0], Placement.OPENING)
         else:
@@ -352,6 +406,46 @@ def _uncommitted(response: str, read: Reader, *, after_second_thought: bool = Fa
     return None
 
 
+def _sentences(lines: list[str]) -> list[str]:
+    return [part for line in lines for part in SENTENCE_END.split(line) if re.search(r"\w", part)]
+
+
+def _is_taken_back(lines: list[str], read: Reader) -> bool:
+    """Whether the last sentence takes back the one before it ("18. That would be wrong.")."""
+    sentences = _sentences(lines[-2:])
+    if len(sentences) < 2 or not takes_back(sentences[-1]):
+        return False
+    return read(sentences[-1], Placement.SENTENCE) is None or read(sentences[-2], Placement.BARE) is not None
+
+
+def _without_confirmation(lines: list[str], read: Reader) -> list[str]:
+    """The lines without a last sentence that only confirms the one before it: "3 × 6 = 18. Right."."""
+    sentences = _sentences(lines[-1:])
+    if (
+        len(_sentences(lines[-2:])) < 2
+        or not confirms(sentences[-1])
+        or read(sentences[-1], Placement.SENTENCE) is not None
+    ):
+        return lines
+    rest = lines[-1][: lines[-1].rfind(sentences[-1])].rstrip()
+    return [*lines[:-1], rest] if rest else lines[:-1]
+
+
+def _before_remarks(lines: list[str], read: Reader) -> str | None:
+    """The answer that a text begins with, if all that follows leaves it as it is ("18. No need to round.")."""
+    sentences = _sentences(lines)
+    others = sentences[1:]
+    found = read(sentences[0], Placement.BARE) if 0 < len(others) <= _MAX_REMARKS else None
+    if not found:
+        return None
+    for sentence in others:
+        if not is_harmless(sentence):
+            return None if read(others[-1], Placement.SENTENCE) not in (None, AMBIGUOUS, found) else AMBIGUOUS
+        if not is_aside(sentence) and read(sentence, Placement.SENTENCE) not in (None, found):
+            return None
+    return found
+
+
 def _second_thought(lines: list[str], read: Reader) -> str | None:
     """The answer after a second thought, in a text without a marker: "No, wait. Yes."."""
     text = "\n".join(lines)
@@ -367,6 +461,8 @@ def _text_after(response: str, start: int) -> tuple[str | None, str]:
 
 
 def _read_text(words: str, placement: Placement, read: Reader) -> str | None:
+    if "(" in words and is_doubted(words):
+        return AMBIGUOUS
     box = re.search(r"\\(?:f?boxed|fbox|framebox)\s{0,3}\{", words)
     content = boxed(words, box.end()) if box else None
     return read(content[0], Placement.BOX) if content else read(words, placement)

@@ -29,17 +29,18 @@ NUMBERS = {
 }
 
 RECOGNISED = {
-    "es": "quizás quizá respuesta opción correcta correcto incorrecta incorrecto sino según entonces verdadero "
+    "es": "incorrecta equivocada quizás quizá respuesta opción correcta correcto incorrecta incorrecto sino según entonces verdadero "
     "verdadera porque está verdad cierto elijo escojo dólares millones casi más menos gana vende tiene "
     "ganancia número",
     "pt": "talvez resposta opção alternativa correta correto incorreta incorreto não então portanto segundo "
     "verdadeiro verdadeira verdade escolho quase milhões menos são têm juntas lucro número há",
-    "fr": "peut choisis presque réponse reponse pas donc selon vrai faux moins bonne choix sont gagne reste",
+    "fr": "mauvaise réponds peut choisis presque réponse reponse pas donc selon vrai faux moins bonne choix sont gagne reste",
     "de": "vielleicht ich für stimmt wähle knapp millionen milliarden antwort richtig richtige falsch nicht sondern "
     "laut ist weniger mehr mindestens höchstens lautet ergebnis gewinn verdient sind insgesamt",
     "it": "forse scelgo milioni risposta opzione corretta giusta quindi vero meno più sono guadagna numero perciò",
-    "ru": "может возможно это сто выбираю почти не ответ вариант правильный верный верно неверно следовательно "
+    "ru": "неправильный неверный может возможно это сто выбираю почти не ответ вариант правильный верный верно неверно следовательно "
     "значит поэтому меньше больше менее более итого",
+    "more": "antwoord svaret svar cevap yanıt odpowiedź đáp jawaban jawabannya الإجابة الجواب",
 }
 """Words by which a language is recognised; none of them is an English word."""
 
@@ -52,6 +53,7 @@ ENGLISH_TOO = (
 # Translations, in this order: longer expressions first.
 TABLES = {
     "es": [
+        ("(?:respuesta|opción) (?:incorrecta|equivocada|errónea)", "wrong answer"),
         ("no es (?:verdad|cierto)", "it is not true"),
         ("es (?:verdad|cierto)", "it is true"),
         ("(?:yo )?(?:elijo|escojo|elegiría)(?: la)?(?: opción| letra| respuesta)?", "I choose"),
@@ -63,10 +65,10 @@ TABLES = {
         ("(?:la )?respuesta(?: (?:correcta|final))* no es(?: la| el)?", "the answer is not"),
         (r"(?:la )?respuesta(?: (?:correcta|final))*(?=\W{0,3}:)", "Answer"),
         (r"(?:la )?respuesta(?= \(?[A-Z]\b)", "option"),
+        (r"(?<!no )es(?: la)?(?= (?:(?:opción|alternativa|letra) )?[A-Z]\b)", "it is"),
         ("(?:la )?(?:opción|letra|alternativa)(?: correcta)?", "option"),
         ("sino(?: que)?(?: es)?(?: la| el)?", "but"),
         ("no (?:es|son)(?: la| el)?", "is not"),
-        (r"es la(?= [A-Z]\b)", "it is"),
         (r"es(?= correct[ao]\b)", "is"),
         (r"\bincorrect[ao]s?", "incorrect"),
         (r"\bcorrect[ao]s?", "correct"),
@@ -82,6 +84,7 @@ TABLES = {
         (r"(?<=[A-D] )o(?= (?:la )?[A-D]\b)", "or"),
     ],
     "pt": [
+        ("(?:resposta|opção|alternativa) (?:incorreta|errada)", "wrong answer"),
         ("não é verdade", "it is not true"),
         ("é verdade", "it is true"),
         ("quase", "nearly"),
@@ -95,7 +98,7 @@ TABLES = {
         ("(?:a )?(?:opção|letra|alternativa)(?: correta| certa)?", "option"),
         ("(?:mas|e) sim(?: a| o)?", "but"),
         ("não (?:é|são)(?: a| o)?", "is not"),
-        (r"é a(?= [A-Z]\b)", "it is"),
+        (r"(?<!não )é(?: a)?(?= (?:(?:opção|alternativa|letra|option) )?[A-Z]\b)", "it is"),
         (r"é(?= corret[ao]\b)", "is"),
         (r"\bincorret[ao]s?", "incorrect"),
         (r"\bcorret[ao]s?", "correct"),
@@ -111,6 +114,8 @@ TABLES = {
         (r"(?<=[A-D] )ou(?= (?:a )?[A-D]\b)", "or"),
     ],
     "fr": [
+        ("mauvaise r[ée]ponse|r[ée]ponse (?:incorrecte|fausse|erronée)", "wrong answer"),
+        ("je (?:réponds|dis)(?: par)?", "I answer"),
         ("ce n'est pas (?:exact|vrai|juste|le cas)", "it is not true"),
         ("c'est (?:exact|vrai|juste)", "it is true"),
         ("(?:je )?(?:choisis|prends)(?: la| le)?(?: réponse| lettre)?|je dirais(?: la| le)?", "I choose"),
@@ -141,6 +146,8 @@ TABLES = {
         (r"(?<=[A-D] )ou(?= (?:la )?[A-D]\b)", "or"),
     ],
     "de": [
+        ("falsche antwort", "wrong answer"),
+        (r"(?:also|daher|somit|folglich) ist(?: antwort| option)? (?P<x>\(?[A-Z]\)?) (?:richtig|korrekt)", r"so the answer is \g<x>"),
         ("das (?:stimmt|trifft) nicht(?: zu)?", "it is not true"),
         ("das stimmt|das trifft zu", "it is true"),
         ("ich (?:wähle|nehme|entscheide mich für)(?: antwort| option)?", "I choose"),
@@ -172,6 +179,7 @@ TABLES = {
         (r"\boder\b", "or"),
     ],
     "it": [
+        ("risposta (?:sbagliata|errata|scorretta)", "wrong answer"),
         ("non è vero", "it is not true"),
         ("è vero", "it is true"),
         ("scelgo(?: la)?", "I choose"),
@@ -183,6 +191,7 @@ TABLES = {
         (r"(?:la )?risposta(?: (?:corretta|giusta|finale))*(?=\W{0,3}:)", "Answer"),
         ("(?:l')?opzione|la lettera", "option"),
         ("non è(?: la| il)?", "is not"),
+        (r"(?<!non )è la(?= [A-Z]\b)", "it is"),
         ("(?:ma|bensì)(?: la)?", "but"),
         (r"\bcorrett[ao]\b|\bgiust[ao]\b", "correct"),
         ("(?:meno|minore) di", "less than"),
@@ -194,6 +203,7 @@ TABLES = {
         ("potrebbe essere|forse", "could be"),
     ],
     "ru": [
+        ("(?:неправильный|неверный|ошибочный) (?:ответ|вариант)", "wrong answer"),
         ("это не (?:так|правда|верно)|это неверно|это неправда|неправда", "it is not true"),
         ("это (?:правда|верно|так)", "it is true"),
         ("(?:я )?выбираю(?: вариант| ответ)?", "I choose"),
@@ -218,10 +228,17 @@ TABLES = {
         (r"(?<=[A-D] )или(?= [A-D]\b)", "or"),
     ],
     "cjk": [
+        (r"^\s*不(?:是的?)?(?=[,.])", " No"),
+        ("(?:答案|回答)是否定的", " the answer is no "),
+        ("(?:答案|回答)是肯定的", " the answer is yes "),
+        (r"(?P<x>(?<![A-Za-z])[A-Z]) ?번", r"\g<x> "),
+        ("(?:错误|不正确)(?:的)?(?:答案|选项)|不正解|오답", " wrong answer "),
+        ("不(?:应|能|该|可|要)(?:该|以)?(?:选|選)(?:择)?", " not "),
+        (r"(?P<x>(?<![A-Za-z])[A-Z]|\d[\d.,]*) ?(?:ではありません|ではない|じゃない|でない|[가이] ?아닙니다|[가이] ?아니다|[가이] ?아니에요|는 아닙니다)", r" not \g<x> "),
         ("这(?:并)?不是真的|不是这样|違います|間違っています|そうではありません|아닙니다|"
          "틀렸습니다", " it is not true "),
         ("这是真的|没错|そうです|その通りです|正しいです|맞습니다", " it is true "),
-        (r"(?<=[\w\")\]])(?:です|である|だよ|입니다|이에요)(?=\W|$)", " "),
+        (r"(?:(?<=[\w\")\]])|(?<=[\w\")\]] ))(?:です|である|だよ|입니다|이에요)(?=\W|$)", " "),
         ("正确(?:的)?(?:选项|答案)(?:是|为|:)", " the answer is "),
         ("(?P<x>(?<![A-Za-z])[A-Z]) ?[がは이가]? ?(?:正解|正しい|正答|答え|정답)(?!は|で(?:は|も)な|く)"
          "(?:です|である|입니다)?", r" the answer is \g<x> "),
@@ -233,12 +250,26 @@ TABLES = {
         ("選択肢|选项", " option "),
         ("答えは|正解は|答は|解答は", " the answer is "),
         ("(?:정답|답)(?:은|는)", " the answer is "),
-        ("(?:したがって|よって|ゆえに|だから|따라서|그러므로)[,、]?", " so "),
+        ("(?:つまり|したがって|よって|ゆえに|だから|따라서|그러므로)[,、]?", " so "),
         (r"(?P<x>[A-Z]|\d[\d.,]*) ?(?:ではなく|じゃなく|이 아니라|가 아니라)[,、]? ?", r" not \g<x>, but "),
         (r"(?P<x>\d[\d.,]*) ?(?:未満|미만)", r" less than \g<x> "),
         (r"(?P<x>\d[\d.,]*) ?(?:以上|이상)", r" at least \g<x> "),
         (r"(?P<x>\d[\d.,]*) ?(?:以下|이하)", r" at most \g<x> "),
         ("かもしれません?|可能是|也许|或许|多分|たぶん", " could be "),
+    ],
+    "more": [
+        (r"(?:het )?(?:juiste |goede )?antwoord is niet", "the answer is not"),
+        (r"(?:het )?(?:juiste |goede )?antwoord is", "the answer is"),
+        (r"(?:rätt |riktigt )?svar(?:et)? är inte", "the answer is not"),
+        (r"(?:rätt |riktigt )?svar(?:et)? är", "the answer is"),
+        (r"(?:doğru )?(?:cevap|yanıt)(?= [A-Z]\b(?! değil))", "the answer is"),
+        (r"(?:prawidłowa |poprawna )?odpowiedź to", "the answer is"),
+        (r"(?:đáp án|câu trả lời)(?: đúng)? (?:không phải|không) là", "the answer is not"),
+        (r"(?:đáp án|câu trả lời)(?: đúng)? là", "the answer is"),
+        (r"jawaban(?:nya)?(?: yang benar)? bukan(?:lah)?", "the answer is not"),
+        (r"jawaban(?:nya)?(?: yang benar)? adalah", "the answer is"),
+        (r"(?:الإجابة|الجواب)(?: الصحيحة| الصحيح)? (?:ليست|ليس)", "the answer is not"),
+        (r"(?:الإجابة|الجواب)(?: الصحيحة| الصحيح)? (?:هي|هو)", "the answer is"),
     ],
 }  # fmt: skip
 """Patterns and what stands for them in English, by language."""

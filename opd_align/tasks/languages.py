@@ -18,7 +18,7 @@ _MAX_CHARS = 6_000
 _WORD = re.compile(r"[^\W\d_]+")
 _PHRASES = re.compile(
     r"\b(?:(?P<fr>(?:plus|moins) de|c'est (?:la|le|exact|vrai|faux))|(?P<pt>(?:mais|maior) (?:de|que)|é a [A-Z])|"
-    r"(?P<it>(?:più|meno) di)|(?P<es>es la [A-Z]))\b",
+    r"(?P<it>(?:più|meno) di|è la [A-Z])|(?P<es>es la [A-Z]))\b",
     re.IGNORECASE,
 )
 _CJK = re.compile("[぀-ヿ㐀-鿿가-힣]")

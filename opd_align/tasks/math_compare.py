@@ -6,13 +6,14 @@ math-verify sees one expression at a time; it would take 6 for that answer.
 
 from __future__ import annotations
 
+import functools
 import re
 from fractions import Fraction
 
 from opd_align.tasks.evaluate import exact_value
 from opd_align.tasks.math_pool import POOL
+from opd_align.tasks.number_values import base_value
 from opd_align.tasks.number_words import SCALES
-from opd_align.tasks.numbers import base_value
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+|/\d+)?")
 """The canonical form of a number."""
@@ -100,6 +101,7 @@ def compare_expressions(found: str, gold: str) -> str:
     return {"same": "same", "different": "different", "unparseable": "unparseable"}.get(reply, "unknown")
 
 
+@functools.lru_cache(maxsize=4096)
 def is_whole(gold: str) -> bool:
     """Whether a gold answer is a list or an equation, rather than a value."""
     expression = tidy(gold)

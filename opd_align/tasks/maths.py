@@ -5,6 +5,7 @@ r"""Reads mathematical answers: the number, expression, list or word that a text
 
 from __future__ import annotations
 
+import functools
 import re
 
 from opd_align.tasks.characters import plain_characters, strip_markup
@@ -22,7 +23,9 @@ from opd_align.tasks.math_compare import (
     is_whole,
     tidy,
 )
-from opd_align.tasks.numbers import AGAIN, QUALIFIER, canonical_number, read_number
+from opd_align.tasks.number_sentences import AGAIN, QUALIFIER, main_clause
+from opd_align.tasks.number_values import canonical_number
+from opd_align.tasks.numbers import read_number
 from opd_align.tasks.statements import (
     CONCLUDED,
     DENIAL_AFTER,
@@ -66,13 +69,16 @@ _PLAIN_FORMULA = re.compile(
 )
 _BETWEEN_ITEMS = re.compile(r"[\s,]*(?:and|or|y|e|et|ou|o|und|oder|и|или|或|和|或者|と)?[\s,]*")
 _UNSOLVED = re.compile(r"\$?\s*(?:\d+\s?[a-z]|[a-z]\s?\^\s?\{?\d+\}?)\s*=[^=]+")  # 2x = 6, x^2 = 6
+_ONE_VARIABLE = re.compile(
+    r"(?=[^=]*[-+*/^\d])(?:\d{0,6}\s?(?P<variable>[a-z])(?:\^\{?\d+\}?)?)\s?(?:[-+]\s?\d+(?:\s?(?P=variable)\b)?\s?)*=[^=]+"
+)  # x + 3 = 10
 _PLAIN_FUNCTION = re.compile(r"(?<![\\\w])sqrt\(([^()]{1,60})\)")
 _PLAIN_PI = re.compile(r"(?<![\\A-Za-z])pi\b")
 _IS = re.compile(r"\b(?:is|are|equals|becomes|we (?:get|obtain|have|find)|gives|yields|leaves)\s{0,2}$")
 _SEGMENT = re.compile(r"(?:\$|\\\()([^$\n]{1,300}?)(?:\$|\\\))")
 _COMPOUND = re.compile(r"[^=,]*\w\s?[-+/^(][^=,]*=([^=,]+)")  # a + b = 10, f(3) = 10
 _STATED = re.compile(
-    r"(?:\b(?:is|are|equals?|be|gives?|get|obtain)\b:?|\w:) (?P<plain>[^\s*].{0,120})$|"
+    r"(?:\b(?:is(?: at)?|are(?: at)?|equals?|be|gives?|get|obtain)\b:?|\w:) (?P<plain>[^\s*].{0,120})$|"
     r"(?:^|\b(?:so|thus|hence|then|get|have)\b,? )(?P<named>[a-z] ?= ?.{1,60})$|\*\*(?P<bold>[^*\n]{1,120})\*\*"
 )
 _ALTERNATIVES = re.compile(r"\b(?:or|and)\b|\\lor\b|\\vee\b", re.IGNORECASE)
@@ -81,9 +87,22 @@ _BOUND_WORDS = re.compile(
     r"greater) than|up to)\b",
     re.IGNORECASE,
 )
+# The variable of $x \\to 6$ and $n \\mid 6$ does not have this value.
+_NO_VALUE = re.compile(r"[a-z]\)?\s?(?:\\(?:to|(?:long)?rightarrow|mapsto|n?mid|sim)(?![A-Za-z])|→|->|∣)")
+# A sentence that only says where something is looked at: "For $x = 6$ this fails."
+_ADJUNCT = re.compile(
+    r"\W{0,4}(?:(?:so|thus|then|now|hence),? )?(?:for|when|whenever|if|at|with|(?:by )?(?:setting|plugging in|"
+    r"substituting|taking|"
+    r"putting|using|adding|subtracting)|(?:the )?case|let|where|as|see|from|by|since|because|given(?: that)?|"
+    r"recall(?: that)?)\s{0,2}$",
+    re.IGNORECASE,
+)
+_NO_SUCH = re.compile(r"\bno (?:\w+ ){1,3}(?:with|where|for|of|such|when)\b", re.IGNORECASE)
+_REMARK = re.compile(r"\s\((?=[^()]*[a-z]{3})(?:[^()]|\([^()]*\)){3,120}\)(?=[.\s]{0,3}$)")
 _WORD_ANSWER = re.compile(r"[A-Za-z][A-Za-z'-]*(?: solutions?)?")
 
 
+@functools.lru_cache(maxsize=4096)  # a question's answer is read for each of its completions
 def canonical_expression(answer: str) -> str | None:
     """A dataset's answer in the form used for comparison; `None` if it cannot be read."""
     text = plain_characters(answer).strip()
@@ -126,7 +145,9 @@ def read_words(words: str, placement: Placement, gold: str) -> str | None:
         # "Evelyn has the highest", "the student is Evelyn", not "... is Briana, with Evelyn a close second"
         stated = r"(?:\b(?:is|are|was|be|so|thus|hence|therefore)|:|=),? (?:on |in |a |an |the ){0,2}"
         predicate = rf"{stated}{re.escape(gold)}(?!\w)"
-        return gold if found.start() == 0 or re.search(predicate, text) else None
+        return (
+            gold if re.match(rf"(?:on |in |an? |the )?{re.escape(gold)}", text) or re.search(predicate, text) else None
+        )
     if text == gold or placement is Placement.BARE:
         return gold if text == gold else None
     if text.startswith(gold) and not re.match(r"\w", text[len(gold) :]):
@@ -145,8 +166,16 @@ def read_maths(words: str, placement: Placement, *, whole: bool = False) -> str 
     """
     if placement is Placement.OPENING:
         return None
+    if placement is Placement.BARE:
+        words = words.lstrip("= ")
     words = _PLAIN_PI.sub(r"\\pi", _PLAIN_FUNCTION.sub(r"\\sqrt{\1}", plain_characters(words)))
-    if _UNSOLVED.fullmatch(words.strip(" .$")) and not whole:
+    equation = strip_lead_in(words.strip()).strip(" .$")
+    if not whole and (_UNSOLVED.fullmatch(equation) or _ONE_VARIABLE.fullmatch(equation)):
+        return AMBIGUOUS
+    if placement in (Placement.LOOSE, Placement.SENTENCE) and "$" in _REMARK.sub("", words):
+        words = _REMARK.sub("", words)
+    segments = [segment.group(1) for segment in _SEGMENT.finditer(words)] or [words]
+    if len(segments) == 1 and _NO_VALUE.search(segments[0]) and not re.search(r"=|\d.*\d", words):
         return AMBIGUOUS
     if placement is not Placement.BOX and " " in words:
         words = AGAIN.sub("", words)
@@ -167,14 +196,20 @@ def read_maths(words: str, placement: Placement, *, whole: bool = False) -> str 
             return canonical_number(value)
     if RELATION.search(text.replace("≈", "")) and placement in (Placement.BOX, Placement.MARKED):
         return _expression(words, placement, whole)
-    if _ALTERNATIVES.search(text) and not whole and re.search(r"\b(?:or)\b|\\(?:lor|vee)\b", text, re.IGNORECASE):
-        return AMBIGUOUS
+    stated = CONCLUDED.split(text)[-1] if placement is Placement.SENTENCE else text
+    if _ALTERNATIVES.search(stated) and not whole and re.search(r"\b(?:or)\b|\\(?:lor|vee)\b", stated, re.IGNORECASE):
+        several = placement is Placement.BARE and (CONCLUDED.search(text) or re.search(r"[.;] [A-Z]", text))
+        return None if several else AMBIGUOUS
     if whole and placement in (Placement.BOX, Placement.MARKED) and _is_expression(words):
         return _expression(words, placement, whole)
     if placement in (Placement.LOOSE, Placement.SENTENCE) and _is_ruled_out(words):
         return AMBIGUOUS
-    if placement in (Placement.LOOSE, Placement.SENTENCE) and (found := _only_segment(words, whole)):
+    if placement in (Placement.LOOSE, Placement.SENTENCE) and (found := _only_segment(words, whole)) is not None:
         return found
+    concluded = CONCLUDED.split(words)
+    if placement in (Placement.LOOSE, Placement.SENTENCE) and len(concluded) > 1 and re.search(r"[\d$]", concluded[-1]):
+        words = concluded[-1]  # "$12 = 2^2 \\cdot 3$, so it has $6$ divisors"
+        text = strip_lead_in(strip_markup(words)).rstrip(". ")
     names = [name.group() for segment in _SEGMENT.finditer(words) if (name := ASSIGNED.match(segment.group(1)))]
     if len(set(names)) > 1 and placement in (Placement.LOOSE, Placement.SENTENCE) and not CONCLUDED.search(words):
         return AMBIGUOUS  # $a = 2$, $b = 5$
@@ -244,8 +279,9 @@ def _is_ruled_out(words: str) -> bool:
     if not segments or CONCLUDED.search(words):
         return False
     before, after = words[: segments[-1].start()], words[segments[-1].end() :]
-    denied = NEGATION.search(re.split(r"[,;:]", before)[-1]) or _RULED_OUT.search(before)
-    return bool(denied or DENIAL_AFTER.match(after))
+    denied = NEGATION.search(re.split(r"[,;:]", before)[-1]) or _RULED_OUT.search(before) or _NO_SUCH.search(before)
+    only_a_case = len(segments) == 1 and _ADJUNCT.fullmatch(before)  # "For $x = 6$ ..."
+    return bool(denied or only_a_case or DENIAL_AFTER.match(after))
 
 
 def _is_constant(side: str) -> bool:
@@ -255,13 +291,14 @@ def _is_constant(side: str) -> bool:
 
 def _only_segment(words: str, whole: bool) -> str | None:
     """The expression of a sentence that ends in its only formula: "The point is $(2, 5)$."."""
+    words = main_clause(words)
     concluding = after_denials(CONCLUDED.split(words)[-1])
-    words = concluding if _MATHS_MODE.search(concluding) else words
+    words = concluding if _SEGMENT.search(concluding) else words
     clauses = [clause for clause in words.split(";") if _SEGMENT.search(clause) and not is_aside(clause)]
     words = clauses[-1] if clauses else words
     words = words[: qualifier.start()] if (qualifier := QUALIFIER.search(words)) else words
     segments = list(_SEGMENT.finditer(words))
-    if segments and not _MATHS_MODE.match(words, segments[-1].start()):
+    if segments and (HEDGE.search(words) or not _MATHS_MODE.match(words, segments[-1].start())):
         return None
     if not segments and (stated := _stated_expression(words, whole)) is not None:
         return stated
@@ -276,6 +313,8 @@ def _only_segment(words: str, whole: bool) -> str | None:
         return read_maths(segments[-1].group(1), Placement.BOX, whole=whole)  # the maximum of $ab$ is $16$
     if len(segments) != 1 or HEDGE.search(words) or NEGATION.search(words):
         return None
+    if not whole and _ONE_VARIABLE.fullmatch(segments[0].group(1).strip(" .")):
+        return AMBIGUOUS  # not solved yet
     if re.search(r"[\d$]", words[: segments[0].start()] + words[segments[0].end() :]):
         return None
     if re.search(r"\b(?:than|least|most|up to)\s*$", words[: segments[0].start()]):

@@ -9,6 +9,7 @@ decimal, and so is 1,5. A bound ("less than 18", "< 5") and a denial ("not 18") 
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from fractions import Fraction
@@ -16,173 +17,47 @@ from fractions import Fraction
 from opd_align.tasks.characters import strip_markup
 from opd_align.tasks.evaluate import exact_value
 from opd_align.tasks.extract import AMBIGUOUS, Placement
-from opd_align.tasks.number_words import NUMBER_WORD, SCALES, leading_number
-from opd_align.tasks.statements import CONCLUDED, DENIAL_AFTER, HEDGE, NEGATION, after_denials, is_aside, strip_lead_in
-
-_DIGITS = r"(?:\d{1,2}(?:,\d{2})+,\d{3}(?!\d)|\d{1,3}(?:[, ']\d{3})+(?!\d)|\d{1,100})(?:\.\d{1,100})?|\.\d{1,100}"
-_WORD_SCALES = "|".join(sorted(map(re.escape, SCALES), key=len, reverse=True))
-_CURRENCY = "€£¥₹"
-# Not the 2 of "m2", "x^2" or "1.2.3"; a minus sign after a word or digit is a dash.
-_NUMBER = re.compile(
-    rf"(?<![\w.^,/])(?P<sign>[-+]?)(?P<currency>[{_CURRENCY}]?)(?P<inner>-?)"
-    rf"(?:(?P<whole>\d{{1,9}})(?: | and |-)(?=\d{{1,6}} ?/ ?\d))?(?P<top>{_DIGITS})"
-    rf"(?: ?/ ?(?P<bottom>\d{{1,100}})(?!\d|\.\d))?"
-    rf"(?:[eE](?P<exponent>[-+]?\d{{1,3}})(?!\w)| ?[×x*·] ?10\^(?P<ten>-?\d{{1,3}})(?!\w))?"
-    rf"(?:(?:\^|\*\*)\(?(?P<power>-?\d{{1,4}})\)?(?![\w.^]))?"
-    rf"(?P<base>_\d{{1,2}}(?!\w))?"
-    rf"(?:(?P<letter>k|K|M|MM|B|[mMbB]n|bil|[TQ])(?![\w/^])|(?P<half> and a half\b)"
-    rf"|(?P<scale>(?: ?(?:{_WORD_SCALES})(?![A-Za-z])){{1,2}}))?",
+from opd_align.tasks.number_context import (
+    BOUND_AFTER,
+    BOUND_BEFORE,
+    CURRENCY,
+    UNSOLVED,
+    is_label,
+    is_operand,
+    is_ruled_out,
 )
-_LETTERS = {"k": 10**3, "m": 10**6, "mm": 10**6, "mn": 10**6, "b": 10**9, "bn": 10**9, "bil": 10**9, "t": 10**12}
+from opd_align.tasks.number_sentences import AGAIN, only_number, only_price
+from opd_align.tasks.number_values import NUMBER, OPERATOR, UNIT_SLASH, canonical_number, number_value
+from opd_align.tasks.number_words import NUMBER_WORD, leading_number
+from opd_align.tasks.statements import DENIAL_AFTER, NEGATION, strip_lead_in
+
 _DECIMAL_COMMA = re.compile(r"(?<![\d,.])(\d{1,3}(?:\.\d{3})+|\d{1,9}),(\d{1,2})(?![\d,]|\.\d)")
 _PARENTHESES = re.compile(r"\([^()]*\)")
 _FIRST_SENTENCE = re.compile(r"(.*?[\w)%}])(?:[;!?]+(?!\s?=)|\.+(?!\d))(?:\s.*|)", re.DOTALL)
-# After a number, these make it part of an expression: 2^10, 3!, 5√2, 5\pi, 2*3.
-_OPERATOR = re.compile(r"\s?(?:[\^*×·÷!√π\\+/_|<>(\[{]|-\s?[\w\\(]|x ?\d)")
-_UNIT_SLASH = re.compile(r"\s?/\s?[^\W\d]")
 _PREFIX = re.compile(
-    rf"(?:(?:[{_CURRENCY}≈~=:-]|(?:US|USD|EUR|GBP|INR|Rs\.?|about|approximately|approx\.?|roughly|around|"
+    rf"(?:(?:[{CURRENCY}≈~=:-]|(?:US|USD|EUR|GBP|INR|Rs\.?|about|approximately|approx\.?|roughly|around|"
     rf"exactly|only|just|"
     r"precisely|equals?|is|simply|a total of|the number|probably|definitely|surely|"
     r"clearly)(?![a-z])) ?){0,3}",
     re.IGNORECASE,
 )
-# What turns a number into a bound, right before it and right after it.
-_BOUND_BEFORE = re.compile(
-    r"(?:\b(?:(?:less|more|greater|fewer|smaller|larger|bigger|higher|lower|older|younger|longer|shorter|"
-    r"other|rather) than"
-    r"|at least|at most|nearly|almost|not even|over|under|above|below|(?<!\badd )(?<!\badds )up to|between|from|"
-    r"exceeds?|minimum of|"
-    r"maximum of|within|not|never"
-    r"|isn't|wasn't|aren't|cannot be|can't be|don't get|instead of|divisible by|multiple of|divides|factor of|reject|"
-    r"discard)"
-    r"(?: (?:exactly|about|quite|just|equal to|be|the|a))?|[<>]|\\(?:le|ge|ne|neq)\b|\bnot [≈=])"
-    rf"\s{{0,2}}[-+({_CURRENCY}]{{0,2}}$",
-    re.IGNORECASE,
-)
-_BOUND_AFTER = re.compile(
-    r"\W{0,2}(?:or (?:more|less|fewer|higher|lower|above|below|greater|so|maybe|possibly|perhaps)\b|and (?:up|above)\b"
-    r"|\+(?!\s?\d)|at (?:least|most)\b|\\(?:le|ge|ne)\b|[<>])",
-    re.IGNORECASE,
-)
 _MANY_POINTS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.]?\d)")  # 1.234.567
+_EXCLAIMED = re.compile(r"(\$\d[\d,.]*)!+(?=[\s*]|$)")  # "So it's $18!"
 _ROMAN = re.compile(
     r"\b(?=[IVXLCDM]{2})M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3}) ?(?:\(|= ?)(\d+)\)?"
 )
 _ARROW = re.compile(r"^\W{0,2}(?:=>|->|[→⇒∴➜])\s?")
-# What is said about the result after it: "10, attained at x = 3".
-QUALIFIER = re.compile(
-    r"(?:,? (?:attained|achieved|reached|obtained|occurring|which occurs|namely)|, (?:when|where|having|given|using)|"
-    r",? after \w{2,12}ing|"
-    r",? (?:because|since)|, (?:which|that|and (?:that|it)) would|, \S{1,12} of which|"
-    r",? (?:at|for|when|with|if) (?:\$|\\\()?[a-z](?= ?=)|,? (?:(?:which|that) is )?(?:twice|half|double|"
-    r"\S{1,12} times) (?:as|the|that|of)|"
-    r",? (?:(?:which|that) is )?\S{1,12} (?:\w{1,12} )?(?:more|less|fewer|higher|lower|older|younger) than)\b.*$",
-    re.IGNORECASE | re.DOTALL,
+_REASON = re.compile(r"([^\s,]{1,20}(?: [^\W\d]{1,15}){0,2}),? (?:because\b|since\b|as (?=\d))", re.IGNORECASE)
+# "#45", "6 out of 36", "x → 24"
+_NOT_STATED = re.compile(
+    r"#\d+\.?|\d+ out of \d+\.?|\$?[a-z] ?(?:→|->|\\to|\\mid|\|) ?-?\d+\$?\.?|for [a-z] ?= ?\d+\.?", re.IGNORECASE
 )
-_EXPLANATION = re.compile(r":| because\b| since\b| by \w+ing\b| - | — ", re.IGNORECASE)
-# 0.75, or 75%
-# The same value again, as a percentage or rounded: "0.75, or 75%", "7/18, about 39%".
-AGAIN = re.compile(
-    r"(?<=[\d}$)]),? (?:or|i\.e\.|that is),? (?:exactly )?[\d.]{1,9} ?(?:\\?%|percent\b)|"
-    r"(?<=[\d}$)]),? (?:(?:or|which is|i\.e\.|that is),? )?(?:about|approximately|approx\.|"
-    r"roughly) \$?[\d.]{1,9} ?\\?%?\$?"
-    r"(?=\W{0,3}$)"
-)
-_REASON = re.compile(r"([^\s,]{1,20}(?: [^\W\d]{1,15}){0,2}),? (?:because|since)\b", re.IGNORECASE)
-_NOT_QUITE = re.compile(r"\bnot (?:quite|exactly|really)\b", re.IGNORECASE)
-_CONTRAST = re.compile(r",? \b(?:but|however|yet)\b|, (?:and )?now\b", re.IGNORECASE)
-_PRICE = re.compile(
-    r"\b(?:pays?|paid|costs?|earns?|earned|makes?|made|spends?|spent|owes?|saves?|charges?|receives?)\s"
-    r"(?:a total of |exactly )?\$(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?)(?![\d.,]?\d|[kKMBe%]|\s(?:each|"
-    r"per|apiece|more|less|an?|"
-    r"million|thousand|billion|for (?:each|every|one))\b)"
-)
-_IS_RESULT = re.compile(r"([-+*/×·÷] ?\d+) (?:is|makes|equals|gives) (?=\$?\d)")  # 10 * 10 is 100
+_DEFINITE = re.compile(r"\W{0,3}(?:the|these|those) \d", re.IGNORECASE)
 _POWERS = re.compile(r"(?=[^^]*\^)\d{1,9}(?:\s?[·×*^]\s?\d{1,9}){1,8}")
 _MINUS = re.compile(r"\b(?:negative|minus)\s(?=[\d.])", re.IGNORECASE)
-# Words that make a number part of an expression.
-_OPERATION_BEFORE = re.compile(
-    r"(?:\b(?:twice|half(?: of)?|double|triple|thrice|roots?(?: of)?|log|ln|sin|cos|tan|times|plus|minus|"
-    r"over|by|of the number)"
-    r"|\\[a-z]+\s?\{?|\}\s?\{|√)\s?[({€£¥₹]{0,2}$",
-    re.IGNORECASE,
-)
-_OPERATION_AFTER = re.compile(
-    r"(?:st|nd|rd|th)\b|\s?(?:squared|cubed|factorial|plus|minus|divided|multiplied|times (?=\d|a |the )|to the power|"
-    r"choose|(?:tenth|hundredth|"
-    r"thousandth|millionth|billionth|third|fourth|fifth|quarter)s?|hal(?:f|ves)|[xyzn])\b",
-    re.IGNORECASE,
-)
-_LABEL = re.compile(
-    r"\b(?:page|step|question|problem|chapter|line|figure|equation|exercise|case|part|section|table|"
-    r"example|room|bus|no\.)\s$",
-    re.IGNORECASE,
-)
-_RULED_OUT = re.compile(r"not\b|never|isn't|wasn't|aren't|cannot|can't|don't|instead|rather|other", re.IGNORECASE)
 _STATEMENTS = re.compile(r"\s?(?:[,;]|\band\b|\.(?!\d))\s?")
-_EXPRESSION = re.compile(r"\d\s?[\^√π\\]|[,.]\d+[,.]\d{1,2}\b|\b\d+,\d{1,2}\b|\d:\d")
 _CANONICAL = re.compile(r"-?\d+(?:\.\d+|/\d+)?")
 _CONCLUSION = re.compile(r"(?:so|thus|hence|therefore|which|giving|then|finally)\b", re.IGNORECASE)
-
-
-def _number_value(match: re.Match[str]) -> Fraction | None:
-    """The value of a match; `None` for a division by zero and for what has no value by itself."""
-    top = Fraction(re.sub(r"[, ']", "", match["top"]))
-    if match["bottom"]:
-        if not int(match["bottom"]):
-            return None
-        top /= int(match["bottom"])
-    if match["whole"]:
-        top += int(match["whole"])
-    if match["base"]:
-        value = base_value(match["top"] + match["base"])
-        return value
-    exponent = match["exponent"] or match["ten"]
-    if exponent:
-        top *= Fraction(10) ** int(exponent)
-    if match["power"]:
-        value = exact_value(f"({top})^{{{match['power']}}}")
-        if value is None:
-            return None
-        top = value
-    if match["half"]:
-        top += Fraction(1, 2)
-    if match["letter"]:
-        scale = _LETTERS.get(match["letter"].lower())
-        if scale is None:
-            return None
-        top *= scale
-    for word in re.findall(r"\w+", match["scale"] or ""):
-        for scale_word in [word] if word in SCALES else list(word):
-            top *= SCALES.get(scale_word.lower(), 1)
-    return -top if "-" in (match["sign"], match["inner"]) else top
-
-
-def base_value(literal: str) -> Fraction | None:
-    """The value of digits with a base, such as `101_2`; `None` if these are not digits of that base."""
-    digits, _, base = literal.partition("_")
-    try:
-        return Fraction(int(digits.replace(",", ""), int(base)))
-    except ValueError:
-        return None
-
-
-def canonical_number(value: Fraction) -> str:
-    """The canonical form: an integer, a finite decimal, or a fraction in lowest terms."""
-    if value.denominator == 1:
-        return str(value.numerator)
-    rest = value.denominator
-    twos = fives = 0
-    while rest % 2 == 0:
-        rest, twos = rest // 2, twos + 1
-    while rest % 5 == 0:
-        rest, fives = rest // 5, fives + 1
-    if rest != 1 or max(twos, fives) > 30:
-        return f"{value.numerator}/{value.denominator}"
-    places = max(twos, fives)
-    digits = str(abs(value.numerator) * 10**places // value.denominator).rjust(places + 1, "0")
-    return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
 
 
 def gold_number(answer: object) -> Fraction | None:
@@ -194,9 +69,14 @@ def gold_number(answer: object) -> Fraction | None:
     if isinstance(answer, float):
         return Fraction(repr(answer)) if math.isfinite(answer) else None
     if isinstance(answer, str):
-        found = read_number(answer.rpartition("####")[2][:600], Placement.MARKED)
-        return Fraction(found) if found else None
+        return _gold_in_text(answer.rpartition("####")[2][:600])
     return None
+
+
+@functools.lru_cache(maxsize=4096)  # a question's answer is read for each of its completions
+def _gold_in_text(text: str) -> Fraction | None:
+    found = read_number(text, Placement.MARKED)
+    return Fraction(found) if found else None
 
 
 def is_percentage_of(found: str | None, gold: str | None, text: str) -> bool:
@@ -221,12 +101,16 @@ def read_number(words: str, placement: Placement, *, decimal_comma: bool = True)
     """
     if placement is Placement.OPENING:
         return None  # sentences that begin with a number often contain others
+    if _NOT_STATED.fullmatch(words.strip()):
+        return AMBIGUOUS
     text = _strip_decoration(words)
     if decimal_comma and "," in text:
         text = _DECIMAL_COMMA.sub(lambda match: f"{match[1].replace('.', '')}.{match[2]}", text)
     if placement in (Placement.LOOSE, Placement.SENTENCE):
-        found = _only_number(text)
-        return _only_price(words) or found if found == AMBIGUOUS else found
+        found = only_number(text)
+        return only_price(words) or found if found == AMBIGUOUS else found
+    if placement is Placement.BARE and _DEFINITE.match(text):
+        return None  # "the 45 tiles"
     text = strip_lead_in(text)
     if placement is Placement.BOX:
         if "?" in text or NEGATION.search(text):
@@ -252,6 +136,8 @@ def read_number(words: str, placement: Placement, *, decimal_comma: bool = True)
     if "=" in text:  # "9 * 2 = 18" and "x = 18": the right side is the result
         if placement is Placement.BARE:
             return None
+        if UNSOLVED.fullmatch(text.strip(" .")):
+            return AMBIGUOUS
         result = _equation_result(text, whole)
         if result is None or result == AMBIGUOUS:
             return result
@@ -263,29 +149,31 @@ def _first_number(text: str, placement: Placement) -> str | None:
     """The number at the start of a text; others after it must have the same value."""
     before = _PREFIX.match(text)
     # The sign belongs to the number; a dash and a space are a bullet.
-    first = _NUMBER.match(text) or (_NUMBER.match(text, before.end()) if before else None)
+    first = NUMBER.match(text) or (NUMBER.match(text, before.end()) if before else None)
     if first is None:
         if re.match(
             r"(?:not|n't|never|less|more|fewer|greater|at (?:least|most)|[<>]|\\[lgn]e\b)", text, re.IGNORECASE
         ):
-            return AMBIGUOUS if _NUMBER.search(text) and placement is not Placement.BARE else None
+            return AMBIGUOUS if NUMBER.search(text) and placement is not Placement.BARE else None
         return _in_words(text[before.end() :] if before else text, placement)
+    if placement is Placement.BARE and is_label(text, first.start()):
+        return None
     unit = text[first.end() :]
     if placement is Placement.BARE and not re.fullmatch(
         r" ?%?(?:[^\W\d]{0,12}(?:/[^\W\d]{1,8})?|degrees [CF])\.?", unit
     ):
         return None
-    value = _number_value(first)
-    if value is None or re.match(r"[,.'eE:]\d", unit) or _BOUND_AFTER.match(unit) or DENIAL_AFTER.match(unit):
+    value = number_value(first)
+    if value is None or re.match(r"[,.'eE:]\d", unit) or BOUND_AFTER.match(unit) or DENIAL_AFTER.match(unit):
         return AMBIGUOUS
-    if _OPERATION_AFTER.match(unit):
+    if is_operand(text, first.start(), first.end(), only=False):
         return AMBIGUOUS
-    if (approximately := re.match(r" ?%? ?≈ ?", unit)) and _NUMBER.match(unit, approximately.end()):
+    if (approximately := re.match(r" ?%? ?≈ ?", unit)) and NUMBER.match(unit, approximately.end()):
         return canonical_number(value)  # the exact value is given first, then rounded
-    others = {_number_value(other) for other in _NUMBER.finditer(unit) if not _is_remark(unit, other)}
+    others = {number_value(other) for other in NUMBER.finditer(unit) if not _is_remark(unit, other)}
     if others - {value}:
         return AMBIGUOUS
-    if _OPERATOR.match(unit) and not _UNIT_SLASH.match(unit):  # "5/day" has a unit
+    if OPERATOR.match(unit) and not UNIT_SLASH.match(unit):  # "5/day" has a unit
         exact = exact_value(text)
         return None if exact is None or not re.search(r"\d\s?[!^]", text) else canonical_number(exact)
     if NUMBER_WORD.match(unit.lstrip(" -")):
@@ -295,87 +183,7 @@ def _first_number(text: str, placement: Placement) -> str | None:
 
 def _is_remark(text: str, number: re.Match[str]) -> bool:
     """Whether a later number is the one that was ruled out: "18, not 17", "18 rather than 17"."""
-    bound = _BOUND_BEFORE.search(text[: number.start()])
-    return bool(bound and _RULED_OUT.match(bound.group()))
-
-
-def _only_word(text: str) -> str | None:
-    """The only number in words of a sentence without digits; "one" is not counted, it is mostly a pronoun."""
-    words = [
-        word for word in NUMBER_WORD.finditer(text) if word.group().lower() not in ("one", "half", "minus", "negative")
-    ]
-    if not words or NEGATION.search(text) or _BOUND_BEFORE.search(text[: words[0].start()]):
-        return None
-    found = leading_number(text[words[0].start() :])
-    if found is None or NUMBER_WORD.search(found[1]):
-        return None
-    return canonical_number(found[0])
-
-
-def main_statement(text: str) -> str:
-    """The part of a sentence that states its result: the last of several statements, without a qualification."""
-    for part in reversed(text.split(";")):
-        if _NUMBER.search(part) and not is_aside(part):
-            text = part
-            break
-    qualifier = QUALIFIER.search(text)
-    if qualifier and len(_NUMBER.findall(text[: qualifier.start()])) == 1:
-        text = text[: qualifier.start()]
-    explanation = _EXPLANATION.search(text)
-    if explanation:
-        values = [_number_value(number) for number in _NUMBER.finditer(text)]
-        before = text[: explanation.start()]
-        if len(_NUMBER.findall(before)) == 1 and _is_explained(values):
-            return before
-    return text
-
-
-def _is_explained(values: list[Fraction | None]) -> bool:
-    """Whether the first number is the product or the sum of the others: "12 batteries: 4 for each of the 3 toys"."""
-    parts = [value for value in values[1:] if value is not None]
-    if len(parts) < 2 or len(parts) != len(values) - 1 or len(parts) > 30:
-        return False
-    return values[0] in (math.prod(parts), sum(parts), len(parts))
-
-
-def _only_price(words: str) -> str | None:
-    """The only amount of money in a sentence with other numbers: "She pays $64 for 16 glasses"."""
-    words = words.replace("\\$", "$").replace("**", "")
-    words = next((part for part in reversed(CONCLUDED.split(words)) if re.search(r"\d", part)), words)
-    prices = _PRICE.findall(words)
-    if len(prices) != 1 or words.count("$") != 1 or HEDGE.search(words) or NEGATION.search(words):
-        return None
-    if _BOUND_BEFORE.search(words[: words.index("$")]) or re.search(r"[=+*/×]", words):
-        return None
-    return canonical_number(Fraction(prices[0].replace(",", "")))
-
-
-def _computed(text: str) -> str | None:
-    """The number of an equation that computes it on the right: "18 = 9 × 2"."""
-    left, _, right = text.rstrip(". ").rpartition("=")
-    number = _NUMBER.fullmatch(left.rpartition("=")[2].strip())
-    value = _number_value(number) if number and re.search(r"\d\s?[-+*/×·÷]\s?\d", right) else None
-    return canonical_number(value) if value is not None and exact_value(right) == value else None
-
-
-def _result_of_the_others(text: str) -> set[Fraction | None]:
-    """The last number of a sentence, if it follows from the others: "After giving away 8 of 50 pens, he has 42"."""
-    numbers = list(_NUMBER.finditer(text))
-    *parts, last = [_number_value(number) for number in numbers]
-    if not re.search(r"(?!and\b|or\b)\b[^\W\d]{2,}", text[numbers[-2].end() : numbers[-1].start()]):
-        return set(parts) | {last}  # "1, 2 and 3" is a list
-    known = [part for part in parts if part is not None]
-    if len(known) != len(parts) or not 2 <= len(parts) <= 6 or last is None:
-        return set(parts) | {last}
-    results = {math.prod(known), sum(known), max(known) - (sum(known) - max(known))}
-    if len(known) == 2 and min(known) > 0:
-        results.add(max(known) / min(known))
-    return {last} if last in results else set(parts) | {last}
-
-
-def _is_operand(text: str, number: re.Match[str]) -> bool:
-    before = text[max(0, number.start() - 20) : number.start()]
-    return bool(_OPERATION_BEFORE.search(before)) and not re.search(r"\b(?:by|over|a|i) $", before, re.IGNORECASE)
+    return is_ruled_out(BOUND_BEFORE.search(text[: number.start()]))
 
 
 def _in_words(text: str, placement: Placement) -> str | None:
@@ -386,13 +194,13 @@ def _in_words(text: str, placement: Placement) -> str | None:
     value, rest = found
     if placement is Placement.BARE and not re.fullmatch(r" ?%?[^\W\d]{0,12}\.?", rest):
         return None
-    if any(_number_value(other) != value for other in _NUMBER.finditer(rest)) or any(
+    if any(number_value(other) != value for other in NUMBER.finditer(rest)) or any(
         map(leading_number, rest.lower().split())
     ):
         return AMBIGUOUS
     if re.match(r"\s?(?:of (?:the|these|those|them)|thing|way|reason|could|can|must|has|would|might)\b", rest):
         return None  # "one of the ways", "one thing"
-    if DENIAL_AFTER.match(rest) or _BOUND_AFTER.match(rest):
+    if DENIAL_AFTER.match(rest) or BOUND_AFTER.match(rest):
         return AMBIGUOUS
     return canonical_number(value)
 
@@ -401,7 +209,7 @@ def _equation_result(text: str, whole: str) -> str | None:
     """What stands after the last `=`, if the equations do not give several results."""
     statements = [part for part in _STATEMENTS.split(whole) if re.search(r"(?<![<>!])=", part)]
     results = [part.rpartition("=")[2].strip() for part in statements]
-    values = {_only_number(result) or result for result in results}
+    values = {only_number(result) or result for result in results}
     concluding = re.findall(r"[,;.]\s?(?:and )?(\w+)[^=]*=", whole)
     if len(values) > 1 and not (concluding and _CONCLUSION.match(concluding[-1])):
         return AMBIGUOUS  # "x = 5, y = 6" and "48 / 2 = 24 in May. 48 + 24 = 72 in all."
@@ -409,63 +217,16 @@ def _equation_result(text: str, whole: str) -> str | None:
         return results[-1]
     left, _, right = text.rpartition("=")
     right = right.strip()
-    number = _NUMBER.match(right)
-    if number and _OPERATOR.match(right[number.end() :]) and _NUMBER.fullmatch(left.strip()):
+    number = NUMBER.match(right)
+    if number and OPERATOR.match(right[number.end() :]) and NUMBER.fullmatch(left.strip()):
         return left.strip()  # "18 = 9 * 2"
     return right
 
 
 def _strip_decoration(words: str) -> str:
+    if "!" in words and words.count("$") == 1:
+        words = _EXCLAIMED.sub(r"\1.", words)
     text = _MINUS.sub("-", strip_markup(words.replace("US$", "$")))
     text = _ROMAN.sub(r"\1", _MANY_POINTS.sub(lambda match: match.group().replace(".", ""), _ARROW.sub("", text)))
     bare = _PARENTHESES.sub(" ", text) if "(" in text else text
-    return (bare if _NUMBER.search(bare) else text).strip()
-
-
-def _only_number(text: str) -> str | None:
-    """The only number of a sentence; a number that is ruled out ("not 17") does not count."""
-    concluding = after_denials(CONCLUDED.split(text)[-1])
-    if _NUMBER.search(concluding):
-        text = concluding  # "she pays $2 in tax, so she keeps $16"
-    if HEDGE.search(text) or _NOT_QUITE.search(text):
-        return AMBIGUOUS if _NUMBER.search(text) else None
-    contrasted = _CONTRAST.split(text)[-1]
-    if _NUMBER.search(contrasted) and not NEGATION.search(contrasted):
-        text = contrasted  # "the textbook gives 42, but I get 40"
-    text = _IS_RESULT.sub(r"\1 = ", text)
-    if "=" in text and (computed := _computed(text)) is not None:
-        return computed
-    if "=" in text:  # the last side that is a number: "2 * 9 = 18 = her daily income"
-        text = next((side for side in reversed(text.split("=")) if _NUMBER.search(side)), text)
-    text = main_statement(text)
-    if _EXPRESSION.search(text) and not re.search(r"\d\s?\^", text):
-        return None
-    text = AGAIN.sub("", text)
-    values: set[Fraction | None] = set()
-    denied = False
-    for number in _NUMBER.finditer(text):
-        bound = _BOUND_BEFORE.search(text[max(0, number.start() - 30) : number.start()])
-        if _LABEL.search(text[max(0, number.start() - 12) : number.start()]):
-            continue
-        if bound and _RULED_OUT.match(bound.group()):
-            denied = True
-        elif (
-            bound
-            or NEGATION.search(re.split(r"[,;.:] ", text[: number.start()])[-1])
-            or _OPERATION_AFTER.match(text, number.end())
-            or _is_operand(text, number)
-            or _BOUND_AFTER.match(text, number.end())
-            or DENIAL_AFTER.match(text, number.end())
-            or (_OPERATOR.match(text, number.end()) and not _UNIT_SLASH.match(text, number.end()))
-        ):
-            return AMBIGUOUS
-        else:
-            values.add(_number_value(number))
-    if not values and not denied and not re.search(r"\d", text):
-        return _only_word(text)
-    if len(values) > 1 and not denied:
-        values = _result_of_the_others(text)
-    if len(values) != 1:
-        return AMBIGUOUS if values or denied else None
-    value = values.pop()
-    return None if value is None else canonical_number(value)
+    return (bare if NUMBER.search(bare) else text).strip()

@@ -13,7 +13,13 @@ from collections.abc import Iterator
 _CHAT = re.compile(
     r"\W{0,3}(?:let me know|I hope|hope (?:this|that|it)|feel free|(?:I'm|I am) happy|thank|"
     r"if you (?:have|need|want|would)|"
-    r"please|is there anything|have a|good luck|希望|如果你|如有)",
+    r"(?:please )?(?:note|remember|keep in mind|bear in mind)\b|would you like|do you (?:want|need|have)|shall I|"
+    r"please|is there anything|have a|good luck|希望|如果你|如有|(?:which|this|that) (?:is|was) (?:what|as|exactly what|"
+    r"our|the (?:desired|"
+    r"required))\b|as (?:desired|required|wanted|claimed|requested|was to be shown)|(?:and )?we(?:'re| are) done|"
+    r"this completes|"
+    r"(?:this|that) is (?:my|the|our) (?:final )?(?:answer|result)\W*$|final answer\W*$|feel free|don't hesitate|"
+    r"any questions)",
     re.IGNORECASE,
 )
 _INERT = re.compile(
@@ -32,7 +38,11 @@ _UNFINISHED = re.compile(
 )
 _REMARKS = re.compile(
     r"\W{0,6}(?:(?:some|a few|two|three|further|additional|final|side|other) )?"
-    r"(?:remarks?|notes?|comments?|observations?|caveats?|P\.?S\.?|side note|for comparison)\W{0,3}(?::|$)",
+    r"(?:(?:remarks?|notes?|comments?|observations?|caveats?|P\.?S\.?|side note|for comparison|(?:sanity |quick |"
+    r"double[- ])?checks?(?:ing)?|"
+    r"verification|verify|proof|explanation|reasoning|justification)\W{0,3}(?::|$)|"
+    r"(?:to|let's|let us|let me|we can|we could|you can|as a)(?: \w+ly)? (?:double[- ]check|check|verify|confirm|"
+    r"sanity check)\b)",
     re.IGNORECASE,
 )
 _OTHERWISE = re.compile(
@@ -48,14 +58,16 @@ _CONDITION = re.compile(
     re.IGNORECASE,
 )
 _STANCE = re.compile(
-    r"\b(?:I|we|you)(?: would|'d)\b|\b(?:answer|result|total|so|thus|therefore|hence|which|choice|option)\b[^.]{0,40}"
+    r"\b(?:I|we|you)(?: would|'d)\b|^\W{0,3}(?:that|it|this)(?:'d| would) be [^\s,.]{1,20}\W*$|\b(?:answer|result|"
+    r"total|so|thus|therefore|hence|which|choice|option)\b[^.]{0,40}"
     r"\bwould\b",
     re.IGNORECASE,
 )
 SENTENCE_END = re.compile(
     r"(?<= [A-Z]\.)\s+(?=(?:On|So|The|It|But|Then|Now|After|Not|That|This|However|Second|Third|Finally|Hence|Thus|"
     r"Therefore|First|Next|Final|Answer|My|I)\b)|"
-    r"(?<=[.!?])(?<![^:s] [A-Z]\.)(?<!^[A-Z]\.)(?<!Rs\.)(?<!approx\.)(?<!vs\.)(?<!i\.e\.)(?<!e\.g\.)"
+    r"(?<=[.!?])(?<![^:s] "
+    r"[A-Z]\.)(?<!^[A-Z]\.)(?<!Rs\.)(?<!approx\.)(?<!\bsq\.)(?<!\bp\.)(?<!\bpp\.)(?<!\b[FR]ef\.)(?<!\bFig\.)(?<!\bEq\.)(?<!\bMr\.)(?<!\bDr\.)(?<!\bNo\.)(?<!\bcf\.)(?<!vs\.)(?<!i\.e\.)(?<!e\.g\.)"
     r"[*_\"')\]]{0,4}\s+|\s*\n\s*"
 )
 CONCLUSION = re.compile(
@@ -73,11 +85,19 @@ DENIAL_AFTER = re.compile(
     r"obviously |definitely )?"
     r"(?:incorrect|wrong|false|(?:not|n't|never|cannot)(?: be)? (?:the |quite |a )?"
     r"(?:correct|right|true|answer|best|valid|possible|it|final)|impossible|ruled out|excluded|out of the question)\b"
-    r"|(?:only )?(?:if|unless|provided|assuming)\b)"
+    r"|(?:only )?(?:if|unless|provided|assuming|except(?: that)? (?:it|this|that))\b)"
     r"|[^\w.!?:,;]{0,4}(?:(?:is|was|seems|looks) (?:far |much |a bit |clearly )?too (?:low|high|small|large|big|much|"
     r"many|few)|"
     r"(?:is|was) (?:only )?(?:an?|the) (?:lower|upper) (?:bound|limit)|"
-    r"fails\b|(?:is|was) (?:extraneous|rejected|invalid|mistaken|inadmissible)|leads? to a contradiction|"
+    r"(?:is|was|looks?|seems?) (?:\w+ ){1,4}but (?:wrong|incorrect|not|false)|(?:is|was) what (?:you|one|I|they|we|"
+    r"he|she|most|many|"
+    r"some|people|a)(?:'d| would| get| got|\b)|(?:is|was) (?:the|an?) (?:\w+ )?(?:trap|distractor|mistake|error|"
+    r"exception|decoy)|"
+    r"(?:is|are) (?:only )?(?:possible|a possibility|one (?:option|possibility|candidate)|a candidate|plausible)|"
+    r"(?:\()?I (?:don't|do not) (?:believe|trust|think)|"
+    r"(?:must|has to|should|can|needs to) be (?:discarded|rejected|excluded|ruled out|ignored|eliminated|thrown)|"
+    r"fails\b|(?:is|was) (?:irrelevant|discarded|extraneous|rejected|invalid|mistaken|inadmissible)|"
+    r"leads? to a contradiction|"
     r"does(?:n't| not) (?:work|fit|hold|match|satisfy|count)|isn't|wasn't|can't be|cannot be|aren't|won't be|"
     r"(?:is|was|are) (?:certainly |definitely )?(?:not|never))\b",
     re.IGNORECASE,
@@ -92,7 +112,8 @@ NEGATION = re.compile(
 """What makes a clause say the opposite."""
 
 CONCLUDED = re.compile(
-    r"\b(?:so|therefore|thus|hence|which (?:means(?: that)?|is(?! \S+ (?:\w+ )?(?:more|less|fewer|times|higher|"
+    r"\b(?:so|therefore|thus|hence|which (?:means(?: that)?|is(?! (?:only |about |exactly )?[\d.]+ ?(?:%|"
+    r"percent) of)(?! \S+ (?:\w+ )?(?:more|less|fewer|times|higher|"
     r"lower)\b)|are|equals|makes|leaves|gives)|(?<!\()that is|i\.e\.|"
     r"or rather|in other words|as an? (?:decimal|fraction|percentage)(?: number)?|(?:altogether|"
     r"in total)(?=[,:]? (?:\w{1,12} ){0,4}[$€]?\d))(?!\w),?|"
@@ -104,7 +125,7 @@ CONCLUDED = re.compile(
 
 _NOT_BUT_ANY = re.compile(
     r"\b(?:neither|not|none of)\b(?! only)[^.;:]{1,100}?(?:,? but(?: rather)?\b|[,;] (?:it(?:'s| is)|rather)\b)|"
-    r"^\W{0,3}(?:neither|not)\b[^.:]{1,120}:(?=\s)",
+    r"^\W{0,3}(?:neither|not)\b[^.:]{1,120}?(?::|\s[—–-])(?=\s)",
     re.IGNORECASE,
 )
 
@@ -112,13 +133,26 @@ _NOT_BUT_ANY = re.compile(
 HEDGE = re.compile(
     r"\b(?:if|could be|might|(?-i:may) (?:be|have)|maybe|perhaps|possibly|doubt|whether|unless|suppose|supposing|"
     r"imagine|cannot be determined|"
-    r"can't be determined|unclear|not sure|unsure|"
+    r"can't be determined|unclear|not sure|unsure|unlikely|improbable|(?:hard|difficult) to (?:believe|say|tell|see)|"
     r"don't know|do not know|answer is not (?:given|stated|known)|"
     r"enough information|(?:can't|cannot) be right|only part of the answer|one possib\w{1,6}|but the question (?:is|"
     r"asks|was)|"
     r"(?:assume|assuming|try|consider|(?:we|I|let's) (?:start|begin) with)|"
     r"which (?:is|was) (?:wrong|incorrect|false|not|a mistake|an error)|would have been|at first|initially|"
-    r"might think)\b|\blet (?:\$|\\\()?[a-z]\$? ?(?:=|be\b)|\?\W{0,3}$",
+    r"it remains to|(?:we|I) (?:now |then |next )?(?:check|verify|test|consider|try)|(?:hope[sd]?|expect(?:s|ed)?|"
+    r"supposed|tried|tries|fail(?:s|ed)?) to|"
+    r"(?:goal|target|budget|quota)(?: is| was| of|:)|might think|(?:could|should|might|may|ought to) have been|"
+    r"last time|for now|an example (?:is|would)|one such|(?:used to|originally|first|previously|almost|nearly|would have|"
+    r"'d have) (?:think|thought|believed?|say|said|guess(?:ed)?|"
+    r"wrote|chose|picked|chosen|written)|(?:answer|it|that|this) depends|"
+    r"[;,] (?:but |whereas |while |and )?the question (?:asks|asked|was))\b|\blet (?:\$|\\\()?[a-z]\$? ?(?:=|be\b)|"
+    r"\?\W{0,3}$|"
+    # What a sentence begins with that gives a premise or a task.
+    r"^\W{0,4}(?:according to (?!the\b|this\b|our\b|my\b)|(?:when|for|where) [a-z] (?:(?==)|is)|note|notice|observe|recall|remember|keep in mind|ignore|check|testing|see|e\.g\.|for (?:example|"
+    r"instance)|let's (?:say|guess|"
+    r"assume|try|take|check)|take|(?:we|I) (?:know|are given|were given|want|need to (?:find|show|prove|know)|"
+    r"are told|are asked|started with)|it is given|"
+    r"the (?:problem|question) (?:says|states|gives|tells))\b",
     re.IGNORECASE,
 )
 """What makes a sentence no statement of a result."""

@@ -10,7 +10,8 @@ import re
 
 from opd_align.tasks.characters import strip_markup
 from opd_align.tasks.extract import AMBIGUOUS, Placement
-from opd_align.tasks.statements import CONCLUSION, HEDGE, strip_lead_in
+from opd_align.tasks.remarks import is_harmless
+from opd_align.tasks.statements import CONCLUDED, CONCLUSION, HEDGE, SENTENCE_END, strip_lead_in
 
 _TRUTH = {
     "true": "True", "yes": "True", "t": "True", "correct": "True", "yep": "True", "yeah": "True", "是": "True",
@@ -30,8 +31,11 @@ _TRUTH = {
     "negative": "False", "unwahr": "False", "stimmt": "True", "y": "True", "n": "False", "holds": "True",
     "hold": "True", "supported": "True", "unsupported": "False", "myth": "False", "misconception": "False",
     "fallacy": "False",
-    "不正确": "False", "错误的": "False", "错的": "False", "untrue": "False", "不正确的": "False",
+    "不正确": "False", "错误的": "False", "错的": "False", "untrue": "False", "不正确的": "False", "不错": "True",
+    "yup": "True", "agreed": "True", "factual": "True", "evet": "True", "doğru": "True", "hayır": "False", "yanlış": "False",
+    "确实如此": "True", "确实": "True",
 }  # fmt: skip
+_REPLIES = ("yes", "no", "correct", "right", "yeah", "yep", "nope")
 _OPPOSITE = {"True": "False", "False": "True"}
 _WORDS = "|".join(sorted(_TRUTH, key=len, reverse=True))
 _FIRST = re.compile(
@@ -48,30 +52,39 @@ _ALSO = re.compile(
 _REASON = re.compile(
     r"\W{0,3}(?:$|[.,;:!()\-—]|(?:because|since|as|it|that|the|based|according|this|he|she|they|there|for|"
     r"given|in|due|"
-    r"by|from|so|not|and|but|you|we|I)\b)",
+    r"by|from|so|not|and|but|you|we|I|rather|instead)\b)",
     re.IGNORECASE,
 )
 # A predicate, not "a true story".
 _PREDICATE = re.compile(
-    r"\b(?P<word>true|false(?! that (?:the answer|it|this|that)\b)|untrue|correct|incorrect|wrong|falsch|wahr|vraie?|"
+    r"\b(?P<word>true|false(?! that (?:the answer|it|this|that)\b)|untrue|correct|incorrect(?! to\b)|"
+    r"wrong(?! to\b)|falsch|wahr|vraie?|"
     r"faux|fausse|fals[oa]|verdader[oa]|verdadeir[oa]|richtig|cierto|accurate|inaccurate|holds?|myth|misconception|"
     r"supported|unsupported|"
-    r"fallacy|yes|right(?=\W*$)|no(?= *$))\b(?![ -]+(?!because|since|as|according|based|for|in|that|given|"
+    r"fallacy|yes|right(?=\W*$|[:,;] )|no(?= *$))\b(?![ -]+(?!because|since|as|according|based|for|in|that|given|"
     r"and|but|from|due|to|when|at|by|of|or|here|so|with|per|statement|not|today|anymore|any)[a-z])"
     r"|(?P<chinese>(?<!不)(?:正确|错误|对|错)(?:的)?(?!\w))",
     re.IGNORECASE,
 )
 _NEGATION = re.compile(
-    r"\b(?:not|nicht|pas|no es|none of|nothing|never|no longer|hardly|neither|nor|cannot|far from|"
+    r"\b(?:nobody|no one|(?:wrong|incorrect|false) to (?:say|think|claim|believe|call|deny|conclude)|not|nicht|pas|"
+    r"no es|none of|nothing|never|no longer|hardly|neither|nor|cannot|far from|"
     r"anything but|without being|ceased to be|"
     r"stopped being|fails? to be|false that|wrong that|untrue that|incorrect that)\b|n't\b|(?:不|并非|没有)",
     re.IGNORECASE,
 )
 _UNCERTAIN = re.compile(
     r"\b(?:partly|partially|half|sometimes|somewhat|mostly|largely|nearly|almost|might|may|could|possibly|perhaps|"
-    r"either|between|too good to be|true or false|doubt|opposite|contrary|converse|reverse|no (?:evidence|proof|"
+    r"rarely|seldom|occasionally|often|usually|legend has it|either|between|too good to be|true or false|doubt|"
+    r"wish|if only|were|rings|sounds|"
+    r"(?:believed|thought|said|claimed|rumou?red|reported|supposed|considered|assumed|known) to be|opposite|"
+    r"contrary|converse|reverse|no (?:evidence|proof|"
     r"indication|"
     r"information|way|mention)|both|used to|was once|would|maybe|some|"
+    r"(?!I|we|passage|text|article|paragraph|author|source|context|document|excerpt|sentence|evidence|research|"
+    r"study|it|who|which|that|and|also|"
+    r"clearly|explicitly|directly|then|to|would|this)\b\w+(?: \w+ly)? (?:says|said|claims|claimed|thinks|thought|"
+    r"believes|believed|argues|argued|calls|call)|"
     r"(?:nobody|no one|many|most|people|others|they|s?he|critics|skeptics|fans|teacher|friend)(?: \w+)? (?:says?|"
     r"said|believes?|thinks?|"
     r"thought|claims?|claimed|argues?))\b",
@@ -84,6 +97,7 @@ _OPPOSITE_TRUE = re.compile(
 )
 _NOT_ONLY = re.compile(r"\bnot only\b", re.IGNORECASE)
 _FOR_SOME = re.compile(
+    r"\bas (?:true|false) as\b|\b(?:true|false) (?:for|in) [^,;.]{1,30}[,;] (?:but )?(?:not|false|true)\b|"
     r"\b(?:true|false|yes|no) or not\b|\b(?:true|false) (?:for|in) (?:some|others|part|parts|theory|practice)\b|"
     r"\bbut (?:it|this|that) (?:isn't|"
     r"is not)\W*$",
@@ -91,13 +105,77 @@ _FOR_SOME = re.compile(
 )
 _EITHER = re.compile(r"\b(?:true or false|yes or no)\b\W?", re.IGNORECASE)
 _ANSWERED = re.compile(
-    r"(?<![\w-])[\"'*]{0,3}(true|false|yes|no|wahr|falsch|vrai|faux)[\"'*]{0,3}\? (?:no|nope|nein|non)\b[.,!]?",
+    r"(?<![\w-])(?<!\bor )[\"'*]{0,3}(true|false|yes|no|wahr|falsch|vrai|faux)[\"'*]{0,3}\? (?:no|nope|nein|"
+    r"non)\b[.,!]?",
     re.IGNORECASE,
 )
 # "In short, yes", "Oh yes", "I must say no"
 _LEADING = re.compile(
-    r"^\W{0,3}(?:in (?:short|a word|one word)|simply put|hmm+|oh|of course|why|but|and|well|still|a (?:clear|definite)|"
-    r"I (?:must|have to) say|ok|okay|sure),? (?=(?:yes|no|true|false)\b)",
+    r"^\W{0,3}(?:(?!hard|part|possib|rare|scarce|bare|near|most|large|supposed|alleged|seeming|reported|arguab|"
+    r"conceivab|on)[a-z]+ly(?: speaking)?|in (?:reality|fact|truth|general|the end|short|a word|one word)|"
+    r"as (?:it turns out|stated)|"
+    r"(?:according to|based on|per|given) the (?:passage|text|article|above|context)[^,]{0,20}(?=,)|simply put|"
+    r"hmm+|simply put|long story short|in (?:brief|sum|summary|a nutshell)|all in all|after all|overall|"
+    r"judging by [^,]{1,40}(?=,)|oh|of course|why|but|and|well|still|a (?:clear|definite)|"
+    r"I (?:must|have to) say|ok|okay|sure)[,:]? (?=(?:yes|no|true|false)\b)",
+    re.IGNORECASE,
+)
+_POLITE = re.compile(
+    r"\W{0,3}(?:let(?:'s| us| me)|I (?:can|will|would be|could)\b|I'(?:ll|d be)|here(?:'s| is| are)|to (?:its|his|"
+    r"her|their|the|form|life)\b|"
+    r"enough|now\b|away\b|me if|answers?\b)",
+    re.IGNORECASE,
+)  # "Yes, I can help you with that!", "Right, let's look at it.", "True to its name"
+_IN_PART = re.compile(
+    r"\W{0,3}(?:but )?(?:only |just )?(?:partly|partially|in part|to (?:some|a certain) (?:extent|degree)|"
+    r"up to a point|sort of|kind of|more or "
+    r"less|in a sense|in theory|on paper)\b",
+    re.IGNORECASE,
+)
+_OPPOSED = re.compile(
+    r"(?:[(,;—]|\.{3})\s?(?:that is,? |i\.e\.,? |but |or rather |rather |then |and )?(?P<word>yes|no|true|false)\b"
+    r"(?=\W*(?:$|[).]|today|now|tomorrow|otherwise|elsewhere|in (?:the|my|\d)))",
+    re.IGNORECASE,
+)
+# Nothing but assent or dissent: "Absolutely.", "It doesn't."
+# "the claim that it's false is wrong"
+_EMBEDDED = re.compile(
+    r"\b(?:claim|idea|view|belief|notion|suggestion|assertion|opinion) that (?:it|this|that)(?:'s| is)\b", re.IGNORECASE
+)
+_ASSENT = re.compile(
+    r"\W{0,3}(?:(?:yes|indeed|well|oh),? )?(?:indeed|absolutely|certainly|definitely|sir|quite right|right you are|so it is|a fact|factually correct|I (?:agree|concur)(?: with (?:it|this|that|the (?:statement|claim)))?|"
+    r"(?:it|the (?:statement|claim)) (?:checks out|stands|(?:has been|can be|is) (?:confirmed|verified))|of course|exactly|precisely|"
+    r"you bet|surely|"
+    r"without (?:a|any) doubt|beyond doubt|(?:that|this|it)(?:'s| is) (?:indeed )?(?:a fact|so|the case|how it is)|"
+    r"(?:it|they|he|she|there|this|that|you|one|we)(?: \w+ly)? (?:is|are|was|were|does|do|did|can|has|have|will|"
+    r"must)(?: indeed)?)\W{0,3}"
+)
+_ASSENT = re.compile(_ASSENT.pattern, re.IGNORECASE)
+_DISSENT = re.compile(
+    r"\W{0,3}I (?:disagree|(?:don't|do not) agree)(?: with (?:it|this|that|the (?:statement|claim)))?\W{0,3}|"
+    r"\W{0,3}(?:no,? )?(?:it|they|he|she|there|this|that|you|one|we) (?:is|are|was|were|does|do|did|can|has|have|"
+    r"will|must)(?:n't| ?not)"
+    r"\W{0,3}",
+    re.IGNORECASE,
+)
+# What the text says about the statement.
+_ATTESTED = re.compile(
+    r"\b(?:passage|text|article|paragraph|excerpt|source|evidence)s?(?: itself)?(?: \w+ly)? (?:(?P<yes>confirms?|"
+    r"supports?|backs?(?: up)?|"
+    r"agrees? with|verif(?:y|ies)|corroborates?|proves?)|(?P<no>contradicts?|refutes?|den(?:y|ies)|disproves?|"
+    r"rejects?|(?:does not|doesn't) "
+    r"(?:support|confirm)))(?: \w+ly)? (?:this|it|that|the (?:statement|claim|idea|assertion|premise))\b|"
+    r"\b(?:statement|claim|assertion) (?:(?P<fits>matches|agrees with|is (?:supported by|consistent with|"
+    r"in line with|confirmed by))|"
+    r"(?P<clashes>contradicts|is (?:contradicted|refuted|disproved|not supported|unsupported) by|"
+    r"is (?:inconsistent|at odds) with)) "
+    r"(?:the|what the) (?:passage|text|article|source|facts|evidence)\b",
+    re.IGNORECASE,
+)
+_VALUE_IS_ANSWER = re.compile(
+    r"\W{0,4}(?P<word>yes|no|true|false)\W{1,3}is (?:indeed |clearly |therefore )?(?:the|my) (?:(?:right|correct|"
+    r"best|final|only) )*(?:answer|one|choice|reply)"
+    r"\W{0,3}",
     re.IGNORECASE,
 )
 _AFTER_FIRST = re.compile(
@@ -108,20 +186,25 @@ _AFTER_FIRST = re.compile(
 _DENIED_FLATLY = re.compile(
     r"\W{0,3}(?:no way|not (?:at all|so|in the least|by any means|really)|by no means|(?:absolutely|certainly|"
     r"definitely|of course|"
-    r"clearly|surely|obviously|probably) not|not a chance|never)(?=\s?[.,;:!—-]|\W*$)",
+    r"clearly|surely|obviously|probably) not|not a chance|(?:sadly|unfortunately|actually|apparently|alas) not|"
+    r"there(?:'s| is) no truth (?:to|in) (?:this|it|that|the (?:claim|statement))|never)(?=\s?[.,;:!—-]|\W*$)",
     re.IGNORECASE,
 )
 _CONTRADICTED = re.compile(
-    r"\W{0,3}(?:it|this|that)(?:'s| is) (?:indeed |actually )?(true|false|correct|wrong|incorrect)\b",
+    r"\W{0,3}(?:you(?:'re| are) (?:right|correct)\W{1,3}(?:that )?)?(?:it|this|that|the (?:statement|claim|answer|"
+    r"assertion))"
+    r"(?:'s|(?P<not>isn't)| is)(?P<also>n't| not)? (?:indeed |actually )?(?P<word>true|false|correct|wrong|"
+    r"incorrect|untrue)\b",
     re.IGNORECASE,
 )
 _SO = re.compile(
     r"^\W{0,3}(?:(?:so|thus|therefore|hence|no|yes),? )?(?:this|that|it)(?: is|'s| was| isn't|"
     r" wasn't)(?: not)?(?: indeed| actually)? "
-    r"(?:so|the case)[.! ]{0,3}$",
+    r"(?:so|the case)[.! ]{0,3}$|"
+    r"\b(?:it|this|that) is(?: not|n't)?(?: indeed| actually)? the case[.! ]{0,3}$",
     re.IGNORECASE,
 )
-_ENDING = re.compile(r"(?::|—| - |,? so )\s?(true|false|yes|no)[.!\s]{0,3}$", re.IGNORECASE)
+_ENDING = re.compile(r"(?::|—| - |,? so |\bbut\b[^.;]{1,40}, )\s?(true|false|yes|no)[.!\s]{0,3}$", re.IGNORECASE)
 _BOTH_NAMED = re.compile(r"^\(?(?:true|yes)(?:\s?/\s?| or )(?:false|no)(?:\)?:?|\?)\s+(?=\w)", re.IGNORECASE)
 _DENIED = re.compile(
     r"\W{0,3}(?:is|was|would be|seems|can|cannot|can't|isn't)\b.{0,20}?(?:incorrect|wrong|false|not|be\b|"
@@ -137,7 +220,9 @@ _SUBJECT = re.compile(
 
 
 def with_answered_questions(response: str) -> str:
-    """The text with "False? No" written as "True"."""
+    """The text with "False? No" written as "True", and "in the affirmative" as "yes"."""
+    if "in the " in response:
+        response = re.sub(r"\bin the affirmative\b", "yes", re.sub(r"\bin the negative\b", "no", response))
     return (
         _ANSWERED.sub(lambda match: f"{_OPPOSITE[_TRUTH[match[1].lower()]]}.", response)
         if "?" in response
@@ -149,6 +234,12 @@ def read_true_false(words: str, placement: Placement) -> str | None:
     """The truth value that a text gives as its answer; an `extract.Reader`."""
     stripped = strip_markup(words)
     text = strip_lead_in(stripped)
+    if placement in (Placement.BARE, Placement.SENTENCE) and (
+        short := _ASSENT.fullmatch(stripped) or _DISSENT.fullmatch(stripped)
+    ):
+        if placement is Placement.SENTENCE:
+            return AMBIGUOUS  # what "It isn't" denies is in the sentence before it
+        return "True" if short.re is _ASSENT else "False"
     if placement is Placement.SENTENCE:
         alone = _FIRST.fullmatch(stripped)
         if alone and not re.search(r"\w", alone["rest"]):
@@ -163,14 +254,22 @@ def read_true_false(words: str, placement: Placement) -> str | None:
         return _predicate(stripped)
     if placement is not Placement.BOX and (flat := _DENIED_FLATLY.match(stripped)):
         return None if placement is Placement.BARE and re.search(r"\w", stripped[flat.end() :]) else "False"
-    text = _LEADING.sub("", _BOTH_NAMED.sub("", text))
+    text = _LEADING.sub("", _BOTH_NAMED.sub("", stripped if _LEADING.match(stripped) else text))
     first = _FIRST.fullmatch(_BOTH_NAMED.sub("", stripped)) or _FIRST.fullmatch(text)
+    is_sentence = placement is Placement.MARKED or _is_all_one(stripped)
     if first is None:
-        return _predicate(stripped) if placement in (Placement.MARKED, Placement.OPENING) else None
+        return _predicate(stripped) if placement in (Placement.MARKED, Placement.OPENING) and is_sentence else None
     found = _first_word(first, placement)
-    if found is None and placement is Placement.OPENING:
+    if found is None and placement is Placement.OPENING and is_sentence:
         return _predicate(stripped)
     return found
+
+
+def _is_all_one(text: str) -> bool:
+    """Whether the sentences after the first one leave it as it is."""
+    first, *others = SENTENCE_END.split(text)
+    value = _predicate(first)
+    return all(is_harmless(sentence) and _predicate(sentence) in (None, value) for sentence in others if sentence)
 
 
 def _first_word(first: re.Match[str], placement: Placement) -> str | None:
@@ -179,17 +278,31 @@ def _first_word(first: re.Match[str], placement: Placement) -> str | None:
     if placement in (Placement.BARE, Placement.BOX) and re.search(r"\w", rest):
         return None if placement is Placement.BARE else AMBIGUOUS if _ALSO.match(rest) else None
     also = _ALSO.match(rest)
-    if also and (_TRUTH[also.group(2).lower()] != value) != bool(also.group(1)):
+    said = _OPPOSITE[value] if first["negated"] else value
+    if also and (_TRUTH[also.group(2).lower()] != said) != bool(also.group(1)):
         return AMBIGUOUS
+    if word == "yeah" and re.match(r"\W{0,3}(?:right|sure|no)\b", rest, re.IGNORECASE):
+        return AMBIGUOUS
+    if re.fullmatch(r"\W{0,4}not\W{0,3}", rest, re.IGNORECASE):
+        return AMBIGUOUS  # "Yes, not."
+    if _POLITE.match(rest) or re.match(r"\. ?\d", rest):
+        return AMBIGUOUS
+    if re.match(r"\W{0,3}(?:(?:but )?(?:only )?if|or not|!=|==|\\ne)", rest, re.IGNORECASE) or _IN_PART.match(rest):
+        return AMBIGUOUS
+    if any(_TRUTH[opposed["word"].lower()] != said for opposed in _OPPOSED.finditer(rest[:120])):
+        return AMBIGUOUS  # "Yes in 1990, no today"
     if placement is Placement.OPENING and not _AFTER_FIRST.match(rest):
         return None  # "No doubt ..."
     if len(word) == 1 and word.isascii() and re.search(r"\w", rest):
         return None
-    if re.match(r"\W{0,3}(?:(?:but )?(?:only )?if|or not)\b", rest, re.IGNORECASE):
-        return AMBIGUOUS
     contradicted = _CONTRADICTED.match(rest)
-    if contradicted and word in ("yes", "no") and _TRUTH[contradicted[1].lower()] != value:
-        return AMBIGUOUS  # "No, it's true."
+    if (
+        contradicted
+        and word in _REPLIES
+        and (_TRUTH[contradicted["word"].lower()] != value) != bool(contradicted["not"] or contradicted["also"])
+    ):
+        concluded = CONCLUDED.split(rest)  # "No, it's true only in the north, so it's false."
+        return value if len(concluded) > 1 and _predicate(concluded[-1]) == value else AMBIGUOUS  # "No, it's true."
     if rest.lstrip("\"')").startswith("?") or _DENIED.match(rest):
         return AMBIGUOUS
     if word not in ("true", "false") and not _REASON.match(rest) and word.isascii():
@@ -202,12 +315,16 @@ def _first_word(first: re.Match[str], placement: Placement) -> str | None:
 def _predicate(text: str) -> str | None:
     """The truth value of sentences such as "the statement is not true"."""
     text = _NOT_ONLY.sub("", _EITHER.sub("", text))
-    if _FOR_SOME.search(text):
+    if _FOR_SOME.search(text) or _EMBEDDED.search(text):
         return AMBIGUOUS
     if _OPPOSITE_TRUE.search(text):
         return "False"
     if so := _SO.search(text):  # "This isn't so."
         return None if _UNCERTAIN.search(text) or HEDGE.search(text) else "False" if _NEGATION.search(so[0]) else "True"
+    if answer := _VALUE_IS_ANSWER.fullmatch(text):
+        return _TRUTH[answer["word"].lower()]
+    if (attested := _ATTESTED.search(text)) and not HEDGE.search(text):
+        return "True" if attested["yes"] or attested["fits"] else "False"
     if ending := _ENDING.search(text):
         return _TRUTH[ending[1].lower()]  # "No doubt about it: yes."
     later = re.split(

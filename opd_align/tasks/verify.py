@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
+from opd_align.tasks import choice_wording, math_compare, maths
 from opd_align.tasks import choices as choice_rules
-from opd_align.tasks import math_compare, maths
+from opd_align.tasks.choice_rewrites import with_called_correct
 from opd_align.tasks.extract import Placement, find_answer
-from opd_align.tasks.numbers import canonical_number, gold_number, is_percentage_of, read_number
+from opd_align.tasks.number_values import canonical_number
+from opd_align.tasks.numbers import gold_number, is_percentage_of, read_number
 from opd_align.tasks.truth import read_true_false, with_answered_questions
 from opd_align.types import OpdAlignError
 
@@ -156,7 +158,7 @@ class Choice:
     fingerprint = f"choice/{RULES_VERSION}"
 
     def canonical(self, answer: object, choices: Sequence[str] | None = None) -> str | None:
-        letters = choice_rules.letters_of(choices)
+        letters = choice_wording.letters_of(choices)
         if isinstance(answer, bool):
             return None
         if isinstance(answer, int):
@@ -166,7 +168,7 @@ class Choice:
         answer = answer.strip()
         if len(answer) == 1 and answer.isalpha():
             return answer.upper() if answer.upper() in letters else None
-        named = choice_rules.choice_by_text(answer, choices)
+        named = choice_wording.choice_by_text(answer, choices)
         if answer.isdecimal() and answer.isascii():
             # "2" in a CSV file is an index, unless a choice has this text too: then it is ambiguous.
             index = letters[int(answer)] if len(answer) < 3 and int(answer) < len(letters) else None
@@ -174,11 +176,11 @@ class Choice:
         return named or (choice_rules.read_choice(answer, Placement.BARE, letters, choices) or None)
 
     def judge(self, text: str, answer: object, choices: Sequence[str] | None = None) -> Verdict:
-        letters = choice_rules.letters_of(choices)
+        letters = choice_wording.letters_of(choices)
         found = find_answer(
             text,
             lambda words, placement: choice_rules.read_choice(words, placement, letters, choices),
-            choice_rules.with_called_correct,
+            lambda response: with_called_correct(response, letters),
         )
         return _compare(found, self.canonical(answer, choices))
 

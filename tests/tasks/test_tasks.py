@@ -49,7 +49,8 @@ def one(name: str, tmp_path: Path) -> Question:
 MESSAGES = {
     "mmlu": (
         "Answer the following multiple choice question. The last line of your response should be of the following "
-        "format: 'Answer: $LETTER' (without quotes) where LETTER is one of ABCD. Think step by step before answering.\n"
+        "format: 'Answer: $LETTER' (without quotes) where LETTER is one of ABCD. Think step by step before "
+        "answering.\n"
         "\n"
         "What is 2+2?\n"
         "\n"
@@ -76,7 +77,8 @@ MESSAGES = {
     ),
     "aime2024": (
         "Solve the following math problem, whose answer is an integer from 0 to 999. The last line of your response "
-        "should be of the following format: 'Answer: $ANSWER' (without quotes) where ANSWER is that integer, which may "
+        "should be of the following format: 'Answer: $ANSWER' (without quotes) where ANSWER is that integer, which "
+        "may "
         "stand in \\boxed{}. Think step by step before answering.\n"
         "\n"
         "Find $xy$."

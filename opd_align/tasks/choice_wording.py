@@ -1,0 +1,49 @@
+"""The wording of choices, and which choice a wording is."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+
+from opd_align.tasks.characters import strip_markup
+from opd_align.tasks.choice_names import inflected, last_names, listed, none_of_them, part_of_one
+from opd_align.tasks.number_values import canonical_number
+from opd_align.tasks.number_words import leading_number
+
+_ARTICLE = re.compile(r"^(?:it|this|that|the|an?|they|there) (?=\w{2})")
+_SUBSCRIPT = re.compile(r"_\{?(\w)\}?")  # CO_2
+AROUND_OPERATOR = re.compile(r"\s?([-+*/=^<>])\s?(?=[\w(\\-])")
+
+
+def letters_of(choices: Sequence[str] | None) -> str:
+    return "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: 10 if choices is None else len(choices)]
+
+
+def choice_by_text(words: str, choices: Sequence[str] | None) -> str | None:
+    """Letter of the only choice with this text; `None` if there is none, or several."""
+    if choices is None or not (text := normalised(words)):
+        return None
+    same = [letter for letter, choice in zip(letters_of(choices), choices, strict=False) if normalised(choice) == text]
+    same = same or [
+        letter
+        for letter, choice in zip(letters_of(choices), map(normalised, choices), strict=False)
+        if listed(choice) == listed(text) or ((pattern := inflected(choice)) and re.fullmatch(pattern, text))
+    ]
+    same = same or none_of_them(letters_of(choices), choices, text) or part_of_one(letters_of(choices), choices, text)
+    same = same or [letter for letter, name in last_names(letters_of(choices), choices).items() if name == text]
+    return same[0] if len(same) == 1 else None
+
+
+def normalised(words: object) -> str:
+    """Wording without case, markup, subscripts and spaces around operators; a number in words as digits."""
+    return _normalised(str(words))
+
+
+@functools.lru_cache(maxsize=4096)
+def _normalised(words: str) -> str:
+    text = strip_markup(words).strip(" .,;:!(){}").casefold()
+    text = _ARTICLE.sub("", text.replace("can't", "can not").replace("cannot", "can not").replace("n't", " not"))
+    text = AROUND_OPERATOR.sub(r"\1", _SUBSCRIPT.sub(r"\1", text))
+    number = leading_number(text)
+    return canonical_number(number[0]) if number and not number[1].strip() else text

@@ -1,0 +1,259 @@
+"""The number that a sentence states, among others that it mentions: "After giving away 8 of 50 pens, he has 42".
+
+Ruled-out numbers, given quantities, labels and operands are told apart from the result; if two are left, there is none.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+
+from opd_align.tasks.evaluate import exact_value
+from opd_align.tasks.extract import AMBIGUOUS
+from opd_align.tasks.number_context import (
+    BOUND_AFTER,
+    BOUND_BEFORE,
+    DENIED_LATER,
+    UNSOLVED,
+    is_label,
+    is_operand,
+    is_ruled_out,
+)
+from opd_align.tasks.number_values import NUMBER, OPERATOR, UNIT_SLASH, canonical_number, number_value
+from opd_align.tasks.number_words import NUMBER_WORD, leading_number
+from opd_align.tasks.statements import CONCLUDED, DENIAL_AFTER, HEDGE, NEGATION, after_denials, is_aside
+
+# What is said about the result after it: "10, attained at x = 3".
+QUALIFIER = re.compile(
+    r"(?:,? (?:attained|achieved|reached|obtained|occurring|which occurs|namely)|, (?:when|where|having|given|using)|"
+    r",? after \w{2,12}ing|"
+    r",? (?:because|since)|, (?:which|that|and (?:that|it)) would|, \S{1,12} of which|"
+    r",? when divided by| upon division by|"
+    r",? (?:at|for|when|with|if) (?:\$|\\\()?[a-z](?= ?=)|,? (?:(?:which|that) is )?(?:twice|half|double|"
+    r"\S{1,12} times) (?:as|the|that|of)|"
+    r",? (?:(?:which|that) is )?\S{1,12} (?:\w{1,12} )?(?:more|less|fewer|higher|lower|older|younger) than)\b.*$",
+    re.IGNORECASE | re.DOTALL,
+)
+_EXPLANATION = re.compile(r":| because\b| since\b| by \w+ing\b| - | — ", re.IGNORECASE)
+# 0.75, or 75%
+# The same value again, as a percentage or rounded: "0.75, or 75%", "7/18, about 39%".
+AGAIN = re.compile(
+    r"(?<=[\d}$)]),? (?:or|i\.e\.|that is),? (?:exactly )?[\d.]{1,9} ?(?:\\?%|percent\b)|"
+    r"(?<=[\d}$)]),? (?:(?:or|which is|i\.e\.|that is),? )?(?:about|approximately|approx\.|"
+    r"roughly) \$?[\d.]{1,9} ?\\?%?\$?"
+    r"(?=\W{0,3}$)"
+)
+_NOT_QUITE = re.compile(r"\bnot (?:quite|exactly|really)\b", re.IGNORECASE)
+_CONTRAST = re.compile(
+    r",? \b(?:but|however|yet)\b|, and (?=the (?:larger|smaller|greater|sum|total|difference|product|answer|"
+    r"result) (?:one )?is\b)|, (?:and )?now\b",
+    re.IGNORECASE,
+)
+_PRICE = re.compile(
+    r"\b(?:pays?|paid|costs?|earns?|earned|makes?|made|spends?|spent|owes?|saves?|charges?|receives?|brought in|"
+    r"brings in|rais(?:es|ed)|yield(?:s|ed)|gets?|got|collects?|totals?)\s"
+    r"(?:a total of |exactly )?\$(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?)(?![\d.,]?\d|[kKMBe%]|\s(?:each|"
+    r"per|apiece|more|less|an?|"
+    r"million|thousand|billion|for (?:each|every|one))\b)"
+)
+# Given quantities: "each of the 5 friends", and what a sentence begins with, "After 3 hours, ...".
+_GIVEN = re.compile(
+    r"\b(?:the|these|those|all|both|his|her|their|its|our|my|every)(?: (?:first|last|next|other|remaining|initial|"
+    r"original|same))? [$]?$",
+    re.IGNORECASE,
+)
+_BEGINNING = re.compile(
+    r"^\W{0,3}(?:(?:so|thus|therefore|hence|then|now|finally),? )?(?:in|after|within|over|during|for|at|with|by|on|"
+    r"out of|of|since|because|as|"
+    r"when|given)\b(?P<given>[^,=]{1,100}), (?=[^,]*\d)",
+    re.IGNORECASE,
+)
+_ONE_OF = re.compile(
+    r"one[ -](?:half|third|quarter|fourth|fifth|sixth|eighth|tenth|hundred|thousand|million)\b", re.IGNORECASE
+)
+_ROUNDED_AFTER = re.compile(r"(?<=[\d)}%]) ?≈ ?\$?[\d.,]*\d ?%?(?=\W{0,3}$)")  # the exact value, then the rounded one
+_DENIED_TAIL = re.compile(r"(?<=\d),? (?:and )?(?:not|rather than|instead of) \$?\d[^;]{0,80}$", re.IGNORECASE)
+_TOTAL_OF = re.compile(
+    r"\b(?:a|the) (?:grand |combined )?total of (\$?\d[\d,.]*\d|\$?\d)(?=\s|$|[.,](?!\d))", re.IGNORECASE
+)
+_REASON_FIRST = re.compile(
+    r"^\W{0,3}(?:(?:so|thus|therefore|hence),? )?(?:because|since|as|given(?: that)?|if (?:we|you|I) (?:add|"
+    r"subtract|multiply|divide|sum|combine|put|take|count))\b"
+    r"(?:[^,]|,(?=\d{3})){1,160},\s",
+    re.IGNORECASE,
+)
+_RESULT_OF = re.compile(
+    r"(?=[^=]*\d)[^=]*?(?:\b(?:(?:sum|product|difference|total|lcm|gcd|average|mean|median|multiple|divisor) of|"
+    r"plus|minus|twice|double|triple|half|roots? of|difference between|(?:less|more) than|times|divided by|multiplied by)|(?:%|percent|half|third|quarter) of)\b[^=]*?\d[^=]*?"
+    r"\b(?:is|are|equals?|makes?|gives?|comes to|leaves) (?=\$?\d)",
+    re.IGNORECASE,
+)
+_PER_UNIT = re.compile(r"(?: \w+)? (?:each|per|apiece)\b", re.IGNORECASE)
+_IS_RESULT = re.compile(r"([-+*/×·÷] ?\d+) (?:is|makes|equals|gives) (?=\$?\d)")  # 10 * 10 is 100
+_EXPRESSION = re.compile(r"\d\s?[\^√π\\]|(?:\.|,(?!\d{3}\.))\d+[,.]\d{1,2}\b|\b\d+,\d{1,2}\b|\d:\d")
+
+
+def _only_word(text: str) -> str | None:
+    """The only number in words of a sentence without digits; "one" is not counted, it is mostly a pronoun."""
+    words = [
+        word
+        for word in NUMBER_WORD.finditer(text)
+        if word.group().lower() not in ("one", "half", "minus", "negative") or _ONE_OF.match(text, word.start())
+    ]
+    if not words or NEGATION.search(text) or BOUND_BEFORE.search(text[: words[0].start()]):
+        return None
+    found = leading_number(text[words[0].start() :])
+    if found is None or NUMBER_WORD.search(found[1]):
+        return None
+    return canonical_number(found[0])
+
+
+def _main_statement(text: str) -> str:
+    """The part of a sentence that states its result: the last of several statements, without a qualification."""
+    for part in reversed(text.split(";")):
+        if NUMBER.search(part) and not is_aside(part):
+            text = part
+            break
+    qualifier = QUALIFIER.search(text)
+    if qualifier and len(NUMBER.findall(text[: qualifier.start()])) == 1:
+        text = text[: qualifier.start()]
+    explanation = _EXPLANATION.search(text)
+    if explanation:
+        values = [number_value(number) for number in NUMBER.finditer(text)]
+        before = text[: explanation.start()]
+        if len(NUMBER.findall(before)) == 1 and _is_explained(values):
+            return before
+    return text
+
+
+def _is_explained(values: list[Fraction | None]) -> bool:
+    """Whether the first number is the product or the sum of the others: "12 batteries: 4 for each of the 3 toys"."""
+    parts = [value for value in values[1:] if value is not None]
+    if len(parts) < 2 or len(parts) != len(values) - 1 or len(parts) > 30:
+        return False
+    return values[0] in (math.prod(parts), sum(parts), len(parts))
+
+
+def only_price(words: str) -> str | None:
+    """The only amount of money in a sentence with other numbers: "She pays $64 for 16 glasses"."""
+    words = words.replace("\\$", "$").replace("**", "")
+    words = next((part for part in reversed(CONCLUDED.split(words)) if re.search(r"\d", part)), words)
+    prices = _PRICE.findall(words)
+    if len(prices) != 1 or words.count("$") != 1 or HEDGE.search(words) or NEGATION.search(words):
+        return None
+    if BOUND_BEFORE.search(words[: words.index("$")]) or re.search(r"[=+*/×]", words):
+        return None
+    return canonical_number(Fraction(prices[0].replace(",", "")))
+
+
+def _computed(text: str) -> str | None:
+    """The number of an equation that computes it on the right: "18 = 9 × 2"."""
+    left, _, right = text.rstrip(". ").rpartition("=")
+    number = NUMBER.fullmatch(left.rpartition("=")[2].strip())
+    value = number_value(number) if number and re.search(r"\d\s?[-+*/×·÷]\s?\d", right) else None
+    return canonical_number(value) if value is not None and exact_value(right) == value else None
+
+
+def _result_of_the_others(text: str) -> set[Fraction | None]:
+    """The last number of a sentence, if it follows from the others: "After giving away 8 of 50 pens, he has 42"."""
+    numbers = list(NUMBER.finditer(text))
+    *parts, last = [number_value(number) for number in numbers]
+    if not re.search(r"(?!and\b|or\b)\b[^\W\d]{2,}", text[numbers[-2].end() : numbers[-1].start()]):
+        return set(parts) | {last}  # "1, 2 and 3" is a list
+    known = [part for part in parts if part is not None]
+    if len(known) != len(parts) or not 2 <= len(parts) <= 6 or last is None:
+        return set(parts) | {last}
+    results = {math.prod(known), sum(known), max(known) - (sum(known) - max(known))}
+    if len(known) == 2 and min(known) > 0:
+        results.add(max(known) / min(known))
+    return {last} if last in results else set(parts) | {last}
+
+
+def _not_given(text: str) -> set[Fraction | None]:
+    """The only number of a sentence that is no given quantity: "Each of the 5 friends gets 4.8 ounces"."""
+    beginning = _BEGINNING.match(text)
+    start = beginning.end() if beginning and NUMBER.search(beginning["given"]) else 0
+    stated = [
+        number
+        for number in NUMBER.finditer(text, start)
+        if not _GIVEN.search(text[max(0, number.start() - 25) : number.start()])
+    ]
+    if (
+        len(stated) != 1
+        or _PER_UNIT.match(text, stated[0].end())
+        or NEGATION.search(text)
+        or re.search(r"[+*/×=]", text)
+    ):
+        return set()
+    return {number_value(stated[0])}
+
+
+def main_clause(text: str) -> str:
+    """A sentence without the reason or the case that it begins with: "Because there are 9 rows, he needs 45 tiles"."""
+    reason = _REASON_FIRST.match(text)
+    return text[reason.end() :] if reason else text
+
+
+def only_number(text: str) -> str | None:
+    """The only number of a sentence; a number that is ruled out ("not 17") does not count."""
+    concluding = after_denials(CONCLUDED.split(text)[-1])
+    if NUMBER.search(concluding):
+        text = concluding  # "she pays $2 in tax, so she keeps $16"
+    text = _DENIED_TAIL.sub("", main_clause(text))
+    if total := _TOTAL_OF.search(text):
+        rest = text[: total.start()] + text[total.end() :]
+        if not re.search(r"\btotal\b|[=+*/×]", rest):
+            text = f"{text[: total.start()]} {total[1]}" if not NUMBER.search(text[: total.start()]) else total[1]
+    if HEDGE.search(text) or _NOT_QUITE.search(text):
+        return AMBIGUOUS if NUMBER.search(text) else None
+    contrasted = _CONTRAST.split(text)[-1]
+    if NUMBER.search(contrasted) and not NEGATION.search(contrasted):
+        text = contrasted  # "the textbook gives 42, but I get 40"
+    if UNSOLVED.fullmatch(text.strip(" .")):
+        return AMBIGUOUS
+    text = _IS_RESULT.sub(r"\1 = ", text)
+    if (result := _RESULT_OF.match(text)) and not OPERATOR.search(text):
+        text = text[result.end() :]  # "30 plus 15 equals 45"
+    qualifier = QUALIFIER.search(text)
+    if qualifier and len(NUMBER.findall(text[: qualifier.start()])) == 1 and "=" not in text[: qualifier.start()]:
+        text = text[: qualifier.start()]
+    if "=" in text and (computed := _computed(text)) is not None:
+        return computed
+    if "=" in text:  # the last side that is a number: "2 * 9 = 18 = her daily income"
+        text = next((side for side in reversed(text.split("=")) if NUMBER.search(side)), text)
+    text = _main_statement(text)
+    if _EXPRESSION.search(text) and not re.search(r"\d\s?\^", text):
+        return None
+    text = _ROUNDED_AFTER.sub("", AGAIN.sub("", text))
+    values: set[Fraction | None] = set()
+    denied = False
+    numbers = list(NUMBER.finditer(text))
+    for number in numbers:
+        bound = BOUND_BEFORE.search(text[max(0, number.start() - 30) : number.start()])
+        if is_label(text, number.start()):
+            continue
+        if is_ruled_out(bound):
+            denied = True
+        elif (
+            bound
+            or NEGATION.search(re.split(r"[,;.:] ", text[: number.start()])[-1])
+            or is_operand(text, *number.span(), only=len(numbers) == 1)
+            or BOUND_AFTER.match(text, number.end())
+            or DENIED_LATER.match(text, number.end())
+            or DENIAL_AFTER.match(text, number.end())
+            or (OPERATOR.match(text, number.end()) and not UNIT_SLASH.match(text, number.end()))
+        ):
+            return AMBIGUOUS
+        else:
+            values.add(number_value(number))
+    if not values and not denied and not re.search(r"\d", text):
+        return _only_word(text)
+    if len(values) > 1 and not denied:
+        values = _result_of_the_others(text)
+    if len(values) > 1 and not denied:
+        values = _not_given(text) or values
+    if len(values) != 1:
+        return AMBIGUOUS if values or denied else None
+    value = values.pop()
+    return None if value is None else canonical_number(value)
