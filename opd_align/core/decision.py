@@ -118,8 +118,9 @@ class Decision:
 
     Args:
         outcome: `"recommended"`: the candidate with the highest mean helps, and is the best of all, each with
-            probability `level`. `"no_teacher_helps"`: with that probability no candidate has a mean above zero. `"undecided"`:
-            neither. `"too_few_questions"`: no probabilities, because fewer than four questions can be compared.
+            probability `level`. `"no_teacher_helps"`: with that probability no candidate has a mean above zero.
+            `"undecided"`: neither. `"too_few_questions"`: no probabilities, because fewer than four questions can be
+            compared.
         level: Probability from which on something counts as decided.
         n_questions: Number of questions that the comparison uses.
         candidates: Those that were compared, highest mean first; then those with too few questions.
@@ -210,10 +211,10 @@ def decide(nodes: pa.Table, *, n_analyzed: int | None = None, level: float = LEV
     if n < MIN_QUESTIONS:
         shared = int(known_QP.all(1).sum()) if pairs else 0
         return Decision("too_few_questions", level, shared, tuple(others))
-    mean_K = value_QP[np.ix_(shared_Q, kept)].mean(0)
+    mean_K = value_QP[shared_Q][:, kept].mean(0)
     order = sorted(range(len(kept)), key=lambda at: (-mean_K[at], pairs[kept[at]]))
     kept = [kept[at] for at in order]
-    posterior = Posterior(value_QP[np.ix_(shared_Q, kept)], sd_QP[np.ix_(shared_Q, kept)])
+    posterior = Posterior(value_QP[shared_Q][:, kept], sd_QP[shared_Q][:, kept])
     draws_DK = posterior.draws(n)
     better_KK = better_probabilities(draws_DK, n)
     p_helps_K, best_D = within_limit((draws_DK > 0).mean(0), n), draws_DK.argmax(1)

@@ -52,11 +52,15 @@ def test_the_values_per_question_have_the_mean_of_the_ranking():
 
 def test_a_clear_winner_is_recommended_and_a_clear_loser_is_harmful():
     decision = decide(table(pairs(bad=[-value for value in GOOD], good=GOOD, none=[0.1, -0.1] * 5)))
-    assert decision.outcome == "recommended" and decision.decided
+    assert decision.outcome == "recommended"
+    assert decision.decided
     assert [one.teacher for one in decision.candidates] == ["good", "none", "bad"]
     assert [one.teacher for one in decision.harmful] == ["bad"]
-    assert decision.best is not None and decision.best.p_helps > 0.99 and decision.still_open == ()
-    assert decision.better[0][2] > 0.99 and decision.better[2][0] == pytest.approx(1 - decision.better[0][2])
+    assert decision.best is not None
+    assert decision.best.p_helps > 0.99
+    assert decision.still_open == ()
+    assert decision.better[0][2] > 0.99
+    assert decision.better[2][0] == pytest.approx(1 - decision.better[0][2])
 
 
 def test_comparisons_are_paired_over_questions():
@@ -78,13 +82,18 @@ def test_losses_are_compared_too_and_rewards_are_not_candidates():
 
 def test_no_teacher_helps_is_an_outcome_of_its_own():
     decision = decide(table(pairs(A=[-value for value in GOOD], B=[-value - 0.05 for value in GOOD])))
-    assert decision.outcome == "no_teacher_helps" and decision.decided and decision.p_none_helps >= 0.95
+    assert decision.outcome == "no_teacher_helps"
+    assert decision.decided
+    assert decision.p_none_helps >= 0.95
 
 
 def test_fewer_than_four_shared_questions_give_no_probability():
     decision = decide(table(pairs(A=[0.9, 0.8, 0.9], B=[-0.9, -0.8, -0.9])))
-    assert decision.outcome == "too_few_questions" and decision.better == () and decision.best is None
-    assert all(isnan(one.p_helps) for one in decision.candidates) and decision.n_questions == 3
+    assert decision.outcome == "too_few_questions"
+    assert decision.better == ()
+    assert decision.best is None
+    assert all(isnan(one.p_helps) for one in decision.candidates)
+    assert decision.n_questions == 3
     disjoint = decide(table(pairs(A=[*GOOD[:3], *[None] * 3], B=[*[None] * 3, *GOOD[:3]])))
     assert disjoint.outcome == "too_few_questions"
     assert decide(SCHEMA.empty_table()).outcome == "too_few_questions"
@@ -92,8 +101,10 @@ def test_fewer_than_four_shared_questions_give_no_probability():
 
 def test_a_teacher_with_few_questions_does_not_take_the_others_out():
     decision = decide(table(pairs(A=GOOD, B=[-value for value in GOOD], rare=[0.9, *[None] * 8, 0.9])))
-    assert decision.n_questions == 10 and [one.teacher for one in decision.compared] == ["A", "B"]
-    assert decision.candidates[2].teacher == "rare" and isnan(decision.candidates[2].p_best)
+    assert decision.n_questions == 10
+    assert [one.teacher for one in decision.compared] == ["A", "B"]
+    assert decision.candidates[2].teacher == "rare"
+    assert isnan(decision.candidates[2].p_best)
 
 
 @pytest.mark.parametrize("n", [4, 5, 8])
@@ -106,7 +117,8 @@ def test_n_questions_never_say_more_than_n_coins(n):
 def test_uncertain_values_that_agree_by_chance_are_not_certain():
     agreeing = pairs(A=[0.2, 0.21, 0.2, 0.19, 0.2, 0.2, 0.21, 0.19])
     sure, unsure = decide(table(agreeing)), decide(table(agreeing, width=1.6))
-    assert sure.best is not None and unsure.best is not None
+    assert sure.best is not None
+    assert unsure.best is not None
     assert sure.best.p_helps > 0.99 > 0.95 > unsure.best.p_helps
 
 
@@ -117,7 +129,9 @@ def test_more_questions_decide_what_they_were_said_to_decide():
     values = pairs(A=list(0.3 + noise[0]), B=list(0.15 + noise[1]))
     decision = decide(table(values))
     first = decision.still_open[0]
-    assert first.other == 1 and first.more_questions is not None and 8 <= first.more_questions <= 200
+    assert first.other == 1
+    assert first.more_questions is not None
+    assert 8 <= first.more_questions <= 200
     # The same questions again, as often as needed, have the same means and spread.
     times = -(-(first.more_questions * 1.3 + 8) // 8)
     again = decide(table({pair: value_Q * int(times) for pair, value_Q in values.items()}))
@@ -138,12 +152,13 @@ def test_the_decision_is_json_and_always_the_same():
     nodes = table(pairs(A=GOOD, B=GOOD[::-1], C=[None] * 10))
     data = decide(nodes).as_json()
     assert json.loads(json.dumps(data, allow_nan=False)) == data == decide(nodes).as_json()
-    assert data["headline"] == "alignment/weighted" and data["open"][0]["against"] is not None
+    assert data["headline"] == "alignment/weighted"
+    assert data["open"][0]["against"] is not None
 
 
 @pytest.mark.parametrize("level", [0.5, 1.0, 95.0])
 def test_a_level_that_is_no_probability_is_refused(level):
-    with pytest.raises(OpdAlignError, match="between 0.5 and 1"):
+    with pytest.raises(OpdAlignError, match="must lie between"):
         decide(table(pairs(A=GOOD)), level=level)
 
 
@@ -172,7 +187,8 @@ def test_of_the_winners_announced_at_nine_tenths_nine_tenths_are_right():
     parts = [simulated(120, k, n, spread=0.25, seed=k * n) for k, n in ((2, 6), (3, 10), (5, 20), (2, 40))]
     probability, right = (np.concatenate(part) for part in zip(*parts, strict=True))
     announced = probability >= 0.9
-    assert announced.sum() >= 60 and right[announced].mean() >= 0.9
+    assert announced.sum() >= 60
+    assert right[announced].mean() >= 0.9
     assert right[(probability > 0.5) & ~announced].mean() < 0.97  # probabilities are not far too low either
 
 
