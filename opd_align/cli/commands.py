@@ -162,16 +162,18 @@ def _present(analysis: Analysis, out: AnyPath) -> int:
 
 
 def _print_analysis(analysis: Analysis) -> None:
-    """The tables, then the conclusions as sentences, as in the report."""
+    """The tables, then the recommendation and what supports it as sentences, as in the report."""
     from rich.console import Console
 
     from opd_align.report.prose import verdict
+    from opd_align.report.recommendation import recommendation
     from opd_align.report.slices import Slices
     from opd_align.report.tables import all_tables
 
     Console().print(all_tables(analysis))
-    conclusion = verdict(Slices(analysis.nodes), analysis.settings.objectives[0].name)
-    say("\n".join([conclusion.headline, *conclusion.points]), end="\n\n")
+    slices = Slices(analysis.nodes, n_analyzed=analysis.questions.num_rows)
+    conclusion = verdict(slices, analysis.settings.objectives[0].name)
+    say("\n".join([recommendation(slices.decision), conclusion.headline, *conclusion.points]), end="\n\n")
 
 
 def merge(args: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ and decoded when they are opened. All numbers are those of `core.metrics`.
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,8 @@ import pyarrow.compute as pc
 from opd_align.core import metrics
 from opd_align.core.engine import Analysis
 from opd_align.report.page import package_version, page_html, script_json, static_file
-from opd_align.report.prose import format_estimate, interval_sign, verdict, without_breaks
+from opd_align.report.prose import format_estimate, half_width_shown, interval_sign, verdict, without_breaks
+from opd_align.report.recommendation import decision_tables, recommendation
 from opd_align.report.slices import Slices
 from opd_align.report.table_format import Cell, Table, format_cell
 from opd_align.report.tables import FILTER_DIVERGENCES, objective_names, report_tables
@@ -26,6 +28,8 @@ from opd_align.types import OpdAlignError
 
 ORACLE_THRESHOLDS = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9)
 FILTER_QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
+PROBABILITY = re.compile(r"^(?:[+−]\d\.\d{3} \()?([<>]?)([01]\.\d\d)\)?$")
+"""A cell of a decision table that is a probability, or ends with one in brackets."""
 MAX_PATH_BYTES = 57 * 2**19
 """Limit for the packed paths; with everything else, a report stays below 30 MiB."""
 
@@ -58,17 +62,20 @@ def report_html(analysis: Analysis, *, title: str = "Alignment report") -> str:
         analysis: The analysis to show.
         title: Title of the page.
     """
-    slices, view = Slices(analysis.nodes), token_view(analysis, MAX_PATH_BYTES)
+    slices = Slices(analysis.nodes, n_analyzed=analysis.questions.num_rows)
+    view = token_view(analysis, MAX_PATH_BYTES)
     overview = _overview(analysis, slices, view, title)
     first_verdict: dict[str, Any] = overview["objectives"][0]["verdict"]
-    tables = report_tables(analysis, every_objective=True, slices=slices)
+    tables, decided = report_tables(analysis, every_objective=True, slices=slices), decision_tables(slices.decision)
     values = {
         "title": html.escape(title),
+        "recommendation": html.escape(recommendation(slices.decision)),
+        "decision": "\n".join(_table_html(table, shaded=True) for table in decided),
         "headline": html.escape(first_verdict["headline"]),
         "points": "".join(f"<li>{html.escape(point)}</li>" for point in first_verdict["points"]),
         "about": html.escape(overview["about"]),
         "token_view": static_file("token_view.html"),
-        "tables": "\n".join(_table_html(table) for table in tables),
+        "tables": "\n".join(_table_html(table) for table in tables if table not in decided),
         "overview": script_json(overview),
         "packs": "\n".join(
             f'<script type="text/plain" id="pack-{index}">{data}</script>' for index, data in enumerate(view.packs)
@@ -162,15 +169,17 @@ def _teacher(slices: Slices, rank: metrics.TeacherRank) -> dict[str, Any]:
 
 
 def _estimate(estimate: metrics.Estimate) -> dict[str, Any]:
-    mean, half_width = finite(estimate.mean), finite(estimate.half_width)
+    mean, half_width = finite(estimate.mean), half_width_shown(estimate)
     return {"mean": mean, "half_width": half_width, "text": format_estimate(estimate)}
 
 
-def _table_html(table: Table) -> str:
+def _table_html(table: Table, *, shaded: bool = False) -> str:
+    """A table as HTML; `shaded` colours the cells that are probabilities."""
+
     def row_html(texts: Sequence[str], tag: str) -> str:
-        classes = ["" if column.kind == "text" else ' class="n"' for column in table.columns]
         return "<tr>" + "".join(
-            f"<{tag}{attribute}>{html.escape(text)}</{tag}>" for attribute, text in zip(classes, texts, strict=True)
+            f"<{tag}{_cell_class(column.kind, text, shaded)}>{html.escape(text)}</{tag}>"
+            for column, text in zip(table.columns, texts, strict=True)
         )
 
     head = row_html([column.name for column in table.columns], "th")
@@ -178,3 +187,13 @@ def _table_html(table: Table) -> str:
     caption = f"<p class=quiet>{html.escape(table.caption)}</p>" if table.caption else ""
     title = html.escape(table.title)
     return f"<h3>{title}</h3><div class=wide><table><thead>{head}</thead><tbody>{body}</tbody></table></div>{caption}"
+
+
+def _cell_class(kind: str, text: str, shaded: bool) -> str:
+    """Numbers are right-aligned; a probability far from one half has the colour of its side."""
+    found = PROBABILITY.search(text) if shaded and kind == "text" else None
+    if found is None:
+        return "" if kind == "text" else ' class="n"'
+    value = float(found[2])
+    step = 0 if 0.2 < value < 0.8 else 1 if 0.1 < value < 0.9 else 2 if 0.05 < value < 0.95 else 3
+    return f' class="n {"p" if value > 0.5 else "n"}{step}"' if step else ' class="n"'

@@ -4,7 +4,7 @@
                         the digests of the files of its result
     rollouts/*.parquet  one shard per batch, named after the content keys of its rollouts
     nodes.parquet, children.parquet, questions.parquet, tokens.parquet      the analysis
-    summary.json        its main numbers; written last, so it marks the run as finished
+    summary.json        its main numbers and the recommendation; written last, so it marks the run as finished
     spent.json          tokens and time used; not part of the result
 
 The directory may be on a local disk, a shared disk or in an object store (`as_path`). An object store has no locks:
@@ -35,6 +35,7 @@ from typing import Any
 import pyarrow as pa
 
 from opd_align.core import alignment, metric_registry
+from opd_align.core.decision import decide
 from opd_align.core.engine import Analysis, dictionary_encoded
 from opd_align.runs.filesystem import (
     TEMPORARY_SUFFIX,
@@ -153,7 +154,9 @@ class RunDirectory:
                 spent = json.dumps(asdict(Usage.load(self.path) + usage))
                 write_atomic(self.path / SPENT, f"{spent}\n".encode())
         texts = pa.table([list(analysis.texts), list(analysis.texts.values())], schema=TOKENS_SCHEMA)
-        summary = json.dumps(metric_registry.summary(analysis), indent=1, sort_keys=True) + "\n"
+        decision = decide(analysis.nodes, n_analyzed=analysis.questions.num_rows).as_json()
+        values = {**metric_registry.summary(analysis), "decision": decision}
+        summary = json.dumps(values, indent=1, sort_keys=True) + "\n"
         self.write_results(
             {
                 QUESTIONS: table_bytes(analysis.questions),
