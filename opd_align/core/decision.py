@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isfinite, nan, sqrt
+from math import inf, isfinite, nan, sqrt
 from typing import Any, Literal
 
 import numpy as np
@@ -31,9 +31,12 @@ LEVEL = 0.95
 """Default probability from which on a comparison counts as decided."""
 MAX_MORE_QUESTIONS = 1000
 """Larger numbers of further questions are reported as "more than" this."""
+ABSURD = f">{MAX_MORE_QUESTIONS}"
 DRAWS, PLANNING_DRAWS, SEED = 4000, 1000, 0
 MAX_PLANNED = 3
 """Number of undecided comparisons for which the number of further questions is computed."""
+MARGIN = 0.02
+"""Candidates whose headline quantity differs by less than this are as good as each other."""
 SPREADS = np.geomspace(0.05, 2.0, 24)
 """Standard deviation of the pairs' true means, in units of the spread of differences between questions: a grid with
 equal prior weights, so from "no visible difference" to "differences as large as those between questions"."""
@@ -103,13 +106,13 @@ class Open:
         other: Index of the candidate that the best one is compared with; None if the question is whether the best
             one helps.
         probability: Probability that the best one is better, or that it helps.
-        more_questions: About how many more questions would decide it, if the difference stays as it is. None: more than
-            `MAX_MORE_QUESTIONS`.
+        more_questions: About how many more questions would decide it, if the difference stays as it is. Infinite: more
+            than `MAX_MORE_QUESTIONS`. NaN: not computed, since others are less certain.
     """
 
     other: int | None
     probability: float
-    more_questions: int | None
+    more_questions: float
 
 
 @dataclass(frozen=True)
@@ -117,16 +120,18 @@ class Decision:
     """What an analysis recommends.
 
     Args:
-        outcome: `"recommended"`: the candidate with the highest mean helps, and is the best of all, each with
-            probability `level`. `"no_teacher_helps"`: with that probability no candidate has a mean above zero.
-            `"undecided"`: neither. `"too_few_questions"`: no probabilities, because fewer than four questions can be
-            compared.
+        outcome: `"recommended"`: the candidate with the highest mean helps, and no other one is better, each with
+            probability `level`; others may be as good. `"no_teacher_helps"`: with that probability no candidate has a
+            mean above zero. `"undecided"`: neither. `"too_few_questions"`: no probabilities, because fewer than four
+            questions can be compared.
         level: Probability from which on something counts as decided.
         n_questions: Number of questions that the comparison uses.
         candidates: Those that were compared, highest mean first; then those with too few questions.
         better: For each two candidates that were compared, the probability that the first is better.
         p_none_helps: Probability that no candidate helps; NaN without probabilities.
         still_open: What is not decided about the best candidate, the least certain first.
+        p_first: Probability that no other candidate is better than the best one and those that are as good.
+        as_good: Indices of the candidates that are as good as the best one (within `MARGIN`) with probability `level`.
     """
 
     outcome: Outcome
@@ -136,6 +141,8 @@ class Decision:
     better: tuple[tuple[float, ...], ...] = ()
     p_none_helps: float = nan
     still_open: tuple[Open, ...] = ()
+    p_first: float = nan
+    as_good: tuple[int, ...] = ()
 
     @property
     def decided(self) -> bool:
@@ -167,8 +174,9 @@ class Decision:
         """The decision as JSON values, for `summary.json`; unknown is None."""
         return {
             "outcome": self.outcome, "level": self.level, "headline": HEADLINE.stem, "questions": self.n_questions,
-            "p_none_helps": _rounded(self.p_none_helps),
+            "p_first": _rounded(self.p_first), "p_none_helps": _rounded(self.p_none_helps),
             "harmful": [_key(one) for one in self.harmful],
+            "as_good": [_key(self.candidates[at]) for at in self.as_good],
             "candidates": [
                 {
                     "teacher": one.teacher, "objective": one.objective, "mean": _rounded(one.mean),
@@ -180,7 +188,8 @@ class Decision:
             "open": [
                 {
                     "against": None if one.other is None else _key(self.candidates[one.other]),
-                    "probability": _rounded(one.probability), "more_questions": one.more_questions,
+                    "probability": _rounded(one.probability),
+                    "more_questions": ABSURD if one.more_questions == inf else _rounded(one.more_questions),
                 }
                 for one in self.still_open
             ],
@@ -214,7 +223,8 @@ def decide(nodes: pa.Table, *, n_analyzed: int | None = None, level: float = LEV
     mean_K = value_QP[shared_Q][:, kept].mean(0)
     order = sorted(range(len(kept)), key=lambda at: (-mean_K[at], pairs[kept[at]]))
     kept = [kept[at] for at in order]
-    posterior = Posterior(value_QP[shared_Q][:, kept], sd_QP[shared_Q][:, kept])
+    teachers = [pairs[at][0] for at in kept]
+    posterior = Posterior(value_QP[shared_Q][:, kept], sd_QP[shared_Q][:, kept], teachers)
     draws_DK = posterior.draws(n)
     better_KK = better_probabilities(draws_DK, n)
     p_helps_K, best_D = within_limit((draws_DK > 0).mean(0), n), draws_DK.argmax(1)
@@ -225,11 +235,15 @@ def decide(nodes: pa.Table, *, n_analyzed: int | None = None, level: float = LEV
     ]
     p_none = float(within_limit((draws_DK <= 0).all(1).mean(), n))
     usable = n / max(n_analyzed or n, n)
-    outcome: Outcome = "recommended" if min(p_helps_K[0], p_best_K[0] if len(kept) > 1 else 1) >= level else "undecided"
+    close_K = (np.abs(draws_DK - draws_DK[:, :1]) < MARGIN).mean(0)
+    as_good = tuple(at for at in range(1, len(kept)) if within_limit(close_K[at], n) >= level)
+    p_first = float(within_limit(np.isin(best_D, (0, *as_good)).mean(), n)) if len(kept) > 1 else 1.0
+    outcome: Outcome = "recommended" if min(p_helps_K[0], p_first) >= level else "undecided"
     outcome = "no_teacher_helps" if p_none >= level else outcome
-    still_open = tuple(_still_open(posterior, draws_DK, n, level, usable)) if outcome == "undecided" else ()
+    open_now = outcome == "undecided"
+    still_open = tuple(_still_open(posterior, draws_DK, as_good, n, level, usable)) if open_now else ()
     better = tuple(tuple(values) for values in better_KK.tolist())
-    return Decision(outcome, level, n, (*compared, *others), better, p_none, still_open)
+    return Decision(outcome, level, n, (*compared, *others), better, p_none, still_open, p_first, as_good)
 
 
 def question_values(nodes: pa.Table) -> tuple[list[tuple[str, str]], Floats, Floats]:
@@ -250,54 +264,81 @@ def question_values(nodes: pa.Table) -> tuple[list[tuple[str, str]], Floats, Flo
     return [pair for pair, known in zip(pairs, known_P, strict=True) if known], value_QP[:, known_P], sd_QP[:, known_P]
 
 
+@dataclass(frozen=True)
+class _Directions:
+    """Uncorrelated directions of a space of differences between pairs.
+
+    Args:
+        vector_KC: Orthonormal vectors.
+        mean_C: Observed means along them.
+        variance_C: Variance of the noise of one question along them.
+    """
+
+    vector_KC: Floats
+    mean_C: Floats
+    variance_C: Floats
+
+
 class Posterior:
     """The joint posterior of the pairs' means over all questions, see above.
+
+    The mean of all pairs, the differences between teachers and those between the objectives of a teacher are three
+    spaces with a size of their own: losses usually differ far less than teachers do.
 
     Args:
         value_QK: Headline value of each question and pair, all known.
         sd_QK: Standard deviation of each value by itself; 0 if unknown.
+        teacher_K: Name of each pair's teacher. `None`: each pair has its own.
     """
 
-    def __init__(self, value_QK: Floats, sd_QK: Floats | None = None) -> None:
-        self.mean_K = value_QK.mean(0)
+    def __init__(self, value_QK: Floats, sd_QK: Floats | None = None, teacher_K: Sequence[str] | None = None) -> None:
+        value_QK = np.round(value_QK, 9)  # equal up to rounding is equal
         self.n_questions, self.size = value_QK.shape
-        self._deviation_QK = value_QK - self.mean_K
-        self._variance_K = self._deviation_QK.var(0, ddof=1)
+        self._deviation_QK = value_QK - value_QK.mean(0)
         own_K = np.zeros(self.size) if sd_QK is None else (sd_QK**2).mean(0)
-        self._missing_K = np.maximum(own_K - self._variance_K, 0)
-        self._common_variance = float(self._deviation_QK.mean(1).var(ddof=1) + self._missing_K.mean() / self.size)
-        # Differences between pairs, in the directions in which their noise is uncorrelated.
-        contrast_KC = np.linalg.svd(np.eye(self.size) - 1 / self.size)[0][:, : self.size - 1]
+        self._missing_K = np.maximum(own_K - self._deviation_QK.var(0, ddof=1), 0)
         covariance_KK = self._deviation_QK.T @ self._deviation_QK / (self.n_questions - 1) + np.diag(self._missing_K)
-        self._variance_C, vector_CC = np.linalg.eigh(contrast_KC.T @ covariance_KK @ contrast_KC)
-        self._variance_C = np.maximum(self._variance_C, 0)
-        self._direction_KC = contrast_KC @ vector_CC
+        _, index_K = np.unique(list(range(self.size) if teacher_K is None else teacher_K), return_inverse=True)
+        teacher_KT = np.eye(index_K.max() + 1)[index_K]
+        common_K1 = np.full((self.size, 1), 1 / sqrt(self.size))
+        onto_teachers_KK = teacher_KT @ np.linalg.pinv(teacher_KT)
+        spaces = (
+            common_K1 @ common_K1.T,
+            onto_teachers_KK - common_K1 @ common_K1.T,
+            np.eye(self.size) - onto_teachers_KK,
+        )
+        self._spaces = [
+            _directions(space_KK, value_QK.mean(0), covariance_KK) for space_KK in spaces if np.trace(space_KK) > 0.5
+        ]
 
     def draws(self, n: int, *, n_draws: int = DRAWS) -> Floats:
         """Draws of the means as they would be with `n` questions of the same means and spread; shape (draws, pairs)."""
         rng = np.random.default_rng(SEED)
         known = self.n_questions
         weight_DQ = rng.dirichlet(np.ones(known), n_draws) - 1 / known
-        extra_DK = rng.standard_normal((n_draws, self.size))
-        isotropic_DC = rng.standard_normal((n_draws, self.size - 1))
-        wide_D1 = np.sqrt((n - 1) / rng.chisquare(n - 1, (n_draws, 1)))
         # A Bayesian bootstrap of k questions has (k - 1) / (k + 1) of the variance of a mean of k.
         noise_DK = weight_DQ @ self._deviation_QK * sqrt((known + 1) / (known - 1) * known / n)
-        noise_DK += extra_DK * np.sqrt(self._missing_K / n)
-        pick_D2, mean_1 = rng.random((n_draws, 2)), np.array([self.mean_K.mean()])
-        common_DK = noise_DK.mean(1, keepdims=True)
-        variance_1 = np.array([self._common_variance])
-        mean_D1 = _shrunk(mean_1, common_DK, variance_1 / n, self._common_variance, wide_D1, pick_D2[:, :1])
-        if self.size == 1:
-            return mean_D1
-        # With few questions and many pairs some differences seem free of noise: their variances are drawn together.
-        pulled = (self.size - 2) / (n - 1 + self.size - 2)
-        typical = float(self._variance_C.mean())
-        variance_C = ((1 - pulled) * self._variance_C + pulled * typical) / n
-        noise_DC = sqrt(1 - pulled) * (noise_DK @ self._direction_KC) + isotropic_DC * sqrt(pulled * typical / n)
-        mean_C = self.mean_K @ self._direction_KC
-        difference_DC = _shrunk(mean_C, noise_DC, variance_C, typical, wide_D1, pick_D2[:, 1:])
-        return mean_D1 + difference_DC @ self._direction_KC.T
+        noise_DK += rng.standard_normal((n_draws, self.size)) * np.sqrt(self._missing_K / n)
+        wide_D1 = np.sqrt((n - 1) / rng.chisquare(n - 1, (n_draws, 1)))
+        draws_DK = np.zeros((n_draws, self.size))
+        for space in self._spaces:
+            size, typical = len(space.mean_C), float(space.variance_C.mean())
+            # With few questions some of many differences seem free of noise: their variances are drawn together.
+            pulled = (size - 1) / (n - 1 + size - 1)
+            variance_C = ((1 - pulled) * space.variance_C + pulled * typical) / n
+            isotropic_DC = rng.standard_normal((n_draws, size)) * sqrt(pulled * typical / n)
+            noise_DC = sqrt(1 - pulled) * (noise_DK @ space.vector_KC) + isotropic_DC
+            pick_D1 = rng.random((n_draws, 1))
+            draws_DK += _shrunk(space.mean_C, noise_DC, variance_C, typical, wide_D1, pick_D1) @ space.vector_KC.T
+        return draws_DK
+
+
+def _directions(space_KK: Floats, mean_K: Floats, covariance_KK: Floats) -> _Directions:
+    """The space that a projection maps onto, in the directions in which the noise is uncorrelated."""
+    basis_KC = np.linalg.svd(space_KK)[0][:, : round(np.trace(space_KK))]
+    variance_C, rotation_CC = np.linalg.eigh(basis_KC.T @ covariance_KK @ basis_KC)
+    vector_KC = basis_KC @ rotation_CC
+    return _Directions(vector_KC, mean_K @ vector_KC, np.maximum(variance_C, 0))
 
 
 def _shrunk(
@@ -325,9 +366,8 @@ def _shrunk(
 
 def better_probabilities(draws_DK: Floats, n: int) -> Floats:
     """For each two pairs, the probability that the first has the higher mean; 0.5 on the diagonal."""
-    above_KK = np.stack([(draw_D[:, None] > draws_DK).mean(0) for draw_D in draws_DK.T])
-    np.fill_diagonal(above_KK, 0.5)
-    return within_limit(above_KK, n)
+    sign_KK = np.stack([np.sign(draw_D[:, None] - draws_DK).mean(0) for draw_D in draws_DK.T])
+    return within_limit(0.5 + sign_KK / 2, n)
 
 
 def within_limit(probability: Any, n: int) -> Any:
@@ -346,27 +386,30 @@ def _comparable(known_QP: Any) -> list[int]:
     return kept
 
 
-def _still_open(posterior: Posterior, draws_DK: Floats, n: int, level: float, usable: float) -> list[Open]:
+def _still_open(
+    posterior: Posterior, draws_DK: Floats, as_good: Sequence[int], n: int, level: float, usable: float
+) -> list[Open]:
     """What is undecided about the first pair, the least certain first."""
     better_K = better_probabilities(draws_DK, n)[0]
-    rivals = sorted(range(1, posterior.size), key=lambda at: better_K[at])
-    p_best = (draws_DK.argmax(1) == 0).mean()
-    # Several rivals, each of which is probably worse, can together be too many: then the closest one is open.
-    close = [at for at in rivals if better_K[at] < level] or (rivals[:1] if p_best < level else [])
-    questions: list[tuple[float, int | None]] = [(float(better_K[at]), at) for at in close]
+    rivals = sorted((at for at in range(1, posterior.size) if at not in as_good), key=lambda at: better_K[at])
     p_helps = float(within_limit((draws_DK[:, 0] > 0).mean(), n))
+    questions: list[tuple[float, int | None]] = [(float(better_K[at]), at) for at in rivals if better_K[at] < level]
     if p_helps < level:
         questions.append((p_helps, None))
+    # Several rivals, each of which is probably worse, can together be too many: then the closest one is open.
+    if not questions and rivals:
+        questions.append((float(better_K[rivals[0]]), rivals[0]))
     questions.sort(key=lambda entry: (entry[0], entry[1] or 0))
-    plan = [
-        _more_questions(posterior, other, n, level, usable) if rank < MAX_PLANNED else None
-        for rank, (_, other) in enumerate(questions)
+    return [
+        Open(other, probability, _more_questions(posterior, other, n, level, usable) if planned else nan)
+        for planned, (probability, other) in (
+            (rank < MAX_PLANNED or entry[1] is None, entry) for rank, entry in enumerate(questions)
+        )
     ]
-    return [Open(other, probability, more) for (probability, other), more in zip(questions, plan, strict=True)]
 
 
-def _more_questions(posterior: Posterior, other: int | None, n: int, level: float, usable: float) -> int | None:
-    """How many more questions decide a comparison if means and spread stay as they are; None: too many."""
+def _more_questions(posterior: Posterior, other: int | None, n: int, level: float, usable: float) -> float:
+    """How many more questions decide a comparison if means and spread stay as they are; infinite: too many."""
 
     def probability(total: int) -> float:
         draws_DK = posterior.draws(total, n_draws=PLANNING_DRAWS)
@@ -375,7 +418,7 @@ def _more_questions(posterior: Posterior, other: int | None, n: int, level: floa
 
     low, high = n, n + int(MAX_MORE_QUESTIONS * usable)
     if probability(high) < level:
-        return None
+        return inf
     while high - low > max(1, low // 20):
         middle = round(sqrt(low * high)) if low * high > 1 else (low + high) // 2
         middle = min(max(middle, low + 1), high - 1)

@@ -61,20 +61,18 @@ def _none_helps(decision: Decision, names: Sequence[str]) -> str:
 
 def _use(decision: Decision, names: Sequence[str]) -> str:
     best = decision.candidates[0]
-    helps = f"Use {names[0]}: it helps with probability {probability(best.p_helps)}"
-    beaten = [at for at in range(1, len(decision.better)) if decision.better[0][at] >= ANNOUNCED]
+    choice = f"Use {' or '.join([names[0], *(names[at] for at in decision.as_good[: MAX_NAMED - 1])])}"
+    others = [at for at in range(1, len(decision.better)) if at not in decision.as_good]
+    beaten = [at for at in others if decision.better[0][at] >= ANNOUNCED]
     if not beaten:
-        return helps
+        return f"{choice}: it helps with probability {probability(best.p_helps)}"
     closest = min(beaten, key=lambda at: decision.better[0][at])
     chance = probability(decision.better[0][closest])
-    if len(beaten) == len(decision.better) - 1:
-        if len(beaten) == 1:
-            return f"Use {names[0]}: better than {names[closest]} with probability {chance}"
-        every = f"the best of {len(decision.better)} with probability {probability(best.p_best)}"
-        return f"Use {names[0]}: {every}, better than {names[closest]}, the next, with {chance}"
-    listed = _listed([names[at] for at in beaten])
+    if len(beaten) == len(others) > 1:
+        first = f"the best of {len(decision.better)} with probability {probability(decision.p_first)}"
+        return f"{choice}: {first}; better than {names[closest]}, the next, with {chance}"
     at_least = "at least " if len(beaten) > 1 else ""
-    return f"Use {names[0]}: better than {listed} with probability {at_least}{chance}"
+    return f"{choice}: better than {_listed([names[at] for at in beaten])} with probability {at_least}{chance}"
 
 
 def _harmful(decision: Decision, names: Sequence[str]) -> list[str]:
@@ -103,9 +101,9 @@ def _separate(decision: Decision, names: Sequence[str], open_of: dict[int | None
 
 
 def _more_text(entry: Open) -> str:
-    if entry.more_questions is None:
+    if not entry.more_questions <= MAX_MORE_QUESTIONS:
         return f"more than {MAX_MORE_QUESTIONS:,} more questions"
-    return f"about {entry.more_questions:,} more question{'s' if entry.more_questions != 1 else ''}"
+    return f"about {entry.more_questions:,.0f} more question{'s' if entry.more_questions != 1 else ''}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from math import isnan
+from math import inf, isnan
 
 import numpy as np
 import pyarrow as pa
@@ -80,6 +80,18 @@ def test_losses_are_compared_too_and_rewards_are_not_candidates():
     assert decision.outcome == "recommended"
 
 
+def test_two_losses_that_are_as_good_do_not_keep_a_teacher_undecided():
+    jitter = [0.001, -0.001] * 5
+    values = {("T", "reverse_kl"): GOOD, ("T", "forward_kl"): [a + b for a, b in zip(GOOD, jitter, strict=True)]}
+    values |= {("S", name): [value - 0.4 for value in of_t] for (_, name), of_t in values.items()}
+    decision = decide(table(values))
+    assert decision.outcome == "recommended"
+    assert [decision.candidates[at].teacher for at in decision.as_good] == ["T"]
+    # Equal losses say nothing about how much teachers differ.
+    alone = decide(table({pair: value_Q for pair, value_Q in values.items() if pair[1] == "reverse_kl"}))
+    assert decision.better[0][2] == pytest.approx(alone.better[0][1], abs=0.02)
+
+
 def test_no_teacher_helps_is_an_outcome_of_its_own():
     decision = decide(table(pairs(A=[-value for value in GOOD], B=[-value - 0.05 for value in GOOD])))
     assert decision.outcome == "no_teacher_helps"
@@ -143,7 +155,7 @@ def test_more_questions_decide_what_they_were_said_to_decide():
 def test_equal_teachers_would_need_too_many_questions():
     equal = [0.3, -0.2, 0.4, 0.1, 0.2, 0.0]
     decision = decide(table(pairs(A=equal, B=equal[::-1])))
-    assert decision.still_open[0].more_questions is None
+    assert decision.still_open[0].more_questions == inf
     assert MAX_MORE_QUESTIONS == 1000
     assert decision.better[0][1] == pytest.approx(0.5, abs=0.05)
 
