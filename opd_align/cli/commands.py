@@ -15,7 +15,7 @@ from opd_align.cli.terminal import say
 if TYPE_CHECKING:
     from opd_align.core.engine import Analysis
     from opd_align.runs.filesystem import AnyPath
-    from opd_align.study.build import Study
+    from opd_align.study.build import PreparedStudy, Study
     from opd_align.study.config import StudyConfig
     from opd_align.study.ray import RayCluster
 
@@ -41,6 +41,7 @@ def analyze(args: argparse.Namespace) -> int:
     from opd_align.cli.progress import progress
     from opd_align.runs.rollout_store import check_reuse
     from opd_align.runs.run_directory import check_directory
+    from opd_align.study.describe import describe_study
 
     study = _checked(config)
     args.out = args.out or Path("runs") / study.name
@@ -49,14 +50,18 @@ def analyze(args: argparse.Namespace) -> int:
         check_reuse(args.reuse)
     if args.dry_run:
         return _print_plan(args, study)
+    prepared: list[PreparedStudy] = []
     with progress(len(study.usable_questions)) as (on_phase, on_progress):
-        options = {"on_phase": on_phase, "on_progress": on_progress, "reuse": args.reuse}
+        options = {
+            "on_phase": on_phase, "on_progress": on_progress, "reuse": args.reuse, "on_prepared": prepared.append,
+        }  # fmt: skip
         if args.engine == "ray":
             from opd_align.study.ray import analyze_with_ray
 
             analysis = analyze_with_ray(_cluster(args), study, args.out, **options)
         else:
             analysis = study.analyze(args.out, workers=args.workers or 1, **options)
+    describe_study(study, prepared[-1]).save(args.out)
     return _present(analysis, args.out)
 
 
@@ -150,11 +155,12 @@ def _print_plan(args: argparse.Namespace, study: Study) -> int:
 def _present(analysis: Analysis, out: AnyPath) -> int:
     """Prints the tables of a finished run and writes them, with the report, into its directory."""
     from opd_align.report.html import write_report
+    from opd_align.report.provenance import Provenance
     from opd_align.report.tables import write_tables
 
     _print_analysis(analysis)
     write_tables(analysis, out / "tables")
-    page = write_report(analysis, out / "report.html", title=out.name)
+    page = write_report(analysis, out / "report.html", title=out.name, provenance=Provenance.load(out))
     say(f"run directory  {out}")
     say(f"tables         {out / 'tables'}")
     say(f"report         {page.resolve().as_uri()}")
@@ -247,6 +253,7 @@ def doctor(args: argparse.Namespace) -> int:
 
 def report(args: argparse.Namespace) -> int:
     from opd_align.report.html import write_report
+    from opd_align.report.provenance import Provenance
     from opd_align.report.tables import write_tables
     from opd_align.runs.filesystem import check_output
     from opd_align.runs.manifest import read_manifest
@@ -261,7 +268,9 @@ def report(args: argparse.Namespace) -> int:
         return _print_screening(args.directory, args.tables)
     analysis = RunDirectory.load(args.directory)
     # Written before anything is printed, so that an error is not the last of a hundred lines.
-    page = write_report(analysis, args.html, title=args.directory.name) if args.html else None
+    provenance = Provenance.load(args.directory)
+    title = args.directory.name
+    page = write_report(analysis, args.html, title=title, provenance=provenance) if args.html else None
     if args.tables:
         write_tables(analysis, args.tables)
     _print_analysis(analysis)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow.compute as pc
@@ -18,6 +18,7 @@ from opd_align.core import metrics
 from opd_align.core.engine import Analysis
 from opd_align.report.page import package_version, page_html, script_json, static_file
 from opd_align.report.prose import format_estimate, half_width_shown, interval_sign, verdict, without_breaks
+from opd_align.report.provenance import Provenance, shown_facts
 from opd_align.report.recommendation import decision_tables, recommendation
 from opd_align.report.slices import Slices
 from opd_align.report.table_format import Cell, Table, format_cell
@@ -34,20 +35,23 @@ MAX_PATH_BYTES = 57 * 2**19
 """Limit for the packed paths; with everything else, a report stays below 30 MiB."""
 
 
-def write_report(analysis: Analysis, path: PathLike, *, title: str = "Alignment report") -> AnyPath:
+def write_report(
+    analysis: Analysis, path: PathLike, *, title: str = "Alignment report", provenance: Provenance | None = None
+) -> AnyPath:
     """Writes the report of an analysis to a file, which is complete as soon as it exists.
 
     Args:
         analysis: The analysis to show.
         path: The HTML file to write. Paths of questions that would make it larger than 30 MiB are left out.
         title: Title of the page.
+        provenance: Where the analysis comes from. `None`: unknown, except for its settings.
 
     Returns:
         The file written.
     """
     file = as_path(path)
     try:
-        write_output(file, report_html(analysis, title=title))
+        write_output(file, report_html(analysis, title=title, provenance=provenance))
     except OSError as error:
         raise OpdAlignError(
             f"cannot write the report to {str(file)!r}: {error_reason(error)}; choose another path"
@@ -55,16 +59,18 @@ def write_report(analysis: Analysis, path: PathLike, *, title: str = "Alignment 
     return file
 
 
-def report_html(analysis: Analysis, *, title: str = "Alignment report") -> str:
+def report_html(analysis: Analysis, *, title: str = "Alignment report", provenance: Provenance | None = None) -> str:
     """The report as text; the same analysis gives the same page.
 
     Args:
         analysis: The analysis to show.
         title: Title of the page.
+        provenance: Where the analysis comes from. `None`: unknown, except for its settings.
     """
+    provenance = provenance or Provenance()
     slices = Slices(analysis.nodes, n_analyzed=analysis.questions.num_rows)
     view = token_view(analysis, MAX_PATH_BYTES)
-    overview = _overview(analysis, slices, view, title)
+    overview = _overview(analysis, slices, view, title) | {"prompts": provenance.prompts}
     first_verdict: dict[str, Any] = overview["objectives"][0]["verdict"]
     tables, decided = report_tables(analysis, every_objective=True, slices=slices), decision_tables(slices.decision)
     values = {
@@ -74,6 +80,8 @@ def report_html(analysis: Analysis, *, title: str = "Alignment report") -> str:
         "headline": html.escape(first_verdict["headline"]),
         "points": "".join(f"<li>{html.escape(point)}</li>" for point in first_verdict["points"]),
         "about": html.escape(overview["about"]),
+        "provenance": _facts_html(shown_facts(provenance, analysis.settings)),
+        "teacher_notes": _facts_html({note.name: note.meaning for note in provenance.teachers}),
         "token_view": static_file("token_view.html"),
         "tables": "\n".join(_table_html(table) for table in tables if table not in decided),
         "overview": script_json(overview),
@@ -171,6 +179,10 @@ def _teacher(slices: Slices, rank: metrics.TeacherRank) -> dict[str, Any]:
 def _estimate(estimate: metrics.Estimate) -> dict[str, Any]:
     mean, half_width = finite(estimate.mean), half_width_shown(estimate)
     return {"mean": mean, "half_width": half_width, "text": format_estimate(estimate)}
+
+
+def _facts_html(facts: Mapping[str, str]) -> str:
+    return "".join(f"<dt>{html.escape(label)}</dt><dd>{html.escape(value)}</dd>" for label, value in facts.items())
 
 
 def _table_html(table: Table, *, shaded: bool = False) -> str:

@@ -93,6 +93,8 @@ def _separate(decision: Decision, names: Sequence[str], open_of: dict[int | None
     # Candidates that only the level of a decision separates need no sentence if others are far more open.
     uncertain = [entry for entry in close if entry.probability < ANNOUNCED] or close
     first = uncertain[0]
+    if first.probability >= ANNOUNCED:
+        return [f"For probability {decision.level:g}, {_more_text(first)}"]
     other = names[first.other or 0]
     sentence = f"To separate {names[0]} from {other} (better with probability {probability(first.probability)}), "
     rest = len(uncertain) - 1

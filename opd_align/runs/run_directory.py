@@ -5,6 +5,7 @@
     rollouts/*.parquet  one shard per batch, named after the content keys of its rollouts
     nodes.parquet, children.parquet, questions.parquet, tokens.parquet      the analysis
     summary.json        its main numbers and the recommendation; written last, so it marks the run as finished
+    provenance.json     student, task and teachers in words, for the report; not part of the result
     spent.json          tokens and time used; not part of the result
 
 The directory may be on a local disk, a shared disk or in an object store (`as_path`). An object store has no locks:

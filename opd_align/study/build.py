@@ -387,10 +387,13 @@ class Study:
         """Collects demonstrations, then analyzes, both in a run directory, which is new or resumed.
 
         Questions that cannot be compared are skipped with a warning. `options` are those of `analyze_into`, and
-        `on_phase`, which is called with the progress of preparation.
+        `on_phase`, which is called with the progress of preparation, and `on_prepared`, called with its result.
         """
+        on_prepared = options.pop("on_prepared", None)
         prepared = self.prepare(as_path(path), options.pop("on_phase", None))
         prepared.warn()
+        if on_prepared:
+            on_prepared(prepared)
         teachers, settings = self.teachers(prepared.demonstrations), self.config.settings()
         return analyze_into(path, self.student, teachers, prepared.questions, self.grader, settings=settings, **options)
 
