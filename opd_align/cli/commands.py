@@ -15,7 +15,7 @@ from opd_align.cli.terminal import say
 if TYPE_CHECKING:
     from opd_align.core.engine import Analysis
     from opd_align.runs.filesystem import AnyPath
-    from opd_align.study.build import PreparedStudy, Study
+    from opd_align.study.build import Study
     from opd_align.study.config import StudyConfig
     from opd_align.study.ray import RayCluster
 
@@ -38,38 +38,49 @@ def analyze(args: argparse.Namespace) -> int:
         return _present(analyze_rollouts(args, config), args.out)
     if config.student.model == "exact":
         return _present(_analyze_exact(args, config), args.out)
-    from opd_align.cli.progress import progress
+    from opd_align.cli.running import run_study
     from opd_align.runs.rollout_store import check_reuse
     from opd_align.runs.run_directory import check_directory
-    from opd_align.study.describe import describe_study
 
-    study = _checked(config)
+    study = _checked(_with_room_to_grow(args, config))
     args.out = args.out or Path("runs") / study.name
     check_directory(args.out, "analysis")
     if args.reuse is not None:
         check_reuse(args.reuse)
     if args.dry_run:
         return _print_plan(args, study)
-    prepared: list[PreparedStudy] = []
-    with progress(len(study.usable_questions)) as (on_phase, on_progress):
-        options = {
-            "on_phase": on_phase, "on_progress": on_progress, "reuse": args.reuse, "on_prepared": prepared.append,
-        }  # fmt: skip
-        if args.engine == "ray":
-            from opd_align.study.ray import analyze_with_ray
-
-            analysis = analyze_with_ray(_cluster(args), study, args.out, **options)
-        else:
-            analysis = study.analyze(args.out, workers=args.workers or 1, **options)
-    describe_study(study, prepared[-1]).save(args.out)
+    analysis = run_study(args, study, _cluster(args) if args.engine == "ray" else None)
     return _present(analysis, args.out)
 
 
+def _with_room_to_grow(args: argparse.Namespace, config: StudyConfig) -> StudyConfig:
+    """With --until-decided, the configured number of questions is where to start, and --max-questions where to end."""
+    from dataclasses import replace
+
+    from opd_align.study.until_decided import MAX_QUESTIONS, START
+    from opd_align.types import OpdAlignError
+
+    if args.until_decided is None:
+        return config
+    if not 0.5 < args.until_decided < 1:
+        raise OpdAlignError(
+            f"--until-decided takes a probability between 0.5 and 1, such as 0.95, not {args.until_decided:g}"
+        )
+    start = START if config.questions.limit is None else config.questions.limit
+    most = max(MAX_QUESTIONS, start) if args.max_questions is None else args.max_questions
+    if most < start:
+        raise OpdAlignError(f"--max-questions must be at least the {start} questions to start with, not {most}")
+    args.start_questions = start
+    return replace(config, questions=replace(config.questions, limit=most))
+
+
 def _config(args: argparse.Namespace) -> StudyConfig:
+    from opd_align.cli.running import QUICK
     from opd_align.study.config import read_config
 
+    quick = QUICK if getattr(args, "quick", False) else {}
     values = {key: getattr(args, flag) for flag, key in KEY_OF_FLAG.items() if getattr(args, flag, None) is not None}
-    overrides = [f"{key}={json.dumps(value)}" for key, value in values.items()]
+    overrides = [f"{key}={json.dumps(value)}" for key, value in {**quick, **values}.items()]
     if args.seed is not None:
         overrides.append(f"rules.seed={args.seed}")
     name = args.config or (None if args.student or getattr(args, "rollouts", None) else "demo")
@@ -93,10 +104,19 @@ def _check_flags(args: argparse.Namespace, config: StudyConfig) -> None:
     for needed, present, flags in (
         ("--dry-run", args.dry_run, cost),
         ("--engine ray", args.engine == "ray", cluster),
+        ("--until-decided", args.until_decided is not None, ("max_questions",)),
     ):
         given = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(args, flag) is not None]
         if given and not present:
             raise OpdAlignError(f"{given[0]} has no effect without {needed}")
+    if args.until_decided is not None:
+        for reason, refused in (
+            ("--engine ray", args.engine == "ray"),
+            ("--rollouts, whose questions are fixed", args.rollouts is not None),
+            ("--student exact", config.student.model == "exact"),
+        ):
+            if refused:
+                raise OpdAlignError(f"--until-decided does not support {reason}; remove one of the two")
     if args.workers is not None and args.workers < 1:
         raise OpdAlignError(f"--workers must be at least 1, not {args.workers}")
     if config.student.model == "exact":

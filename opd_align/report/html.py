@@ -21,7 +21,7 @@ from opd_align.report.prose import format_estimate, half_width_shown, interval_s
 from opd_align.report.provenance import Provenance, shown_facts
 from opd_align.report.recommendation import decision_tables, recommendation
 from opd_align.report.slices import Slices
-from opd_align.report.table_format import Cell, Table, format_cell
+from opd_align.report.table_format import Cell, Column, Table, format_cell
 from opd_align.report.tables import FILTER_DIVERGENCES, objective_names, report_tables
 from opd_align.report.token_view import TOKEN_VIEW_SCRIPTS, TokenView, finite, token_view
 from opd_align.runs.filesystem import AnyPath, PathLike, as_path, error_reason, write_output
@@ -31,6 +31,8 @@ ORACLE_THRESHOLDS = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9)
 FILTER_QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 PROBABILITY = re.compile(r"^(?:[+−]\d\.\d{3} \()?([<>]?)([01]\.\d\d)\)?$")
 """A cell of a decision table that is a probability, or ends with one in brackets."""
+UNSHADED = ("harms", "best")
+"""Columns of the decision tables without colours: a low probability is not bad there."""
 MAX_PATH_BYTES = 57 * 2**19
 """Limit for the packed paths; with everything else, a report stays below 30 MiB."""
 
@@ -190,7 +192,7 @@ def _table_html(table: Table, *, shaded: bool = False) -> str:
 
     def row_html(texts: Sequence[str], tag: str) -> str:
         return "<tr>" + "".join(
-            f"<{tag}{_cell_class(column.kind, text, shaded)}>{html.escape(text)}</{tag}>"
+            f"<{tag}{_cell_class(column, text, shaded)}>{html.escape(text)}</{tag}>"
             for column, text in zip(table.columns, texts, strict=True)
         )
 
@@ -201,11 +203,11 @@ def _table_html(table: Table, *, shaded: bool = False) -> str:
     return f"<h3>{title}</h3><div class=wide><table><thead>{head}</thead><tbody>{body}</tbody></table></div>{caption}"
 
 
-def _cell_class(kind: str, text: str, shaded: bool) -> str:
+def _cell_class(column: Column, text: str, shaded: bool) -> str:
     """Numbers are right-aligned; a probability far from one half has the colour of its side."""
-    found = PROBABILITY.search(text) if shaded and kind == "text" else None
+    found = PROBABILITY.search(text) if shaded and column.kind == "text" and column.name not in UNSHADED else None
     if found is None:
-        return "" if kind == "text" else ' class="n"'
+        return "" if column.kind == "text" else ' class="n"'
     value = float(found[2])
     step = 0 if 0.2 < value < 0.8 else 1 if 0.1 < value < 0.9 else 2 if 0.05 < value < 0.95 else 3
     return f' class="n {"p" if value > 0.5 else "n"}{step}"' if step else ' class="n"'

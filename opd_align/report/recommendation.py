@@ -176,9 +176,13 @@ def pairwise_table(decision: Decision) -> Table:
     """The probability that the candidate of a row is better than the candidate of a column."""
     names = candidate_names(decision.compared)
     shown = range(min(len(names), MAX_PAIRWISE))
-    columns = (Column("better than →"), *(Column(names[at]) for at in shown))
+    columns = (Column(""), Column("better than"), *(Column(f"{at + 1}") for at in shown))
     rows = [
-        row(names[one], *("" if one == other else probability(decision.better[one][other]) for other in shown))
+        row(
+            f"{one + 1}",
+            names[one],
+            *("" if one == other else probability(decision.better[one][other]) for other in shown),
+        )
         for one in shown
     ]
     caption = f"the first {MAX_PAIRWISE} of {len(names)}" if len(names) > MAX_PAIRWISE else ""

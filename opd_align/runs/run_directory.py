@@ -28,7 +28,7 @@ import json
 import os
 import socket
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -50,7 +50,14 @@ from opd_align.runs.filesystem import (
     sync_folder,
     write_atomic,
 )
-from opd_align.runs.manifest import check_same_run, manifest_bytes, read_manifest, settings_from_manifest, versions
+from opd_align.runs.manifest import (
+    RunMismatch,
+    check_same_run,
+    manifest_bytes,
+    read_manifest,
+    settings_from_manifest,
+    versions,
+)
 from opd_align.runs.manifest_check import content_digest
 from opd_align.runs.rollout_store import (
     ROLLOUTS,
@@ -110,10 +117,19 @@ class RunDirectory:
             run is resumed; one with another manifest is rejected with `RunMismatch`.
         manifest: What the run is, as returned by `describe`.
         reuse: Another run directory, whose rollouts are reused where the same batch is needed. `None`: no reuse.
+        shorter: The manifest of the same run on its first n questions. A stored run that is one of these is extended:
+            its rollouts stay, its result is replaced. `None`: such a run is rejected like any other.
     """
 
-    def __init__(self, path: PathLike, manifest: Mapping[str, Any], *, reuse: PathLike | None = None) -> None:
-        self.path, self.manifest = as_path(path), manifest
+    def __init__(
+        self,
+        path: PathLike,
+        manifest: Mapping[str, Any],
+        *,
+        reuse: PathLike | None = None,
+        shorter: Callable[[int], Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.path, self.manifest, self._shorter = as_path(path), manifest, shorter
         self.store = RolloutStore(self.path, reuse=reuse)
         try:
             fresh = _is_fresh(self.path)
@@ -228,6 +244,10 @@ class RunDirectory:
             stored = read_manifest(self.path / MANIFEST)
             if stored is not None and not has_results(self.path):
                 stored = None  # nothing is finished yet, so the manifest may be replaced
+            if stored is not None and self._extends(stored):
+                (self.path / SUMMARY).unlink(missing_ok=True)  # the result is that of fewer questions
+                self._write_manifest(stored["made_with"], {})
+                stored = read_manifest(self.path / MANIFEST)
             if stored is not None:
                 check_same_run(self.path, stored, manifest)
             made_with = (stored or manifest).get("made_with", [])
@@ -236,6 +256,17 @@ class RunDirectory:
                 self._write_manifest(made_with, (stored or {}).get("results", {}))
             if fresh and not isinstance(self.path, RemotePath):
                 sync_folder(self.path.absolute().parent)
+
+    def _extends(self, stored: Mapping[str, Any]) -> bool:
+        """Whether this run is the stored one with more questions after its last."""
+        n = len(stored.get("questions", ()))
+        if self._shorter is None or not 0 < n < len(self.manifest["questions"]):
+            return False
+        try:
+            check_same_run(self.path, stored, self._shorter(n))
+        except RunMismatch:
+            return False
+        return True
 
     def _made_with(self) -> Sequence[Mapping[str, str]]:
         """The versions that made this run; raises `RunMismatch` if the directory contains another run by now."""
