@@ -205,7 +205,8 @@ def _table_html(table: Table, *, shaded: bool = False) -> str:
 
 def _cell_class(column: Column, text: str, shaded: bool) -> str:
     """Numbers are right-aligned; a probability far from one half has the colour of its side."""
-    found = PROBABILITY.search(text) if shaded and column.kind == "text" and column.name not in UNSHADED else None
+    is_probability = shaded and column.kind == "text" and column.name not in UNSHADED
+    found = PROBABILITY.search(text) if is_probability else None
     if found is None:
         return "" if column.kind == "text" else ' class="n"'
     value = float(found[2])
