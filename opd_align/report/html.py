@@ -10,12 +10,14 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from math import isfinite
 from typing import Any
-
-import pyarrow.compute as pc
 
 from opd_align.core import metrics
 from opd_align.core.engine import Analysis
+from opd_align.core.highlights import Highlight, Highlights, highlights
+from opd_align.core.selective import CurvePoint, selective_curves
 from opd_align.report.page import package_version, page_html, script_json, static_file
 from opd_align.report.prose import format_estimate, half_width_shown, interval_sign, verdict, without_breaks
 from opd_align.report.provenance import Provenance, shown_facts
@@ -27,8 +29,6 @@ from opd_align.report.token_view import TOKEN_VIEW_SCRIPTS, TokenView, finite, t
 from opd_align.runs.filesystem import AnyPath, PathLike, as_path, error_reason, write_output
 from opd_align.types import OpdAlignError
 
-ORACLE_THRESHOLDS = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9)
-FILTER_QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 PROBABILITY = re.compile(r"^(?:[+−]\d\.\d{3} \()?([<>]?)([01]\.\d\d)\)?$")
 """A cell of a decision table that is a probability, or ends with one in brackets."""
 UNSHADED = ("harms", "best")
@@ -91,7 +91,7 @@ def report_html(analysis: Analysis, *, title: str = "Alignment report", provenan
             f'<script type="text/plain" id="pack-{index}">{data}</script>' for index, data in enumerate(view.packs)
         ),
     }
-    scripts = ("dom.js", "charts.js", *TOKEN_VIEW_SCRIPTS, "report.js")
+    scripts = ("dom.js", "charts.js", "highlights.js", *TOKEN_VIEW_SCRIPTS, "report.js")
     return page_html("report.html", values, styles=("page.css",), scripts=scripts)
 
 
@@ -112,17 +112,17 @@ def _overview(analysis: Analysis, slices: Slices, view: TokenView, title: str) -
         "title": title,
         "about": " · ".join(about),
         "version": package_version(),
-        "objectives": [_objective(slices, name, name in from_teacher) for name in (*from_teacher, *from_reward)],
+        "objectives": [_objective(slices, name, name in from_teacher, view) for name in (*from_teacher, *from_reward)],
         **view.metadata,
     }
 
 
-def _objective(slices: Slices, objective: str, follows_teacher: bool) -> dict[str, Any]:
+def _objective(slices: Slices, objective: str, follows_teacher: bool, view: TokenView) -> dict[str, Any]:
     ranks, result = slices.ranks(objective), verdict(slices, objective)
     return {
         "name": objective,
         "verdict": {"headline": result.headline, "points": [without_breaks(point) for point in result.points]},
-        "teachers": [_teacher(slices, rank) for rank in ranks],
+        "teachers": [_teacher(slices, rank, view) for rank in ranks],
         "correlations": [
             {
                 "feature": row.feature.replace("_", " "), "teacher": row.teacher, "rho": _estimate(row.rho),
@@ -133,12 +133,11 @@ def _objective(slices: Slices, objective: str, follows_teacher: bool) -> dict[st
     }  # fmt: skip
 
 
-def _teacher(slices: Slices, rank: metrics.TeacherRank) -> dict[str, Any]:
+def _teacher(slices: Slices, rank: metrics.TeacherRank, view: TokenView) -> dict[str, Any]:
     rows = slices.rows(rank.objective, rank.teacher)
     contrast = slices.contrasts(rank.objective, rank.teacher)[0]
     histogram = metrics.alignment_histogram(rows, objective=rank.objective, teacher=rank.teacher)
-    oracle = metrics.selective_oracle(rows, ORACLE_THRESHOLDS, objective=rank.objective, teacher=rank.teacher)
-    known_divergences = [name for name in FILTER_DIVERGENCES if pc.any(pc.is_finite(rows[name])).as_py()]
+    found = highlights(rows, view.texts, objective=rank.objective, teacher=rank.teacher)
     return {
         "name": rank.teacher,
         "alignment": _estimate(rank.alignment),
@@ -159,23 +158,43 @@ def _teacher(slices: Slices, rank: metrics.TeacherRank) -> dict[str, Any]:
             "plus_one": finite(histogram.share_at_plus_one),
             "minus_one": finite(histogram.share_at_minus_one),
         },
-        "oracle": [
-            {
-                "kept": finite(row.share_kept), "signal": finite(row.signal.mean),
-                "cross_fitted": finite(row.cross_fitted_signal.mean),
-            }
-            for row in oracle
+        "curves": [
+            {"name": name, "points": [_point(point) for point in points if isfinite(point.signal)]}
+            for name, points in selective_curves(
+                rows, FILTER_DIVERGENCES, objective=rank.objective, teacher=rank.teacher
+            ).items()
         ],
-        "filters": {
-            name: [
-                {"kept": finite(row.share_kept), "signal": finite(row.signal.mean)}
-                for row in metrics.divergence_filter(
-                    rows, name, FILTER_QUANTILES, objective=rank.objective, teacher=rank.teacher
-                )
-            ]
-            for name in known_divergences
-        },
+        "highlights": _highlights(found, view),
     }  # fmt: skip
+
+
+def _point(point: CurvePoint) -> dict[str, Any]:
+    return {"kept": point.share, "signal": point.signal, "low": finite(point.low), "high": finite(point.high)}
+
+
+def _highlights(found: Highlights, view: TokenView) -> dict[str, Any]:
+    """Where a teacher helps and hurts; decisions on paths that the page has not are left out."""
+    place_of = {
+        (question["id"], path["path"]): (number, index)
+        for number, question in enumerate(view.metadata["questions"])
+        for index, path in enumerate(question["paths"])
+    }
+
+    def entry(one: Highlight) -> dict[str, Any]:
+        question, path = place_of[one.question, one.path]
+        return {
+            "question": question, "path": path, "depth": one.depth, "kind": one.kind,
+            "token": view.texts.get(one.token, f"⟨{one.token}⟩"),
+            "signal": one.signal, "verdict": one.verdict, "correct": one.correct,
+        }  # fmt: skip
+
+    def entries(listed: Sequence[Highlight]) -> list[dict[str, Any]]:
+        return [entry(one) for one in listed if (one.question, one.path) in place_of]
+
+    parts = {"kinds": found.kinds, "positions": found.positions}
+    return {"worst": entries(found.worst), "best": entries(found.best)} | {
+        name: [asdict(part) for part in listed] for name, listed in parts.items()
+    }
 
 
 def _estimate(estimate: metrics.Estimate) -> dict[str, Any]:

@@ -24,6 +24,8 @@ function drawOverview() {
   drawSelectiveCurves(teacher());
   drawHistogram(teacher(), byId("histogram-note"));
   drawCorrelations(correlations, state.teacher);
+  drawHighlights(teacher(), overview.questions, (question, path, depth) => { controls.choose(question, path, depth); byId("tokens").scrollIntoView(); });
+  byId("highlights-teacher").textContent = state.teacher ?? "";
 }
 
 function selectObjective(index) {
