@@ -113,11 +113,11 @@ def highlights(nodes: pa.Table, texts: Mapping[int, str], *, objective: str, tea
         teacher: Name of the teacher.
     """
     rows = select_rows(nodes, objective, teacher)
-    alignment_N = rows["alignment"]
+    alignment_N, depth_N = rows["alignment"], rows["depth"]
     signal_N = rows["sr_range"] * alignment_N
     kind_of = {token: token_kind(texts.get(token)) for token in rows.table["token"].unique().to_pylist()}
     kind_N = np.array([kind_of[token] for token in rows.table["token"].to_pylist()], object)
-    third_N = np.minimum(3 * rows["depth"] // np.maximum(rows["path_length"], 1), 2).astype(np.int64)
+    third_N = np.minimum(3 * depth_N // np.maximum(rows["path_length"], 1), 2).astype(np.int64)
     position_N = np.array(THIRDS, object)[third_N] if len(third_N) else np.empty(0, object)
     verdict_N = np.array(rows.table["verdict"].cast(pa.string()).to_pylist(), object)
     weight_N = node_weights(rows)
@@ -137,11 +137,14 @@ def highlights(nodes: pa.Table, texts: Mapping[int, str], *, objective: str, tea
         columns = ("question", "path", "path_correct", "depth", "token")
         found: list[Highlight] = []
         on_path: dict[int, int] = {}
+        seen: set[tuple[int, float, float]] = set()
         for at in order_N.tolist():
-            path = int(rows.path_N[at])
-            if len(found) == MAX_SHOWN or on_path.get(path, 0) == MAX_PER_PATH:
+            path, node = int(rows.path_N[at]), (int(rows.question_N[at]), float(depth_N[at]), round(signal_N[at], 9))
+            # Paths with a common beginning share its decisions.
+            if len(found) == MAX_SHOWN or on_path.get(path, 0) == MAX_PER_PATH or node in seen:
                 continue
             on_path[path] = on_path.get(path, 0) + 1
+            seen.add(node)
             question, index, correct, depth, token = (rows.table[column][at].as_py() for column in columns)
             numbers = float(signal_N[at]), float(alignment_N[at])
             found.append(Highlight(question, index, correct, depth, token, kind_N[at], *numbers, verdict_N[at]))
@@ -158,4 +161,4 @@ def highlights(nodes: pa.Table, texts: Mapping[int, str], *, objective: str, tea
 def _order(value_N: Floats, decided_N: np.ndarray) -> np.ndarray:
     """Rows with a negative value, those with a verdict first, the most negative first."""
     order = np.lexsort((value_N, ~decided_N))
-    return order[value_N[order] < 0][: MAX_SHOWN * 8]
+    return order[value_N[order] < 0][: MAX_SHOWN * 32]

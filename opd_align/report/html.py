@@ -78,7 +78,7 @@ def report_html(analysis: Analysis, *, title: str = "Alignment report", provenan
     values = {
         "title": html.escape(title),
         "recommendation": html.escape(recommendation(slices.decision)),
-        "decision": "\n".join(_table_html(table, shaded=True) for table in decided),
+        "decision": "\n".join(f"<div>{_table_html(table, shaded=True)}</div>" for table in decided),
         "headline": html.escape(first_verdict["headline"]),
         "points": "".join(f"<li>{html.escape(point)}</li>" for point in first_verdict["points"]),
         "about": html.escape(overview["about"]),

@@ -57,14 +57,14 @@ class Provenance:
         try:
             data = json.loads(read_file(folder / FILE) or b"{}")
             facts = {str(label): str(value) for label, value in data.get("facts", {}).items()}
-            teachers = [TeacherNote(str(entry["name"]), str(entry["meaning"])) for entry in data.get("teachers", ())]
+            notes = [TeacherNote(str(entry["name"]), str(entry["meaning"])) for entry in data.get("teachers", ())]
             prompts = {
                 str(question): {str(name): str(text) for name, text in texts.items()}
                 for question, texts in data.get("prompts", {}).items()
             }
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return Provenance()
-        return Provenance(facts, teachers, prompts)
+        return Provenance(facts, tuple(notes), prompts)
 
 
 def kept_prompts(prompts: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
