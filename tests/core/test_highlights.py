@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from opd_align.core.highlights import KINDS, MAX_PER_PATH, MAX_SHOWN, THIRDS, highlights, token_kind
+from opd_align.core.metrics import teacher_ranking
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from _made import made_analysis
@@ -52,7 +53,7 @@ def test_the_worst_and_best_decisions_are_those_of_the_table(analysis):
 
 def test_parts_cover_all_decisions(analysis):
     found = highlights(analysis.nodes, analysis.texts, objective="reverse_kl", teacher="Qwen3-8B")
-    n_nodes = sum(row["teacher"] == "Qwen3-8B" for row in analysis.nodes.to_pylist())
+    n_nodes = next(r.n_nodes for r in teacher_ranking(analysis.nodes, "reverse_kl") if r.teacher == "Qwen3-8B")
     for parts in (found.kinds, found.positions):
         assert sum(part.n_nodes for part in parts) == n_nodes
         assert sum(part.share for part in parts) == pytest.approx(1)

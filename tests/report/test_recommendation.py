@@ -101,7 +101,7 @@ def test_the_pairwise_table_has_rows_against_columns():
 
 def test_provenance_survives_its_file_and_a_damaged_one_is_empty(tmp_path):
     made = Provenance(
-        {"student": "embedded:student"}, [TeacherNote("Self-1C", "the student")], {"q1": {"": "Hi", "Self-1C": "Ho"}}
+        {"student": "embedded:student"}, (TeacherNote("Self-1C", "the student"),), {"q1": {"": "Hi", "Self-1C": "Ho"}}
     )
     made.save(tmp_path)
     assert Provenance.load(tmp_path) == made
