@@ -224,14 +224,10 @@ def test_a_path_of_30000_tokens(opened: Any, tmp_path: Path) -> None:
 def test_a_highlight_opens_its_place_in_the_token_view(opened: Any, file: Path, analysis: Analysis) -> None:
     made = opened(file)
     page = made.page
-    decision = page.evaluate(
-        "teacher().highlights.best.find(({ question }) => question > 0) || teacher().highlights.best[0]"
-    )
-    number = page.evaluate(
-        "(one) => teacher().highlights.best.findIndex((other) => other.signal === one.signal)", decision
-    )
+    listed = page.evaluate("teacher().highlights.best")
+    number, decision = next((at, one) for at, one in enumerate(listed) if one["question"] > 0)
     page.locator("#best button").nth(number).click()
-    page.wait_for_function(f"byId('text').dataset.ready === '{decision['question']}/{decision['path']}'")
+    page.wait_for_selector(f"#text[data-ready='{decision['question']}/{decision['path']}']")
     assert selected_depth(page) == decision["depth"]
     assert f"token {decision['depth'] + 1} of 150" in page.inner_text("#card")
     assert page.locator("#by-position tbody tr").count() == 3
@@ -257,7 +253,7 @@ def test_the_decision_fits_the_page_and_prompts_follow_the_teacher(opened: Any, 
     page = opened(
         write_report(made, tmp_path / "report.html", provenance=source), viewport={"width": width, "height": 900}
     ).page
-    page.wait_for_function("byId('text').dataset.ready !== undefined")
+    page.wait_for_selector("#text[data-ready]")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.locator("#decision table").count() == 3
     assert "reading 1 correct response" in page.inner_text("#provenance")
@@ -266,5 +262,5 @@ def test_the_decision_fits_the_page_and_prompts_follow_the_teacher(opened: Any, 
     page.select_option("#teacher", label="Qwen3-8B")
     assert page.text_content("#prompt-title") == "What the student read for this question"
     page.select_option("#question", "1")
-    page.wait_for_function("byId('text').dataset.ready === '1/0'")
+    page.wait_for_selector("#text[data-ready='1/0']")
     assert page.locator("#prompt").is_hidden()
