@@ -80,10 +80,14 @@ def _say_expected_duration(args: argparse.Namespace, study: Study) -> None:
     """Prints how long the run will take, unless it is a resumed one, whose remaining part is unknown."""
     from opd_align.runs.run_directory import has_results
     from opd_align.study.plan import expected_duration
+    from opd_align.types import OpdAlignError
 
     if has_results(args.out):
         say(f"Resuming {args.out}: what is stored there is not sampled again.")
         return
     n_questions = len(study.usable_questions)
     stage = n_questions if args.until_decided is None else min(args.start_questions, n_questions)
-    say(expected_duration(study, stage, n_questions))
+    try:
+        say(expected_duration(study, stage, n_questions))
+    except OpdAlignError as error:  # the analysis may still succeed: it counts failures, and skips what does not fit
+        say(f"Expected duration: unknown ({error}).")

@@ -15,7 +15,7 @@ from opd_align.settings import Settings
 
 FILE = "provenance.json"
 MAX_FACT = 300
-MAX_PROMPT, MAX_PROMPTS = 8_000, 4_000_000
+MAX_PROMPT, MAX_PROMPTS = 8_000, 800_000
 """Number of characters that are kept of one prompt, and of all prompts together."""
 
 
