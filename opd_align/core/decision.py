@@ -323,8 +323,9 @@ class Posterior:
         draws_DK = np.zeros((n_draws, self.size))
         for space in self._spaces:
             size, typical = len(space.mean_C), float(space.variance_C.mean())
-            # With few questions some of many differences seem free of noise: their variances are drawn together.
-            pulled = (size - 1) / (n - 1 + size - 1)
+            # With few questions some of many differences seem free of noise: their variances are drawn together, by
+            # as many questions as there are directions, and two more.
+            pulled = (size + 1) / (n + size)
             variance_C = ((1 - pulled) * space.variance_C + pulled * typical) / n
             isotropic_DC = rng.standard_normal((n_draws, size)) * sqrt(pulled * typical / n)
             noise_DC = sqrt(1 - pulled) * (noise_DK @ space.vector_KC) + isotropic_DC
