@@ -38,33 +38,49 @@ def analyze(args: argparse.Namespace) -> int:
         return _present(analyze_rollouts(args, config), args.out)
     if config.student.model == "exact":
         return _present(_analyze_exact(args, config), args.out)
-    from opd_align.cli.progress import progress
+    from opd_align.cli.running import run_study
     from opd_align.runs.rollout_store import check_reuse
     from opd_align.runs.run_directory import check_directory
 
-    study = _checked(config)
+    study = _checked(_with_room_to_grow(args, config))
     args.out = args.out or Path("runs") / study.name
     check_directory(args.out, "analysis")
     if args.reuse is not None:
         check_reuse(args.reuse)
     if args.dry_run:
         return _print_plan(args, study)
-    with progress(len(study.usable_questions)) as (on_phase, on_progress):
-        options = {"on_phase": on_phase, "on_progress": on_progress, "reuse": args.reuse}
-        if args.engine == "ray":
-            from opd_align.study.ray import analyze_with_ray
-
-            analysis = analyze_with_ray(_cluster(args), study, args.out, **options)
-        else:
-            analysis = study.analyze(args.out, workers=args.workers or 1, **options)
+    analysis = run_study(args, study, _cluster(args) if args.engine == "ray" else None)
     return _present(analysis, args.out)
 
 
+def _with_room_to_grow(args: argparse.Namespace, config: StudyConfig) -> StudyConfig:
+    """With --until-decided, the configured number of questions is where to start, and --max-questions where to end."""
+    from dataclasses import replace
+
+    from opd_align.study.until_decided import MAX_QUESTIONS, START
+    from opd_align.types import OpdAlignError
+
+    if args.until_decided is None:
+        return config
+    if not 0.5 < args.until_decided < 1:
+        raise OpdAlignError(
+            f"--until-decided takes a probability between 0.5 and 1, such as 0.95, not {args.until_decided:g}"
+        )
+    start = START if config.questions.limit is None else config.questions.limit
+    most = max(MAX_QUESTIONS, start) if args.max_questions is None else args.max_questions
+    if most < start:
+        raise OpdAlignError(f"--max-questions must be at least the {start} questions to start with, not {most}")
+    args.start_questions = start
+    return replace(config, questions=replace(config.questions, limit=most))
+
+
 def _config(args: argparse.Namespace) -> StudyConfig:
+    from opd_align.cli.running import QUICK
     from opd_align.study.config import read_config
 
+    quick = QUICK if getattr(args, "quick", False) else {}
     values = {key: getattr(args, flag) for flag, key in KEY_OF_FLAG.items() if getattr(args, flag, None) is not None}
-    overrides = [f"{key}={json.dumps(value)}" for key, value in values.items()]
+    overrides = [f"{key}={json.dumps(value)}" for key, value in {**quick, **values}.items()]
     if args.seed is not None:
         overrides.append(f"rules.seed={args.seed}")
     name = args.config or (None if args.student or getattr(args, "rollouts", None) else "demo")
@@ -88,10 +104,19 @@ def _check_flags(args: argparse.Namespace, config: StudyConfig) -> None:
     for needed, present, flags in (
         ("--dry-run", args.dry_run, cost),
         ("--engine ray", args.engine == "ray", cluster),
+        ("--until-decided", args.until_decided is not None, ("max_questions",)),
     ):
         given = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(args, flag) is not None]
         if given and not present:
             raise OpdAlignError(f"{given[0]} has no effect without {needed}")
+    if args.until_decided is not None:
+        for reason, refused in (
+            ("--engine ray", args.engine == "ray"),
+            ("--rollouts, whose questions are fixed", args.rollouts is not None),
+            ("--student exact", config.student.model == "exact"),
+        ):
+            if refused:
+                raise OpdAlignError(f"--until-decided does not support {reason}; remove one of the two")
     if args.workers is not None and args.workers < 1:
         raise OpdAlignError(f"--workers must be at least 1, not {args.workers}")
     if config.student.model == "exact":
@@ -150,11 +175,12 @@ def _print_plan(args: argparse.Namespace, study: Study) -> int:
 def _present(analysis: Analysis, out: AnyPath) -> int:
     """Prints the tables of a finished run and writes them, with the report, into its directory."""
     from opd_align.report.html import write_report
+    from opd_align.report.provenance import Provenance
     from opd_align.report.tables import write_tables
 
     _print_analysis(analysis)
     write_tables(analysis, out / "tables")
-    page = write_report(analysis, out / "report.html", title=out.name)
+    page = write_report(analysis, out / "report.html", title=out.name, provenance=Provenance.load(out))
     say(f"run directory  {out}")
     say(f"tables         {out / 'tables'}")
     say(f"report         {page.resolve().as_uri()}")
@@ -162,16 +188,18 @@ def _present(analysis: Analysis, out: AnyPath) -> int:
 
 
 def _print_analysis(analysis: Analysis) -> None:
-    """The tables, then the conclusions as sentences, as in the report."""
+    """The tables, then the recommendation and what supports it as sentences, as in the report."""
     from rich.console import Console
 
     from opd_align.report.prose import verdict
+    from opd_align.report.recommendation import recommendation
     from opd_align.report.slices import Slices
     from opd_align.report.tables import all_tables
 
     Console().print(all_tables(analysis))
-    conclusion = verdict(Slices(analysis.nodes), analysis.settings.objectives[0].name)
-    say("\n".join([conclusion.headline, *conclusion.points]), end="\n\n")
+    slices = Slices(analysis.nodes, n_analyzed=analysis.questions.num_rows)
+    conclusion = verdict(slices, analysis.settings.objectives[0].name)
+    say("\n".join([recommendation(slices.decision), conclusion.headline, *conclusion.points]), end="\n\n")
 
 
 def merge(args: argparse.Namespace) -> int:
@@ -245,6 +273,7 @@ def doctor(args: argparse.Namespace) -> int:
 
 def report(args: argparse.Namespace) -> int:
     from opd_align.report.html import write_report
+    from opd_align.report.provenance import Provenance
     from opd_align.report.tables import write_tables
     from opd_align.runs.filesystem import check_output
     from opd_align.runs.manifest import read_manifest
@@ -259,7 +288,9 @@ def report(args: argparse.Namespace) -> int:
         return _print_screening(args.directory, args.tables)
     analysis = RunDirectory.load(args.directory)
     # Written before anything is printed, so that an error is not the last of a hundred lines.
-    page = write_report(analysis, args.html, title=args.directory.name) if args.html else None
+    provenance = Provenance.load(args.directory)
+    title = args.directory.name
+    page = write_report(analysis, args.html, title=title, provenance=provenance) if args.html else None
     if args.tables:
         write_tables(analysis, args.tables)
     _print_analysis(analysis)

@@ -27,6 +27,9 @@ from opd_align.types import OpdAlignError
 MODEL_LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "accelerate")
 """Optional dependencies that language models need; the base install works without them."""
 
+DECIDED = 0.95
+"""Probability at which `--until-decided` stops; that of `core.decision`, which --help does not import."""
+
 ABOUT = """\
 Measures, token by token, whether a teacher's distillation update points toward correct answers.
 
@@ -51,6 +54,7 @@ tables and writes an HTML report. Finished batches are saved to disk: if interru
   opd-align analyze
   opd-align analyze --student Qwen/Qwen3-0.6B --task boolq --limit 8 --teachers Self-1C,Self-1C1W,Qwen/Qwen3-4B
   opd-align analyze --config boolq_qwen3_0.6b --set student.backend=vllm --out runs/boolq
+  opd-align analyze --student Qwen/Qwen3-0.6B --task gsm8k --teachers Self-1C,Self-3C --quick --until-decided
   opd-align analyze --dry-run                                                estimated rollouts, time and cost
   opd-align analyze --estimator pooled --reuse runs/first --out runs/pooled  same rollouts, another estimator
   opd-align analyze --student exact --worlds 8                               synthetic worlds with known answers
@@ -267,6 +271,18 @@ def _add_analysis_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=_path, metavar="DIR", help="run directory, local or a URL such as s3://... (default: under runs/)"
     )
     group = _add_settings_arguments(parser)
+    group.add_argument(
+        "--quick", action="store_true",
+        help="a small budget: 8 questions, 60 initial and 400 targeted rollouts each; other options take precedence",
+    )  # fmt: skip
+    group.add_argument(
+        "--until-decided", type=float, nargs="?", const=DECIDED, metavar="P",
+        help=f"add questions until the recommendation has probability P (default: {DECIDED:g}), starting with --limit",
+    )  # fmt: skip
+    group.add_argument(
+        "--max-questions", type=int, metavar="N",
+        help="with --until-decided: stop at N questions even if nothing is decided (default: 100)",
+    )  # fmt: skip
     group.add_argument("--workers", type=int, metavar="N", help="questions processed concurrently (default: 1)")
     group.add_argument("--reuse", type=_path, metavar="DIR", help="reuse matching rollouts of another run directory")
     group.add_argument(

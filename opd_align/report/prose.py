@@ -43,19 +43,32 @@ class Verdict:
 
 def interval_sign(estimate: metrics.Estimate) -> int:
     """1 or -1 if the whole interval is above or below zero; 0 if the interval includes zero or is unknown."""
-    if not (isfinite(estimate.mean) and isfinite(estimate.half_width)) or abs(estimate.mean) <= estimate.half_width:
+    half_width = half_width_shown(estimate)
+    if half_width is None or not isfinite(estimate.mean) or abs(estimate.mean) <= half_width:
         return 0
     return 1 if estimate.mean > 0 else -1
 
 
+def half_width_shown(estimate: metrics.Estimate) -> float | None:
+    """Half-width of an interval that may be shown; None if it is unknown or from fewer than four questions."""
+    return estimate.half_width if isfinite(estimate.half_width) and estimate.n >= metrics.MIN_QUESTIONS else None
+
+
+def delta_cell(contrast: metrics.Contrast) -> Cell:
+    """The difference between correct and incorrect paths; no interval for fewer than four questions with both."""
+    delta = metrics.Estimate(contrast.delta, contrast.half_width, contrast.n_pairs)
+    return Cell(contrast.delta, half_width_shown(delta))
+
+
 def is_above(higher: metrics.Estimate, lower: metrics.Estimate) -> bool:
     """Whether the whole interval of `higher` is above that of `lower`."""
-    return higher.mean - lower.mean > higher.half_width + lower.half_width  # False where either is unknown
+    widths = half_width_shown(higher), half_width_shown(lower)
+    return None not in widths and higher.mean - lower.mean > higher.half_width + lower.half_width
 
 
 def format_estimate(estimate: metrics.Estimate) -> str:
     """A mean with the half-width of its interval, as in the tables."""
-    return format_cell(Cell(estimate.mean, estimate.half_width), "signed")
+    return format_cell(Cell(estimate.mean, half_width_shown(estimate)), "signed")
 
 
 def without_breaks(text: str) -> str:
@@ -86,6 +99,8 @@ def verdict(slices: Slices, objective: str) -> Verdict:
         _node_shares(best),
         *_selective_gain(slices, best),
     ]
+    if best.teacher != REWARD and all(rank.undecided == 1 for rank in ranks):
+        return Verdict(f"Inconclusive at every single decision of {_counted_teachers(ranks)}.", tuple(points), False)
     top = max(ranks, key=lambda rank: rank.weighted_cosine.mean if isfinite(rank.weighted_cosine.mean) else -2.0)
     if interval_sign(best.alignment) == 0 and interval_sign(top.weighted_cosine) > 0 and best.teacher != REWARD:
         headline = (
@@ -117,9 +132,14 @@ def _headline(slices: Slices, best: metrics.TeacherRank, others: Sequence[metric
         if others and all(interval_sign(other.alignment) < 0 for other in others):
             return "Distillation from every teacher points away from success."
         return f"Distillation from {best.teacher}{highest} points away from success."
-    if best.alignment.n < 2:
-        return "Inconclusive: one question is not enough."
+    if best.alignment.n < metrics.MIN_QUESTIONS:
+        n = best.alignment.n
+        return f"Inconclusive: {'one question is' if n == 1 else f'{n} questions are'} not enough."
     return f"Inconclusive: the alignment of {best.teacher}{highest} is not significantly different from zero."
+
+
+def _counted_teachers(ranks: Sequence[metrics.TeacherRank]) -> str:
+    return ranks[0].teacher if len(ranks) == 1 else f"all {len(ranks)} teachers"
 
 
 def _name(rank: metrics.TeacherRank) -> str:
@@ -129,8 +149,9 @@ def _name(rank: metrics.TeacherRank) -> str:
 def _alignment(best: metrics.TeacherRank) -> str:
     estimate = best.alignment
     value = f"The alignment of {_name(best)} is {format_estimate(estimate)}"
-    if estimate.n < 2:
-        return f"{value} on a single question, so there is no interval ({ALIGNMENT_SCALE})."
+    if estimate.n < metrics.MIN_QUESTIONS:
+        questions = "a single question" if estimate.n == 1 else f"{estimate.n} questions"
+        return f"{value} on {questions}, too few for an interval ({ALIGNMENT_SCALE})."
     includes_zero = "" if interval_sign(estimate) else " The interval includes zero."
     return f"{value}, mean and 95% interval over {estimate.n} questions ({ALIGNMENT_SCALE}).{includes_zero}"
 
@@ -158,6 +179,8 @@ def _runners_up(slices: Slices, best: metrics.TeacherRank, others: Sequence[metr
         if is_above(best.alignment, second.alignment)
         else "the intervals overlap, so the order of the two is inconclusive"
     )
+    if min(best.alignment.n, second.alignment.n) < metrics.MIN_QUESTIONS:
+        overlap = "there are too few questions to compare the two"
     if slices.questions(best.objective, best.teacher) != slices.questions(best.objective, second.teacher):
         difference = metrics.teacher_difference(
             slices.rows(best.objective), best.teacher, second.teacher, best.objective
@@ -178,8 +201,7 @@ def _by_outcome(slices: Slices, best: metrics.TeacherRank) -> list[str]:
     values = f"{_number(contrast.incorrect)} on incorrect rollouts, {_number(contrast.correct)} on correct ones"
     if contrast.test == metrics.NO_TEST:
         return [f"The alignment of {_name(best)} is {values}; there are too few questions for a test."]
-    delta = Cell(contrast.delta, contrast.half_width)
-    test = f"difference {format_cell(delta, 'signed')}, p = {_number(contrast.p_value, 'p')}"
+    test = f"difference {format_cell(delta_cell(contrast), 'signed')}, p = {_number(contrast.p_value, 'p')}"
     if contrast.p_value < SIGNIFICANCE_LEVEL:
         higher = "correct" if contrast.delta > 0 else "incorrect"
         return [f"The alignment of {_name(best)} is higher on {higher} rollouts: {values} ({test})."]

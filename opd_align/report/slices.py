@@ -6,27 +6,29 @@ single teacher. `Slices` caches both the filtered rows and the results.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, cached_property
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from opd_align.core import metrics
+from opd_align.core.decision import Decision, decide
 from opd_align.types import REWARD
 
 
 class Slices:
     """Cached subsets and metrics of a node table.
 
-    Methods (all cached): `rows(objective, teacher=None)`, `ranks(objective)`, `contrasts(objective, teacher=None)` and
-    `correlations(objective)`.
+    Methods (all cached): `rows(objective, teacher=None)`, `ranks(objective)`, `contrasts(objective, teacher=None)`,
+    `correlations(objective)`; and `decision`, the recommendation.
 
     Args:
         nodes: `Analysis.nodes`, one row per question, path, depth, teacher and objective.
+        n_analyzed: Number of questions that were analyzed, see `core.decision.decide`.
     """
 
-    def __init__(self, nodes: pa.Table) -> None:
-        self.nodes = nodes
+    def __init__(self, nodes: pa.Table, *, n_analyzed: int | None = None) -> None:
+        self.nodes, self._n_analyzed = nodes, n_analyzed
         pairs = nodes.unify_dictionaries().group_by(["objective", "teacher"]).aggregate([]).to_pylist()
         self._pairs = sorted((pair["objective"], pair["teacher"]) for pair in pairs)
         self.objectives = {objective for objective, _ in self._pairs}
@@ -34,6 +36,11 @@ class Slices:
         self.ranks = cache(self._ranks)
         self.contrasts = cache(self._contrasts)
         self.correlations = cache(self._correlations)
+
+    @cached_property
+    def decision(self) -> Decision:
+        """Which teacher and objective to use."""
+        return decide(self.nodes, n_analyzed=self._n_analyzed)
 
     def teachers(self, objective: str) -> list[str]:
         """The teachers of an objective, sorted by name; teachers without any node are not included."""

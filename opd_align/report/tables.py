@@ -16,6 +16,8 @@ from rich.text import Text
 from opd_align.core import metrics
 from opd_align.core.engine import Analysis
 from opd_align.core.metric_registry import FILTER_QUANTILE
+from opd_align.report.prose import delta_cell, half_width_shown
+from opd_align.report.recommendation import decision_tables
 from opd_align.report.slices import Slices
 from opd_align.report.table_format import Cell, Column, Table, file_name, row, to_csv, to_latex, to_markdown, to_rich
 from opd_align.runs.filesystem import AnyPath, PathLike, as_path, error_reason, write_output
@@ -115,7 +117,7 @@ def contrast_table(slices: Slices, objective: str) -> Table:
     )  # fmt: skip
     rows = [
         row(
-            _label(contrast.metric), contrast.correct, contrast.incorrect, Cell(contrast.delta, contrast.half_width),
+            _label(contrast.metric), contrast.correct, contrast.incorrect, delta_cell(contrast),
             contrast.p_value, contrast.test,
         )
         for contrast in slices.contrasts(objective)
@@ -138,7 +140,7 @@ def delta_table(slices: Slices, objective: str) -> Table:
     rows = [
         row(
             contrast.teacher, _label(contrast.metric), contrast.correct, contrast.incorrect,
-            Cell(contrast.delta, contrast.half_width), contrast.p_value, contrast.n_pairs,
+            delta_cell(contrast), contrast.p_value, contrast.n_pairs,
         )
         for teacher in slices.teachers(objective)
         for contrast in slices.contrasts(objective, teacher)
@@ -236,9 +238,9 @@ def report_tables(analysis: Analysis, *, every_objective: bool = False, slices: 
         every_objective: Make `TEACHER_TABLES` for every objective that follows a teacher, not only for the first.
         slices: The nodes of the analysis, if the caller already has them; None builds them.
     """
-    slices = slices or Slices(analysis.nodes)
+    slices = slices or Slices(analysis.nodes, n_analyzed=analysis.questions.num_rows)
     from_teacher, from_reward = objective_names(analysis)
-    result = [question_table(analysis.questions)]
+    result = [question_table(analysis.questions), *decision_tables(slices.decision)]
     for objective in (*from_teacher, *from_reward):
         result += [make_table(slices, objective) for make_table in OBJECTIVE_TABLES]
     for objective in from_teacher if every_objective else from_teacher[:1]:
@@ -353,15 +355,15 @@ def _compare_deltas(objective: str, slices: Mapping[str, Slices], ranks: _Ranks)
     for teacher in dict.fromkeys(name for by_teacher in ranks.values() for name in by_teacher):
         for run in (run for run in ranks if teacher in ranks[run]):
             contrast = slices[run].contrasts(objective, teacher)[0]
-            delta = Cell(contrast.delta, contrast.half_width)
+            delta = delta_cell(contrast)
             rows.append(row(teacher, run, contrast.correct, contrast.incorrect, delta, contrast.p_value))
     title = f"Mean alignment on correct and incorrect rollouts by run ({objective})"
     return Table(f"compare-delta-{objective}", title, columns, tuple(rows), grouped=True)
 
 
 def estimate_cell(estimate: metrics.Estimate) -> Cell:
-    """A mean and the half-width of its interval as a cell."""
-    return Cell(estimate.mean, estimate.half_width)
+    """A mean and the half-width of its interval as a cell; no interval for fewer than four questions."""
+    return Cell(estimate.mean, half_width_shown(estimate))
 
 
 def _label(name: str) -> str:

@@ -30,11 +30,13 @@ class TokenView:
         metadata: What the view needs before a path is opened; its paths refer to packs by index.
         packs: Packed paths, see `token_pack`.
         left_out: Number of paths that exceeded the size limit.
+        texts: Text of each token.
     """
 
     metadata: dict[str, Any]
     packs: list[str]
     left_out: int
+    texts: Mapping[int, str]
 
 
 def token_view(analysis: Analysis, max_bytes: int) -> TokenView:
@@ -56,7 +58,7 @@ def token_view(analysis: Analysis, max_bytes: int) -> TokenView:
         "token_texts": token_texts,
         "questions": _questions(analysis.questions.to_pylist(), paths),
     }
-    return TokenView(metadata, [path.data for path in paths], left_out)
+    return TokenView(metadata, [path.data for path in paths], left_out, analysis.texts)
 
 
 def finite(value: float | None) -> float | None:

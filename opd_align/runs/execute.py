@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from opd_align.core.collect import Progress
 from opd_align.core.engine import (
@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 Group = Sequence[Question]
 """Questions that are analyzed together: the unit of work."""
+GroupCache = dict[tuple[str, ...], Sequence[QuestionResult]]
+"""Results of groups by the ids of their questions."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,31 @@ class LocalExecutor:
         return GroupResults(results, Usage(cached.tokens, time.monotonic() - start))
 
 
+@dataclass(frozen=True)
+class CachingExecutor:
+    """Analyzes only the groups that it has not analyzed before.
+
+    Args:
+        inner: Where the work is done.
+        done: Results by group, used and added to.
+    """
+
+    inner: Executor
+    done: GroupCache
+
+    def on_main_process(self, function: Callable[[], T]) -> T:
+        """Calls the function where `inner` does."""
+        return self.inner.on_main_process(function)
+
+    def analyze_groups(self, path: AnyPath, groups: Sequence[Group]) -> GroupResults:
+        """Analyzes the groups that are new, and returns the results of all."""
+        keys = [tuple(question.id for question in group) for group in groups]
+        new = [(key, group) for key, group in zip(keys, groups, strict=True) if key not in self.done]
+        found = self.inner.analyze_groups(path, [group for _, group in new])
+        self.done.update(zip([key for key, _ in new], found.results, strict=True))
+        return GroupResults([self.done[key] for key in keys], found.usage)
+
+
 def analyze_into(
     path: PathLike,
     student: Student,
@@ -136,6 +163,8 @@ def analyze_into(
     on_progress: Callable[[Progress], None] | None = None,
     workers: int = 1,
     reuse: PathLike | None = None,
+    extend: bool = False,
+    done: GroupCache | None = None,
 ) -> Analysis:
     """Like `analyze`, in a run directory, which is new or resumed. Rollouts that are on disk are not sampled again.
 
@@ -150,11 +179,23 @@ def analyze_into(
         workers: How many groups of questions are analyzed at the same time, in threads.
         reuse: Another run directory, whose rollouts are reused where the same batch is needed: another estimator or
             objective needs no sampling. `None`: no reuse.
+        extend: Whether the directory may contain the same run on fewer questions, the first of these; it is extended.
+        done: Results of earlier calls with the same models and settings, which are used and added to: their groups of
+            questions are not analyzed again. `None`: all are analyzed.
 
     `Budget.seconds` counts from the start of each session: a resumed run gets the full time again.
     """
     settings, questions = settings or Settings(), list(questions)
     check_inputs(teachers, questions, settings)
     manifest = describe(student, teachers, questions, grader, settings)
-    executor = LocalExecutor(student, teachers, grader, settings, reuse, workers, on_progress)
-    return execute_run(executor, lambda: RunDirectory(path, manifest, reuse=reuse), questions, settings)[0]
+    executor: Executor = LocalExecutor(student, teachers, grader, settings, reuse, workers, on_progress)
+    if done is not None:
+        executor = CachingExecutor(executor, done)
+
+    def of_first(n: int) -> dict[str, Any]:
+        return describe(student, teachers, questions[:n], grader, settings)
+
+    def open_directory() -> RunDirectory:
+        return RunDirectory(path, manifest, reuse=reuse, shorter=of_first if extend else None)
+
+    return execute_run(executor, open_directory, questions, settings)[0]

@@ -4,7 +4,8 @@
                         the digests of the files of its result
     rollouts/*.parquet  one shard per batch, named after the content keys of its rollouts
     nodes.parquet, children.parquet, questions.parquet, tokens.parquet      the analysis
-    summary.json        its main numbers; written last, so it marks the run as finished
+    summary.json        its main numbers and the recommendation; written last, so it marks the run as finished
+    provenance.json     student, task and teachers in words, for the report; not part of the result
     spent.json          tokens and time used; not part of the result
 
 The directory may be on a local disk, a shared disk or in an object store (`as_path`). An object store has no locks:
@@ -27,7 +28,7 @@ import json
 import os
 import socket
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -35,6 +36,7 @@ from typing import Any
 import pyarrow as pa
 
 from opd_align.core import alignment, metric_registry
+from opd_align.core.decision import decide
 from opd_align.core.engine import Analysis, dictionary_encoded
 from opd_align.runs.filesystem import (
     TEMPORARY_SUFFIX,
@@ -48,7 +50,14 @@ from opd_align.runs.filesystem import (
     sync_folder,
     write_atomic,
 )
-from opd_align.runs.manifest import check_same_run, manifest_bytes, read_manifest, settings_from_manifest, versions
+from opd_align.runs.manifest import (
+    RunMismatch,
+    check_same_run,
+    manifest_bytes,
+    read_manifest,
+    settings_from_manifest,
+    versions,
+)
 from opd_align.runs.manifest_check import content_digest
 from opd_align.runs.rollout_store import (
     ROLLOUTS,
@@ -108,10 +117,19 @@ class RunDirectory:
             run is resumed; one with another manifest is rejected with `RunMismatch`.
         manifest: What the run is, as returned by `describe`.
         reuse: Another run directory, whose rollouts are reused where the same batch is needed. `None`: no reuse.
+        shorter: The manifest of the same run on its first n questions. A stored run that is one of these is extended:
+            its rollouts stay, its result is replaced. `None`: such a run is rejected like any other.
     """
 
-    def __init__(self, path: PathLike, manifest: Mapping[str, Any], *, reuse: PathLike | None = None) -> None:
-        self.path, self.manifest = as_path(path), manifest
+    def __init__(
+        self,
+        path: PathLike,
+        manifest: Mapping[str, Any],
+        *,
+        reuse: PathLike | None = None,
+        shorter: Callable[[int], Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.path, self.manifest, self._shorter = as_path(path), manifest, shorter
         self.store = RolloutStore(self.path, reuse=reuse)
         try:
             fresh = _is_fresh(self.path)
@@ -153,7 +171,9 @@ class RunDirectory:
                 spent = json.dumps(asdict(Usage.load(self.path) + usage))
                 write_atomic(self.path / SPENT, f"{spent}\n".encode())
         texts = pa.table([list(analysis.texts), list(analysis.texts.values())], schema=TOKENS_SCHEMA)
-        summary = json.dumps(metric_registry.summary(analysis), indent=1, sort_keys=True) + "\n"
+        decision = decide(analysis.nodes, n_analyzed=analysis.questions.num_rows).as_json()
+        values = {**metric_registry.summary(analysis), "decision": decision}
+        summary = json.dumps(values, indent=1, sort_keys=True) + "\n"
         self.write_results(
             {
                 QUESTIONS: table_bytes(analysis.questions),
@@ -224,6 +244,10 @@ class RunDirectory:
             stored = read_manifest(self.path / MANIFEST)
             if stored is not None and not has_results(self.path):
                 stored = None  # nothing is finished yet, so the manifest may be replaced
+            if stored is not None and self._extends(stored):
+                (self.path / SUMMARY).unlink(missing_ok=True)  # the result is that of fewer questions
+                self._write_manifest(stored["made_with"], {})
+                stored = read_manifest(self.path / MANIFEST)
             if stored is not None:
                 check_same_run(self.path, stored, manifest)
             made_with = (stored or manifest).get("made_with", [])
@@ -232,6 +256,17 @@ class RunDirectory:
                 self._write_manifest(made_with, (stored or {}).get("results", {}))
             if fresh and not isinstance(self.path, RemotePath):
                 sync_folder(self.path.absolute().parent)
+
+    def _extends(self, stored: Mapping[str, Any]) -> bool:
+        """Whether this run is the stored one with more questions after its last."""
+        n = len(stored.get("questions", ()))
+        if self._shorter is None or not 0 < n < len(self.manifest["questions"]):
+            return False
+        try:
+            check_same_run(self.path, stored, self._shorter(n))
+        except RunMismatch:
+            return False
+        return True
 
     def _made_with(self) -> Sequence[Mapping[str, str]]:
         """The versions that made this run; raises `RunMismatch` if the directory contains another run by now."""

@@ -304,9 +304,12 @@ class Study:
         return ContextPrompt(self._chat(spec.model or self.config.student), self.task, spec.context)
 
     def collect_demonstrations(
-        self, path: AnyPath, on_progress: Callable[[str, int, int], None] | None = None
+        self, path: AnyPath, on_progress: Callable[[str, int, int], None] | None = None, *, extend: bool = False
     ) -> dict[str, list[Demonstration]]:
-        """What the contexts need: from the screening that selected the questions, or sampled into `path`."""
+        """What the contexts need: from the screening that selected the questions, or sampled into `path`.
+
+        With `extend`, `path` may have those of the first questions already.
+        """
         if not any(context.correct + context.wrong for context in self.contexts):
             return {}
         questions = self.usable_questions
@@ -317,7 +320,11 @@ class Study:
                 as_path(self.config.questions.screening), manifest
             ) and not missing_demonstrations(questions, self.contexts, screened):
                 return screened
-        with RunDirectory(path, manifest) as run:
+
+        def of_first(n: int) -> dict[str, Any]:
+            return demonstrations_manifest(self.writers, self.contexts, questions[:n])
+
+        with RunDirectory(path, manifest, shorter=of_first if extend else None) as run:
             return collect_demonstrations(
                 recorded_writers(run, self.writers), self.contexts, questions, on_progress=on_progress
             )
@@ -350,17 +357,20 @@ class Study:
                 reasons[name] = "; ".join(f"{teacher}: {reason}" for teacher, reason in by_teacher.items())
         return reasons
 
-    def prepare(self, path: AnyPath, on_phase: Callable[[str, int, int], None] | None = None) -> PreparedStudy:
+    def prepare(
+        self, path: AnyPath, on_phase: Callable[[str, int, int], None] | None = None, *, extend: bool = False
+    ) -> PreparedStudy:
         """Collects demonstrations into the run directory and selects the questions that can be compared.
 
-        A directory of another run is rejected first, as far as that is known without loading a model.
+        A directory of another run is rejected first, as far as that is known without loading a model. With `extend`,
+        it may contain the same run on the first questions.
         """
         stored = read_manifest(path / MANIFEST)
         if stored is not None and stored.get("kind") == "analysis" and has_results(path):
             check_same_run_early(
                 path, stored, self.known_manifest, settings=self.config.settings(), questions=self.usable_questions
             )
-        demonstrations = self.collect_demonstrations(path / DEMONSTRATIONS, on_phase)
+        demonstrations = self.collect_demonstrations(path / DEMONSTRATIONS, on_phase, extend=extend)
         unavailable = self.unavailable_teachers(demonstrations)
         skipped = self._skipped(unavailable)
         questions = [question for question in self.usable_questions if question.id not in skipped]
@@ -387,12 +397,25 @@ class Study:
         """Collects demonstrations, then analyzes, both in a run directory, which is new or resumed.
 
         Questions that cannot be compared are skipped with a warning. `options` are those of `analyze_into`, and
-        `on_phase`, which is called with the progress of preparation.
+        `on_phase`, which is called with the progress of preparation, and `on_prepared`, called with its result.
         """
-        prepared = self.prepare(as_path(path), options.pop("on_phase", None))
+        on_prepared = options.pop("on_prepared", None)
+        extend = bool(options.get("extend"))
+        prepared = self.prepare(as_path(path), options.pop("on_phase", None), extend=extend)
         prepared.warn()
+        if on_prepared:
+            on_prepared(prepared)
         teachers, settings = self.teachers(prepared.demonstrations), self.config.settings()
         return analyze_into(path, self.student, teachers, prepared.questions, self.grader, settings=settings, **options)
+
+    def limited(self, n: int) -> Study:
+        """The same study on its first `n` questions, with the models that are loaded already."""
+        stage = replace(self, config=replace(self.config, questions=replace(self.config.questions, limit=n)))
+        shared = ("_made", "task", "teacher_specs", "chat", "student_prompt", "student", "writers")
+        self.__dict__.setdefault("_made", {})
+        stage.__dict__.update({name: self.__dict__[name] for name in shared if name in self.__dict__})
+        stage.__dict__["questions"] = self.questions[:n]
+        return stage
 
     def _chat(self, model: ModelConfig) -> Chat:
         if model.thinking is not None or model is self.config.student:

@@ -27,6 +27,8 @@ from opd_align.types import OpdAlignError, SampleRequest
 
 ROLLOUTS_PER_QUESTION = 16
 """Rollouts per question that are sampled to measure length and speed."""
+TIMED_ROLLOUTS = 8
+"""Rollouts that are sampled before every analysis, to say how long it will take."""
 MIN_TIMED_FRACTION = 0.95
 """Fraction of a run's tokens that must have been timed for its speed to be used."""
 
@@ -137,22 +139,40 @@ def planned(budget: Budget, questions: int, teachers: int, measured: Measured, *
     )
 
 
-def measure(study: Study, questions: int = 2) -> Measured:
+def measure(study: Study, questions: int = 2, *, rollouts: int = ROLLOUTS_PER_QUESTION) -> Measured:
     """Samples a few rollouts of the student: once to warm up, then timed."""
     no_prefix = np.empty(0, np.uint32)
     study.student.sample([SampleRequest(study.usable_questions[0], no_prefix, 2)])
-    requests = [
-        SampleRequest(question, no_prefix, ROLLOUTS_PER_QUESTION) for question in study.usable_questions[:questions]
-    ]
+    requests = [SampleRequest(question, no_prefix, rollouts) for question in study.usable_questions[:questions]]
     start = time.perf_counter()
-    rollouts = study.student.sample(requests)
+    sampled = study.student.sample(requests)
     seconds = time.perf_counter() - start
-    if not len(rollouts):
-        reason = rollouts.failures[0].reason if rollouts.failures else "the student returned no rollouts"
+    if not len(sampled):
+        reason = sampled.failures[0].reason if sampled.failures else "the student returned no rollouts"
         raise OpdAlignError(
-            f"none of {ROLLOUTS_PER_QUESTION * len(requests)} rollouts succeeded, so no estimate is possible: {reason}"
+            f"none of {rollouts * len(requests)} rollouts succeeded, so no estimate is possible: {reason}"
         )
-    return Measured(float(rollouts.length_R.mean()), len(rollouts.tokens) / seconds)
+    return Measured(float(sampled.length_R.mean()), len(sampled.tokens) / seconds)
+
+
+def expected_duration(study: Study, n_questions: int, most: int) -> str:
+    """How long an analysis will take, in a sentence, from a few timed rollouts.
+
+    Args:
+        study: The study.
+        n_questions: Number of questions that are analyzed for certain.
+        most: Number of questions that may be analyzed.
+    """
+    measured = measure(study, 1, rollouts=TIMED_ROLLOUTS)
+    budget = study.config.budget
+    futures = any(objective.signal == "future" for objective in study.config.settings().objectives)
+    seconds = planned(budget, 1, len(study.teacher_specs), measured, futures=futures).seconds
+    more = f", and {_duration(seconds)} for each further one, up to {most:,}" if most > n_questions else ""
+    return (
+        f"Expected: at most about {_duration(n_questions * seconds)} for {n_questions:,} questions{more} "
+        f"({measured.tokens_per_second:,.0f} tokens/s and {measured.length:,.0f} tokens per completion, measured on "
+        f"{TIMED_ROLLOUTS} rollouts; scoring and demonstrations come in addition)."
+    )
 
 
 def calibrated(run: PathLike, tokens_per_second: float | None = None) -> Measured:

@@ -121,6 +121,7 @@ def analyze_with_ray(
     reuse: PathLike | None = None,
     on_phase: Callable[[str, int, int], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    on_prepared: Callable[[PreparedStudy], None] | None = None,
 ) -> Analysis:
     """Like `study.analyze`, on the actors of a Ray cluster."""
     study.check()
@@ -136,6 +137,8 @@ def analyze_with_ray(
         try:
             prepared, manifest = executor.prepare()
             prepared.warn()
+            if on_prepared:
+                on_prepared(prepared)
             return execute_run(
                 executor, lambda: RunDirectory(run_path, manifest, reuse=reuse_path), prepared.questions, settings
             )[0]

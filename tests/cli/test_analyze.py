@@ -21,6 +21,7 @@ import pytest
 from opd_align.backends.loading import load_model, weight_bytes
 from opd_align.cli.main import main
 from opd_align.core.engine import Analysis
+from opd_align.report.provenance import Provenance
 from opd_align.runs.filesystem import as_path
 from opd_align.runs.run_directory import RunDirectory, Usage
 from opd_align.settings import Budget
@@ -53,6 +54,27 @@ def test_the_default_run_writes_tables_and_a_report(run, analysis):
     assert (run / "report.html").stat().st_size > 10_000
     assert "Self-1C1W" in (run / "tables" / "tables.md").read_text(encoding="utf-8")
     assert "Answer" in "".join(analysis.texts.values())
+
+
+def test_the_run_says_where_it_comes_from(run, analysis):
+    made = Provenance.load(run)
+    assert made.facts["student"] == "embedded:student (hf)"
+    assert made.facts["task"].startswith("arithmetic: 2 questions")
+    meanings = {note.name: note.meaning for note in made.teachers}
+    assert meanings == {
+        "Self-1C": "the student itself, reading 1 correct response to the same question (the student's own)",
+        "Self-1C1W": "the student itself, reading 1 correct response and 1 wrong response to the same question (the "
+        "student's own)",
+        "Teacher": "embedded:teacher (hf), with the student's prompt",
+    }
+    for question in analysis.questions.to_pylist():
+        prompts = made.prompts[question["question"]]
+        assert all(question["text"] in text for text in prompts.values())
+        assert prompts["Teacher"] == prompts[""] != prompts["Self-1C"]
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert "Where this comes from" in page
+    assert "reading 1 correct response and 1 wrong response" in page
+    assert json.loads((run / "summary.json").read_text())["decision"]["outcome"] == "too_few_questions"
 
 
 def forks(analysis: Analysis) -> dict[frozenset[str], list[float]]:

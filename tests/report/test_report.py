@@ -13,19 +13,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from support.html_elements import Elements
 
 from opd_align import metrics
 from opd_align.core.engine import Analysis
-from opd_align.core.objectives import DrGRPO, ReverseKL
+from opd_align.core.objectives import DrGRPO, ForwardKL, ReverseKL
 from opd_align.report import html
 from opd_align.report.html import report_html, write_report
 from opd_align.report.page import script_json
 from opd_align.report.prose import interval_sign, verdict
+from opd_align.report.recommendation import recommendation
 from opd_align.report.slices import Slices
 from opd_align.report.table_format import format_cell
-from opd_align.report.tables import estimate_cell
+from opd_align.report.tables import estimate_cell, report_tables
 from opd_align.report.token_pack import MAX_CHILDREN, pack, pack_paths, unpack
 from opd_align.types import OpdAlignError
 
@@ -223,8 +225,15 @@ def test_write_report_names_a_path_that_cannot_be_written(analysis: Analysis, tm
 # -- verdict sentences ----------------------------------------------------------------------------------------
 
 
-def test_headline_names_the_highest_ranked_teacher(analysis: Analysis, page: str) -> None:
-    best, second, last = metrics.teacher_ranking(analysis.nodes, "reverse_kl")
+@pytest.fixture(scope="module")
+def with_intervals() -> Analysis:
+    """Enough questions for intervals and probabilities."""
+    return made_analysis(6, length=60, objectives=(ReverseKL(), ForwardKL(), DrGRPO()))
+
+
+def test_headline_names_the_highest_ranked_teacher(with_intervals: Analysis) -> None:
+    page = report_html(with_intervals)
+    best, second, last = metrics.teacher_ranking(with_intervals.nodes, "reverse_kl")
     assert interval_sign(best.alignment) == 1
     elements = Elements(page)
     assert f"Distillation from {best.teacher} points toward success" in elements.inside["headline"]
@@ -248,13 +257,54 @@ def test_one_question_is_inconclusive() -> None:
     assert not result.decided
 
 
-def test_headline_if_all_teachers_point_away_from_success(analysis: Analysis) -> None:
-    flipped = analysis.nodes.to_pylist()
-    for row in flipped:
-        row["alignment"] = -abs(row["alignment"])
-    import pyarrow as pa
+@pytest.mark.parametrize("n", [2, 3])
+def test_fewer_than_four_questions_have_no_intervals_and_no_recommendation(n: int) -> None:
+    made = made_analysis(n, length=40, objectives=(ReverseKL(), DrGRPO()))
+    page = report_html(made)
+    data = overview(page)
+    assert Elements(page).inside["recommendation"].startswith(f"No recommendation: only {n} questions")
+    assert data["objectives"][0]["verdict"]["headline"] == f"Inconclusive: {n} questions are not enough."
+    shown = [
+        *data["objectives"][0]["verdict"]["points"],
+        *(str(table.formatted_rows()) for table in report_tables(made)),
+    ]
+    assert len(shown) > 6
+    assert not [text for text in shown if "±" in text]
+    assert all(one["alignment"]["half_width"] is None for one in data["objectives"][0]["teachers"])
 
-    result = verdict(Slices(pa.Table.from_pylist(flipped, schema=analysis.nodes.schema)), "reverse_kl")
+
+def changed(analysis: Analysis, **columns: Any) -> Analysis:
+    """The analysis with columns of its nodes computed from the row."""
+    rows = [row | {name: value(row) for name, value in columns.items()} for row in analysis.nodes.to_pylist()]
+    return replace(analysis, nodes=pa.Table.from_pylist(rows, schema=analysis.nodes.schema))
+
+
+def test_headline_claims_nothing_if_every_decision_is_undecided(with_intervals: Analysis) -> None:
+    made = changed(with_intervals, alignment=lambda row: abs(row["alignment"]), verdict=lambda row: "undecided")
+    result = verdict(Slices(made.nodes), "reverse_kl")
+    assert result.headline == "Inconclusive at every single decision of all 3 teachers."
+    assert not result.decided
+
+
+def test_the_recommendation_is_the_first_line_and_its_tables_are_on_the_page(with_intervals: Analysis) -> None:
+    good, bad = "Qwen3-8B", "Self-1C"
+    factor = {good: 1.0, bad: -1.0}
+    made = changed(with_intervals, alignment=lambda row: factor.get(row["teacher"], 0.3) * abs(row["alignment"]))
+    decision = Slices(made.nodes).decision
+    page = Elements(report_html(made))
+    first_line = page.inside["recommendation"].strip()
+    assert first_line == recommendation(decision)
+    assert first_line.startswith(f"Use {good} with ")
+    assert f"Harmful: {bad} with " in first_line
+    names = [table.name for table in report_tables(made)]
+    assert names[:4] == ["questions", "decision", "teacher-by-objective", "pairwise"]
+    assert "Teacher × loss" in page.inside["h3"]
+
+
+def test_headline_if_all_teachers_point_away_from_success(with_intervals: Analysis) -> None:
+    made = changed(with_intervals, alignment=lambda row: -abs(row["alignment"]))
+    assert Slices(made.nodes).decision.outcome == "no_teacher_helps"
+    result = verdict(Slices(made.nodes), "reverse_kl")
     assert result.headline == "Distillation from every teacher points away from success."
     assert result.decided
 

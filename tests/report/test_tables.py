@@ -47,7 +47,7 @@ SMALL = Table(
 
 @pytest.fixture(scope="module")
 def analysis() -> Analysis:
-    return made_analysis(3, length=40, objectives=(ReverseKL(), DrGRPO()))
+    return made_analysis(4, length=40, objectives=(ReverseKL(), DrGRPO()))
 
 
 def printed(table: object) -> str:
@@ -230,7 +230,7 @@ def test_analysis_without_nodes(analysis: Analysis) -> None:
 
 
 def test_compare_runs(analysis: Analysis) -> None:
-    other = made_analysis(2, length=40, teachers=("Qwen3-8B", "new"))
+    other = made_analysis(4, length=40, teachers=("Qwen3-8B", "new"))
     found = {table.name: table for table in compare({"one": analysis, "two": other})}
     assert [line[0].value for line in found["runs"].rows] == ["one", "two"]
     ranking = found["compare-ranking-reverse_kl"]

@@ -23,6 +23,7 @@ import pytest
 from opd_align.backends.exact import EOS, ExactFamily
 from opd_align.cli.main import main
 from opd_align.core.alignment import SCHEMA, pairs_of, teachers_of
+from opd_align.core.decision import decide
 from opd_align.core.engine import Analysis, analyze
 from opd_align.core.objectives import OBJECTIVES, DrGRPO, GeneralisedJSD, ReverseKL, unified_update
 from opd_align.runs import filesystem, rollout_store
@@ -181,6 +182,8 @@ def test_the_files_are_plain_parquet_and_json(finished: Path, plain: Analysis, f
     batch = Rollouts.of([row["tokens"] for row in own], truncated=[row["finish"] == 1 for row in own])
     assert world.grade(Question("world-1"), batch).tolist() == [row["outcome"] for row in own]
     summary = json.loads((finished / "summary.json").read_text())
+    loaded = RunDirectory.load(finished)
+    assert summary["decision"] == decide(loaded.nodes, n_analyzed=loaded.questions.num_rows).as_json()
     tilted, style = (summary[f"opd_align/{teacher}/reverse_kl/alignment/mean"] for teacher in ("tilted", "style"))
     assert tilted > style
     nodes = pq.read_table(finished / "nodes.parquet")

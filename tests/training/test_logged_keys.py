@@ -54,6 +54,7 @@ def test_the_callback_logs_exactly_the_registered_metrics(tmp_path: Any, monkeyp
     history = {key for line in lines for key in line["metrics"]}
     assert registered_keys(log) <= registered_keys(history) == expected_keys(gate=False, place="log")
     summary = json.loads((callback.folder / lines[0]["run"] / "summary.json").read_text())
+    assert summary.pop("decision")["headline"] == "alignment/weighted"
     assert registered_keys(summary) == expected_keys(gate=False, place="summary.json")
     media = {key.removeprefix("train/") for row in wandb_rows for key in row if key.startswith("train/opd_align/")}
     assert registered_keys(media) == expected_keys(gate=False, place="W&B")

@@ -13,6 +13,7 @@ from opd_align import metrics
 from opd_align.core.engine import Analysis
 from opd_align.core.objectives import ForwardKL, ReverseKL
 from opd_align.report.html import write_report
+from opd_align.report.provenance import Provenance, TeacherNote
 from opd_align.report.table_format import format_cell
 from opd_align.report.tables import estimate_cell
 
@@ -218,3 +219,48 @@ def test_a_path_of_30000_tokens(opened: Any, tmp_path: Path) -> None:
     )
     assert page.inner_text("#text").replace("↵", "").split()[:6] == words.split()[:6]
     assert made.noise == []
+
+
+def test_a_highlight_opens_its_place_in_the_token_view(opened: Any, file: Path, analysis: Analysis) -> None:
+    made = opened(file)
+    page = made.page
+    listed = page.evaluate("teacher().highlights.best")
+    number, decision = next((at, one) for at, one in enumerate(listed) if one["question"] > 0)
+    page.locator("#best button").nth(number).click()
+    page.wait_for_selector(f"#text[data-ready='{decision['question']}/{decision['path']}']")
+    assert selected_depth(page) == decision["depth"]
+    assert f"token {decision['depth'] + 1} of 150" in page.inner_text("#card")
+    assert page.locator("#by-position tbody tr").count() == 3
+    assert made.noise == []
+
+
+def test_no_filter_curve_is_above_the_oracle_and_bands_are_drawn(opened: Any, file: Path) -> None:
+    page = opened(file).page
+    curves = page.evaluate("Object.fromEntries(teacher().curves.map(({ name, points }) => [name, points]))")
+    for name in ("kl", "js"):
+        pairs = list(zip(curves[name], curves["oracle"], strict=True))
+        assert len(pairs) == 7
+        assert all(point["signal"] <= best["signal"] + 1e-12 for point, best in pairs)
+    assert page.locator("#selective-curves .band").count() == 2
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_the_decision_fits_the_page_and_prompts_follow_the_teacher(opened: Any, tmp_path: Path, width: int) -> None:
+    made = made_analysis(4, length=40, teachers=TEACHERS, objectives=(ReverseKL(), ForwardKL()))
+    prompts = {"question-0": {"": "the student's prompt", "Self-1C": "a prompt with a demonstration"}}
+    notes = (TeacherNote("Self-1C", "the student itself, reading 1 correct response"),)
+    source = Provenance({"student": "embedded:student"}, notes, prompts)
+    page = opened(
+        write_report(made, tmp_path / "report.html", provenance=source), viewport={"width": width, "height": 900}
+    ).page
+    page.wait_for_selector("#text[data-ready]")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.locator("#decision table").count() == 3
+    assert "reading 1 correct response" in page.inner_text("#provenance")
+    page.select_option("#teacher", label="Self-1C")
+    assert page.text_content("#prompt-text") == "a prompt with a demonstration"
+    page.select_option("#teacher", label="Qwen3-8B")
+    assert page.text_content("#prompt-title") == "What the student read for this question"
+    page.select_option("#question", "1")
+    page.wait_for_selector("#text[data-ready='1/0']")
+    assert page.locator("#prompt").is_hidden()

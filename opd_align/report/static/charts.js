@@ -63,21 +63,18 @@ function drawContrast(teachers, selected, onSelect) {
   drawing.append(...rows);
 }
 
-// Signal against the share of decisions kept, from all on the left to few on the right.
+// Signal against the share of decisions kept, from all on the left to few on the right; bands are 95% intervals.
 function drawSelectiveCurves(teacher) {
   if (!teacher) return showMessage("selective-curves", "There are no decisions to compare.");
   const { drawing, width, height } = chart("selective-curves", 250, "Signal of selective distillation");
-  const lines = [
-    { name: "oracle", colour: "var(--ink)", points: teacher.oracle.map((row) => [row.kept, row.signal]) },
-    { name: "cross-fitted", colour: "var(--ink)", dash: "5 4", points: teacher.oracle.map((row) => [row.kept, row.cross_fitted]) },
-    ...Object.entries(teacher.filters).map(([divergence, rows], index) => ({
-      name: `${divergence.toUpperCase()} filter`, colour: "var(--open)", dash: index ? "2 3" : "", points: rows.map((row) => [row.kept, row.signal]),
-    })),
-  ].map((line) => ({ ...line, points: line.points.filter(([kept, signal]) => kept != null && signal != null && kept > 0).sort((a, b) => b[0] - a[0]) }))
-    .filter((line) => line.points.length);
+  const styles = { oracle: { colour: "var(--ink)" }, "cross-fitted": { colour: "var(--ink)", dash: "5 4", band: true } };
+  const lines = teacher.curves.filter(({ points }) => points.length).map(({ name, points }, index) => ({
+    name: styles[name] ? name : `${name.toUpperCase()} filter`, colour: "var(--help)", dash: index > 2 ? "2 3" : "", band: index === 2, ...styles[name],
+    points: points.map(({ kept, signal, low, high }) => [kept, signal, low, high]),
+  }));
   if (!lines.length) return showMessage("selective-curves", "There are too few decisions.");
   const left = 44, right = width - 104, top = 10, bottom = height - 40;
-  const domain = extent(lines.flatMap((line) => line.points.map((point) => point[1])), 0);
+  const domain = extent(lines.flatMap((line) => line.points.flatMap((point) => line.band ? point.slice(1) : [point[1]])), 0);
   const x = scale([1, 0], left, right), y = scale(domain, bottom, top);
   for (const tick of ticks(...domain, 4)) {
     drawing.append(svg("line", { x1: left, x2: right, y1: y(tick), y2: y(tick), class: tick === 0 ? "zero" : "axis" }));
@@ -86,10 +83,18 @@ function drawSelectiveCurves(teacher) {
   for (const tick of [1, 0.75, 0.5, 0.25, 0]) drawing.append(text(x(tick), bottom + 14, `${100 * tick}`, small("middle")));
   drawing.append(text((left + right) / 2, bottom + 31, "decisions kept (%)", small("middle")));
   const labels = [];
+  for (const { colour, band, points } of lines) {
+    if (!band || points.some(([, , low]) => low == null)) continue;
+    const corners = [...points.map(([kept, , , high]) => [kept, high]), ...points.map(([kept, , low]) => [kept, low]).reverse()];
+    drawing.append(svg("path", { d: `${corners.map(([kept, value], index) => `${index ? "L" : "M"}${x(kept).toFixed(1)} ${y(value).toFixed(1)}`).join("")}Z`, fill: colour, opacity: 0.1, class: "band" }));
+  }
   for (const { name, colour, dash, points } of lines) {
     const d = points.map(([kept, signal], index) => `${index ? "L" : "M"}${x(kept).toFixed(1)} ${y(signal).toFixed(1)}`).join("");
     drawing.append(svg("path", { d, fill: "none", stroke: colour, "stroke-width": 1.8, "stroke-dasharray": dash || "none", "stroke-linejoin": "round" }));
-    for (const [kept, signal] of points) drawing.append(svg("circle", { cx: x(kept), cy: y(signal), r: 2.4, fill: colour }, svg("title", {}, `${name}: ${percent(kept)} kept, signal ${signed(signal)}`)));
+    for (const [kept, signal, low, high] of points) {
+      const interval = low == null ? "" : `, 95% interval ${signed(low)} to ${signed(high)}`;
+      drawing.append(svg("circle", { cx: x(kept), cy: y(signal), r: 2.4, fill: colour }, svg("title", {}, `${name}: ${percent(kept)} kept, signal ${signed(signal)}${interval}`)));
+    }
     labels.push({ name, colour, dash, lineEnd: y(points[points.length - 1][1]) });
   }
   // Labels at the ends of their lines, moved apart where they would overlap.

@@ -4,6 +4,7 @@ const overview = JSON.parse(byId("overview").textContent);
 const state = { objective: 0, teacher: null };
 const controls = new TokenControls(overview, { nextTeacher, onOpen: markQuestion });
 const tokenView = controls.view;
+byId("teacher-notes").previousElementSibling.hidden = !byId("teacher-notes").children.length;
 
 const NO_OBJECTIVE = { name: "", teachers: [], correlations: [], verdict: { headline: "", points: [] } };
 const objective = () => overview.objectives[state.objective] || NO_OBJECTIVE;
@@ -23,6 +24,8 @@ function drawOverview() {
   drawSelectiveCurves(teacher());
   drawHistogram(teacher(), byId("histogram-note"));
   drawCorrelations(correlations, state.teacher);
+  drawHighlights(teacher(), overview.questions, (question, path, depth) => { controls.choose(question, path, depth); byId("tokens").scrollIntoView(); });
+  byId("highlights-teacher").textContent = state.teacher ?? "";
 }
 
 function selectObjective(index) {
@@ -44,7 +47,16 @@ function nextTeacher() {
   if (names.length) selectTeacher(names[(names.indexOf(state.teacher) + 1) % names.length]);
 }
 
+// What the selected teacher read for the open question: its prompt, or else the student's.
+function showPrompt() {
+  const texts = overview.prompts[controls.questionId] || {}, prompt = texts[state.teacher] ?? texts[""], box = byId("prompt");
+  box.hidden = prompt == null;
+  byId("prompt-title").textContent = `What ${state.teacher in texts ? state.teacher : "the student"} read for this question`;
+  byId("prompt-text").textContent = prompt ?? "";
+}
+
 function redraw() {
+  showPrompt();
   tokenView.pair = Math.max(0, pairIndex(state.teacher));
   tokenView.teacher = overview.teachers.indexOf(state.teacher);
   drawOverview();
@@ -52,6 +64,7 @@ function redraw() {
 }
 
 function markQuestion(question) {
+  showPrompt();
   for (const row of byId("rows").children) row.setAttribute("aria-current", String(row.dataset.question === String(question)));
 }
 

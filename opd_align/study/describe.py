@@ -1,0 +1,66 @@
+"""A study in words, for the report: student, task and sampling, what each teacher is and what it read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from opd_align.report.provenance import Provenance, TeacherNote, kept_prompts
+from opd_align.study.build import PreparedStudy, Study
+from opd_align.study.config import ModelConfig
+from opd_align.study.teacher_specs import TeacherSpec
+from opd_align.teachers.contexts import SELF
+
+
+def describe_study(study: Study, prepared: PreparedStudy) -> Provenance:
+    """What the report says about a study.
+
+    Args:
+        study: The study.
+        prepared: Its questions and demonstrations.
+    """
+    config = study.config
+    sampling, questions = config.sampling, config.questions
+    source = questions.file or ("the Hub or built in" if questions.screening is None else questions.screening)
+    limits = [f"top-p {sampling.top_p:g}"] if sampling.top_p < 1 else []
+    limits += [f"top-k {sampling.top_k}"] if sampling.top_k else []
+    skipped = f", {len(prepared.skipped)} skipped" if prepared.skipped else ""
+    facts = {
+        "student": _model(config.student),
+        "task": f"{study.task.name}: {len(prepared.questions)} questions from {source}{skipped}",
+        "seed": f"{config.seed}",
+        "sampling": ", ".join(
+            [f"temperature {sampling.temperature:g}", *limits, f"at most {sampling.max_tokens:,} tokens"]
+        ),
+    }
+    notes = [TeacherNote(spec.name, teacher_meaning(spec, study)) for spec in study.teacher_specs]
+    prompts = {}
+    for question in prepared.questions:
+        texts = {"": study.student_prompt.text(question)}
+        for spec in study.teacher_specs:
+            prompt = replace(study.prompt_of(spec), demonstrations=prepared.demonstrations)
+            if prompt.unavailable(question) is None:
+                texts[spec.name] = prompt.text(question)
+        prompts[question.id] = texts
+    return Provenance(facts, notes, kept_prompts(prompts))
+
+
+def teacher_meaning(spec: TeacherSpec, study: Study) -> str:
+    """What a teacher is: its model, and what its prompt has in addition to the student's."""
+    model = "the student itself" if spec.model is None else _model(spec.model)
+    context = spec.context
+    if context is None:
+        return f"{model}, with the student's prompt"
+    counts = [(context.correct, "correct"), (context.wrong, "wrong")]
+    shown = " and ".join(f"{count} {kind} response{'s' if count > 1 else ''}" for count, kind in counts if count)
+    if not shown:
+        return f"{model}, with a prompt of its own"
+    if context.source == SELF:
+        writer = "the student's own"
+    else:
+        writer = f"written by {study.config.source.model if study.config.source else context.source}"
+    return f"{model}, reading {shown} to the same question ({writer}{', summarised' if context.summarised else ''})"
+
+
+def _model(model: ModelConfig) -> str:
+    adapter = f" with adapter {model.adapter}" if model.adapter else ""
+    return f"{model.model}{adapter} ({model.backend})"
