@@ -87,7 +87,8 @@ def test_a_gated_trainer_logs_exactly_the_registered_metrics(tmp_path: Any) -> N
     teacher = worlds.teacher("teacher", lambda world: world.tilted_teacher())
     settings = Settings([ReverseKL()], Budget(initial=60, targeted=1500, allocation="adaptive"))
     latest = analyze(worlds, [teacher], worlds.questions, worlds, settings=settings)
-    calibrated = CalibratedDivergence(SimpleNamespace(latest=latest, teachers=("teacher",), settings=settings))
+    evaluated = SimpleNamespace(latest=latest, latest_step=0, teachers=("teacher",), settings=settings)
+    calibrated = CalibratedDivergence(evaluated)
     gate = IncorrectOnly(verifier, unknown="drop") * calibrated
     run = gkd(GatedGKDTrainer, tmp_path, gate=gate, denominator="keep", options={"max_steps": 1})
     keys = {key for row in run.logs for key in row if key.startswith("gate/")}
