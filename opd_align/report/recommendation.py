@@ -35,11 +35,19 @@ def recommendation(decision: Decision) -> str:
         return _sentences(_none_helps(decision, names), *_harmful(decision, names))
     open_of = {entry.other: entry for entry in decision.still_open}
     if best.p_helps < ANNOUNCED:
-        first = f"{names[0]} ranks first, but" if len(decision.compared) > 1 else f"{names[0]}"
-        start = f"Undecided: {first} helps with probability {probability(best.p_helps)}"
-        more = _more_text(open_of[None]) if None in open_of else ""
-        return _sentences(start, f"To decide whether it helps, {more}" if more else "", *_harmful(decision, names))
+        more = f"To decide whether it helps, {_more_text(open_of[None])}" if None in open_of else ""
+        return _sentences(_undecided(decision, names[0]), more, *_harmful(decision, names))
     return _sentences(_use(decision, names), *_harmful(decision, names), *_separate(decision, names, open_of))
+
+
+def _undecided(decision: Decision, name: str) -> str:
+    best = decision.candidates[0]
+    helps = f"helps with probability {probability(best.p_helps)}"
+    if len(decision.compared) == 1:
+        return f"Undecided: {name} {helps}"
+    if best.p_helps < 0.5:
+        return f"Undecided: no teacher seems to help; {name}, the first, {helps}"
+    return f"Undecided: {name} ranks first, but {helps}"
 
 
 def _too_few(decision: Decision) -> str:
