@@ -106,7 +106,7 @@ def _separate(decision: Decision, names: Sequence[str], open_of: dict[int | None
     other = names[first.other or 0]
     sentence = f"To separate {names[0]} from {other} (better with probability {probability(first.probability)}), "
     rest = len(uncertain) - 1
-    also = f"; {rest} more {'is' if rest == 1 else 'are'} undecided" if rest else ""
+    also = f"; {rest} other{'s' if rest > 1 else ''} may be as good" if rest else ""
     return [f"{sentence}{_more_text(first)}{also}"]
 
 
@@ -149,18 +149,21 @@ def decision_tables(decision: Decision) -> list[Table]:
 
 def candidate_table(decision: Decision) -> Table:
     """Every teacher and objective with the probabilities that it helps, harms and is the best."""
+    objectives = {one.objective for one in decision.candidates}
+    several = len(objectives) > 1
     columns = (
-        Column("teacher"), Column("objective"), Column(HEADLINE.label, "signed"), Column("helps"), Column("harms"),
-        Column("best"), Column("questions", "count"),
+        Column("teacher"), *([Column("objective")] if several else []), Column(HEADLINE.label, "signed"),
+        Column("helps"), Column("harms"), Column("best"), Column("questions", "count"),
     )  # fmt: skip
     rows = [
         row(
-            one.teacher, one.objective, one.mean, probability(one.p_helps), probability(one.p_harms),
+            one.teacher, *([one.objective] if several else []), one.mean, probability(one.p_helps), probability(one.p_harms),
             probability(one.p_best), one.n_questions,
         )
         for one in decision.candidates
     ]  # fmt: skip
-    return Table("decision", "Which teacher to use: probabilities", columns, tuple(rows), _caption(decision))
+    title = f"Which teacher to use: probabilities{'' if several else f' ({min(objectives)})'}"
+    return Table("decision", title, columns, tuple(rows), _caption(decision))
 
 
 def matrix_table(decision: Decision) -> Table:
