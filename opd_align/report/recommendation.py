@@ -157,8 +157,8 @@ def candidate_table(decision: Decision) -> Table:
     )  # fmt: skip
     rows = [
         row(
-            one.teacher, *([one.objective] if several else []), one.mean, probability(one.p_helps), probability(one.p_harms),
-            probability(one.p_best), one.n_questions,
+            one.teacher, *([one.objective] if several else []), one.mean, probability(one.p_helps),
+            probability(one.p_harms), probability(one.p_best), one.n_questions,
         )
         for one in decision.candidates
     ]  # fmt: skip
