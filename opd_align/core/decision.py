@@ -414,8 +414,9 @@ def _more_questions(posterior: Posterior, other: int | None, n: int, level: floa
 
     def probability(total: int) -> float:
         draws_DK = posterior.draws(total, n_draws=PLANNING_DRAWS)
-        above_D = draws_DK[:, 0] > (0 if other is None else draws_DK[:, other])
-        return float(within_limit(above_D.mean(), total))
+        if other is None:  # that no teacher helps would be a decision too
+            return float(within_limit(max((draws_DK[:, 0] > 0).mean(), (draws_DK <= 0).all(1).mean()), total))
+        return float(within_limit((draws_DK[:, 0] > draws_DK[:, other]).mean(), total))
 
     low, high = n, n + int(MAX_MORE_QUESTIONS * usable)
     if probability(high) < level:

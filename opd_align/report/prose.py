@@ -108,7 +108,11 @@ def verdict(slices: Slices, objective: str) -> Verdict:
             "inconclusive."
         )
         return Verdict(headline, tuple(points), True)
-    return Verdict(_headline(slices, best, others), tuple(points), interval_sign(best.alignment) != 0)
+    headline = _headline(slices, best, others)
+    if top.teacher != best.teacher and headline.endswith("success."):
+        # Otherwise it would contradict a recommendation, which is by SR-weighted alignment.
+        headline = f"{headline[:-1]} (by unweighted mean alignment, as in the paper)."
+    return Verdict(headline, tuple(points), interval_sign(best.alignment) != 0)
 
 
 def _is_better(slices: Slices, best: metrics.TeacherRank, other: metrics.TeacherRank) -> bool:

@@ -35,11 +35,19 @@ def recommendation(decision: Decision) -> str:
         return _sentences(_none_helps(decision, names), *_harmful(decision, names))
     open_of = {entry.other: entry for entry in decision.still_open}
     if best.p_helps < ANNOUNCED:
-        first = f"{names[0]} ranks first, but" if len(decision.compared) > 1 else f"{names[0]}"
-        start = f"Undecided: {first} helps with probability {probability(best.p_helps)}"
-        more = _more_text(open_of[None]) if None in open_of else ""
-        return _sentences(start, f"To decide whether it helps, {more}" if more else "", *_harmful(decision, names))
+        more = f"To decide whether it helps, {_more_text(open_of[None])}" if None in open_of else ""
+        return _sentences(_undecided(decision, names[0]), more, *_harmful(decision, names))
     return _sentences(_use(decision, names), *_harmful(decision, names), *_separate(decision, names, open_of))
+
+
+def _undecided(decision: Decision, name: str) -> str:
+    best = decision.candidates[0]
+    helps = f"helps with probability {probability(best.p_helps)}"
+    if len(decision.compared) == 1:
+        return f"Undecided: {name} {helps}"
+    if best.p_helps < 0.5:
+        return f"Undecided: no teacher seems to help; {name}, the first, {helps}"
+    return f"Undecided: {name} ranks first, but {helps}"
 
 
 def _too_few(decision: Decision) -> str:
@@ -98,7 +106,7 @@ def _separate(decision: Decision, names: Sequence[str], open_of: dict[int | None
     other = names[first.other or 0]
     sentence = f"To separate {names[0]} from {other} (better with probability {probability(first.probability)}), "
     rest = len(uncertain) - 1
-    also = f"; {rest} more {'is' if rest == 1 else 'are'} undecided" if rest else ""
+    also = f"; {rest} other{'s' if rest > 1 else ''} may be as good" if rest else ""
     return [f"{sentence}{_more_text(first)}{also}"]
 
 
@@ -141,18 +149,21 @@ def decision_tables(decision: Decision) -> list[Table]:
 
 def candidate_table(decision: Decision) -> Table:
     """Every teacher and objective with the probabilities that it helps, harms and is the best."""
+    objectives = {one.objective for one in decision.candidates}
+    several = len(objectives) > 1
     columns = (
-        Column("teacher"), Column("objective"), Column(HEADLINE.label, "signed"), Column("helps"), Column("harms"),
-        Column("best"), Column("questions", "count"),
+        Column("teacher"), *([Column("objective")] if several else []), Column(HEADLINE.label, "signed"),
+        Column("helps"), Column("harms"), Column("best"), Column("questions", "count"),
     )  # fmt: skip
     rows = [
         row(
-            one.teacher, one.objective, one.mean, probability(one.p_helps), probability(one.p_harms),
-            probability(one.p_best), one.n_questions,
+            one.teacher, *([one.objective] if several else []), one.mean, probability(one.p_helps),
+            probability(one.p_harms), probability(one.p_best), one.n_questions,
         )
         for one in decision.candidates
     ]  # fmt: skip
-    return Table("decision", "Which teacher to use: probabilities", columns, tuple(rows), _caption(decision))
+    title = f"Which teacher to use: probabilities{'' if several else f' ({min(objectives)})'}"
+    return Table("decision", title, columns, tuple(rows), _caption(decision))
 
 
 def matrix_table(decision: Decision) -> Table:

@@ -20,13 +20,14 @@ def describe_study(study: Study, prepared: PreparedStudy) -> Provenance:
     """
     config = study.config
     sampling, questions = config.sampling, config.questions
-    source = questions.file or ("the Hub or built in" if questions.screening is None else questions.screening)
+    chosen_by = f" of the screening {questions.screening}" if questions.screening else ""
+    source = f" from {questions.file}" if questions.file else chosen_by
     limits = [f"top-p {sampling.top_p:g}"] if sampling.top_p < 1 else []
     limits += [f"top-k {sampling.top_k}"] if sampling.top_k else []
     skipped = f", {len(prepared.skipped)} skipped" if prepared.skipped else ""
     facts = {
         "student": _model(config.student),
-        "task": f"{study.task.name}: {len(prepared.questions)} questions from {source}{skipped}",
+        "task": f"{study.task.name}: {len(prepared.questions)} questions{source}{skipped}",
         "seed": f"{config.seed}",
         "sampling": ", ".join(
             [f"temperature {sampling.temperature:g}", *limits, f"at most {sampling.max_tokens:,} tokens"]

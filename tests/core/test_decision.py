@@ -152,6 +152,14 @@ def test_more_questions_decide_what_they_were_said_to_decide():
     assert half.more_questions == pytest.approx(2 * first.more_questions, rel=0.35)
 
 
+def test_more_questions_may_also_show_that_no_teacher_helps():
+    slightly_bad = [-0.3, 0.2, -0.4, 0.1, -0.2, 0.05]
+    first = decide(table(pairs(A=slightly_bad))).still_open[0]
+    assert first.other is None
+    assert first.probability < 0.5
+    assert first.more_questions < 300
+
+
 def test_equal_teachers_would_need_too_many_questions():
     equal = [0.3, -0.2, 0.4, 0.1, 0.2, 0.0]
     decision = decide(table(pairs(A=equal, B=equal[::-1])))

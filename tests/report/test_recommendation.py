@@ -70,6 +70,12 @@ def test_whether_the_first_helps_comes_before_which_is_better(more, text):
     assert "Use" not in line
 
 
+def test_undecided_with_a_first_that_hardly_helps():
+    first = candidate("Self-3C", 0.2)
+    line = recommendation(replace(FOUR, candidates=(first, *FOUR.candidates[1:]), still_open=(Open(None, 0.2, 30.0),)))
+    assert line.startswith("Undecided: no teacher seems to help; Self-3C, the first, helps with probability 0.20.")
+
+
 def test_no_teacher_helps():
     none = replace(FOUR, outcome="no_teacher_helps", p_none_helps=0.97, still_open=())
     assert recommendation(none).startswith("No teacher helps: none of 4 points toward success (probability 0.97).")
