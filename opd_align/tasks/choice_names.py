@@ -16,7 +16,7 @@ RELATED_TO = re.compile(
     r"student|teacher|pupil|disciple|follower|colleague|neighbou?r|admirer|critic|biographer|suburb|outskirts|"
     r"opposite|author|title|plot|fan|reader|review|critique) of (?:the )?$|"
     r"\b(?:sequel|prequel|similar|alternative|comparable) to (?:the )?$|"
-    r"(?<!looks )(?<!look )(?<!seems )(?<!sounds )(?<!\bis )\blike (?:the )?$|\b(?:love|hate|enjoy(?:ed)?|(?:have|never) read|no) $",
+    r"(?<!looks )(?<!look )(?<!seems )(?<!sounds )(?<!\bis )\blike (?:the )?$|\b(?:resembles?|resembling|errors? in|problems? (?:in|with)|think of|love|hate|enjoy(?:ed)?|(?:have|never) read|no) $",
     re.IGNORECASE,
 )
 """Before the wording of a choice, what makes it somebody or something else."""

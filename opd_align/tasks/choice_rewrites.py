@@ -8,7 +8,7 @@ import re
 _CALLED_CORRECT = re.compile(
     r"(?<![\w-])(?<![Ii]f )(?<!whether )(?<!only )(?<!option )(?<!choice )(?<!, and )(?<! or )(?:[Oo]ption |"
     r"[Cc]hoice |"
-    r"[Aa]nswer |[Ss]tatement )?\*{0,2}\(?([A-Z])\)?(?:[).:][^.\n]{0,80}?)?\*{0,2}"
+    r"[Aa]nswer |[Ss]tatement )?\*{0,2}\(?([A-Z])\)?(?:[).:][^.\n]{0,80}?| \([^()\n]{1,60}\))?\*{0,2}"
     r"(?: alone)? (?:is|must be|seems|looks|appears|has to be|(?P<would>would be))(?: to be)? (?:therefore |thus |indeed |"
     r"clearly |definitely )?(?:the |my |"
     r"most likely the |the only )?(?:better |final |only |best )?"

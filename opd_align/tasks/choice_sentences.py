@@ -19,6 +19,7 @@ from opd_align.tasks.choice_names import (
 from opd_align.tasks.choice_wording import AROUND_OPERATOR, choice_by_text, letters_of, normalised
 from opd_align.tasks.extract import AMBIGUOUS, Placement
 from opd_align.tasks.numbers import read_number
+from opd_align.tasks.remarks import is_harmless
 from opd_align.tasks.statements import (
     CONCLUDED,
     CONCLUSION,
@@ -200,6 +201,8 @@ def _without_parentheses(text: str, letters: str, choices: Sequence[str]) -> str
 def _last_clause(text: str, letters: str, choices: Sequence[str] | None) -> str:
     """The last of several statements, unless it only says what would be the case otherwise or what comes second."""
     clauses = [clause for clause in text.split(";") if clause.strip()]
+    if len(clauses) > 1 and choice_by_text(clauses[0], choices) and all(map(is_harmless, clauses[1:])):
+        return clauses[0]  # "Meiosis; mitosis makes body cells."
     while len(clauses) > 1:
         if not is_aside(clauses[-1]) and _names(clauses[-1], letters, choices):
             return clauses[-1]

@@ -133,6 +133,8 @@ def _letter_and_text(text: str, letters: str, choices: Sequence[str] | None) -> 
     own = normalised(choices[letters.index(first["letter"])])
     if re.fullmatch(r".{4,}|[a-z]{2,}", normalised(rest)) and own.startswith(normalised(rest)):
         return first["letter"]  # "B: not guilty"
+    if own and len(own) > 3 and re.fullmatch(rf"an? {re.escape(own)}(?: [a-z]+)?", normalised(rest) and rest.casefold().strip(" .")):
+        return first["letter"]  # "C: an obtuse triangle"
     if not own or not rest.casefold().startswith(own):
         return None  # "A) 1" where 1 is choice B: letter and text contradict each other
     remark = rest[len(own) :]

@@ -59,7 +59,7 @@ _ABOUT_IT = re.compile(
     re.IGNORECASE,
 )
 _WRONG = re.compile(
-    r"\b(?:wrong(?! to)|incorrect|false|untrue|mistaken|(?:a|an|my) (?:\w+ )?(?:mistake|error|joke|lie|trap)|"
+    r"\b(?:(?:wrong|incorrect|false|untrue)(?! (?:to|for|in|if|of|when|only|under|about)\b)|mistaken|(?:a|an|my) (?:\w+ )?(?:mistake|error|joke|lie|trap)|"
     r"nonsense|impossible|"
     r"absurd)\b",
     re.IGNORECASE,

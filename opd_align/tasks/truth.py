@@ -80,7 +80,7 @@ _UNCERTAIN = re.compile(
     r"(?:believed|thought|said|claimed|rumou?red|reported|supposed|considered|assumed|known) to be|opposite|"
     r"contrary|converse|reverse|no (?:evidence|proof|"
     r"indication|"
-    r"information|way|mention)|both|used to|was once|would|maybe|some|"
+    r"information|way|mention)|both|used to|was once|would|maybe|some (?:say|people|would|claim|argue|think|believe|sense|cases|extent|ways)|less than|"
     r"(?!I|we|passage|text|article|paragraph|author|source|context|document|excerpt|sentence|evidence|research|"
     r"study|it|who|which|that|and|also|"
     r"clearly|explicitly|directly|then|to|would|this)\b\w+(?: \w+ly)? (?:says|said|claims|claimed|thinks|thought|"
@@ -116,7 +116,7 @@ _LEADING = re.compile(
     r"as (?:it turns out|stated)|"
     r"(?:according to|based on|per|given) the (?:passage|text|article|above|context)[^,]{0,20}(?=,)|simply put|"
     r"hmm+|simply put|long story short|in (?:brief|sum|summary|a nutshell)|all in all|after all|overall|"
-    r"judging by [^,]{1,40}(?=,)|oh|of course|why|but|and|well|still|a (?:clear|definite)|"
+    r"judging by [^,]{1,40}(?=,)|oh|of course|why|but|and|well|still|(?:definitely |clearly |certainly )?a(?: clear| definite| resounding| big)?|"
     r"I (?:must|have to) say|ok|okay|sure)[,:]? (?=(?:yes|no|true|false)\b)",
     re.IGNORECASE,
 )
@@ -339,6 +339,7 @@ def _predicate(text: str) -> str | None:
         word = (match["word"] or match["chinese"]).lower()
         start = max(text.rfind(mark, 0, match.start()) for mark in (". ", "; ", "? ", "! ")) + 1
         before = text[max(start, match.start() - 80) : match.start()]
+        before = re.sub(r"\bI(?: would|'d)\b", "I", before)
         before = re.split(r"(?i)(?<!anything),? but |, (?:so|and|which) ", before)[-1]
         if _UNCERTAIN.search(before) or HEDGE.search(before) or text[match.end() :].lstrip(" \"'").startswith("?"):
             hedged = True
