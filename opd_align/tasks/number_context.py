@@ -15,7 +15,7 @@ BOUND_BEFORE = re.compile(
     r"|at least|at most|nearly|almost|not even|over|under|above|below|(?<!\badd )(?<!\badds )up to|between|from|"
     r"exceeds?|minimum of|"
     r"maximum of|within|not|never"
-    r"|isn't|wasn't|aren't|cannot be|can't be|don't get|instead of|divisible by|multiple of|divides|factor of|reject|"
+    r"|isn't|wasn't|aren't|cannot be|can't be|don't get|instead of|anything but|everything but|all but|divisible by|multiple of|divides|factor of|reject|"
     r"discard|approach(?:es|ing)?|tends? to|tending to|goes to|close to|near|upwards of|north of|south of|no|(?:he|she|they|everyone|people|[A-Z][a-z]+) (?:says?|said|thinks?|claims?|claimed|believes?)(?: that)?(?: it's| it is)?|"
     r"(?:thought|guessed|as (?:many|much|large|big|long|"
     r"old|high|far) as)|ignor(?:e|es|ing)|disregard|bounded by|mod(?:ulo)?|base|except|excluding|"
@@ -43,7 +43,7 @@ _OPERATION_BEFORE = re.compile(
     re.IGNORECASE,
 )
 _OPERATION_AFTER = re.compile(
-    r"(?:st|nd|rd|th|[abcijpqr])\b|\s?(?:rounded (?:up|down|off)|split|reduced|increased|decreased|squared|cubed|"
+    r",? less\b|(?:st|nd|rd|th|[abcijpqr])\b|\s?(?:rounded (?:up|down|off)|split|reduced|increased|decreased|squared|cubed|"
     r"factorial|plus|minus|divided|multiplied|times (?=\d|a |the |two|three|four|five|ten)|"
     r"to the (?:power|\w+th|third)|doubled|halved|tripled|mod(?:ulo)?|nowhere|"
     r"choose|(?:tenth|hundredth|"
