@@ -66,10 +66,12 @@ MENTION = re.compile(
     r"([A-Z])(?=\W{0,3}$)"
 )
 _NOT_BEFORE = re.compile(
-    r"(?:\b(?:not|anything but|all (?:\w+ )?but|everything but|every \w+ but|far from|neither|nor|never|rather than|instead of|unlike|than|"
+    r"(?:\b(?:not|anything but|all (?:\w+ )?but|everything but|every \w+ but|far from|neither|nor|never|"
+    r"rather than|instead of|unlike|than|"
     r"except|over|such as|including|e\.g\.|for example|defin(?:e|ing)|consider(?:ing)?|regarding|beyond|says?|"
     r"discuss(?:ing)?|"
-    r"(?:concept|notion|definition|idea) of|followed by|ahead of|compared (?:to|with)|in contrast to|contrary to|(?:different|distinct) from|opposed to|versus|vs\.?|"
+    r"(?:concept|notion|definition|idea) of|followed by|ahead of|compared (?:to|with)|in contrast to|contrary to|"
+    r"(?:different|distinct) from|opposed to|versus|vs\.?|"
     r"eliminates?|excludes?|rules? out|without|"
     r"isn't|wasn't|aren't|don't think (?:it is|it's)|cannot be|can't be|eliminating|ruling out)|不是|不选|排除)"
     r"(?:\W{1,3}(?:with|in|the|option|choice|answer|be|it|is|because|of))*(?:\W{0,3}| [\w' -]{1,40}\()$",

@@ -105,7 +105,8 @@ _COMMITMENT = re.compile(
     r"|I(?:'m|[ \t]am)[ \t](?:choosing|picking|selecting|voting[ \t]for)\b|I[ \t]vote[ \t]for\b|my[ \t](?:vote|"
     r"money)[ \t](?:goes[ \t]to|is[ \t](?:on|for))\b"
     r"|^(?:going|settling|sticking)[ \t](?:with|on|for)\b|(?:I(?:'m|[ \t]am)[ \t]going|(?:let's[ \t]|^)go)[ \t]with\b"
-    r"|I(?:'d|'ll|'m|[ \t]would|[ \t]will|[ \t]am|[ \t]must)?(?:[ \t](?:have|going|inclined)[ \t]to)?[ \t](?:choose|pick|select|go[ \t]with|opt[ \t]for|say|"
+    r"|I(?:'d|'ll|'m|[ \t]would|[ \t]will|[ \t]am|[ \t]must)?(?:[ \t](?:have|going|"
+    r"inclined)[ \t]to)?[ \t](?:choose|pick|select|go[ \t]with|opt[ \t]for|say|"
     r"answer(?:[ \t](?:it|this|the[ \t]question|this[ \t]question)?[ \t]?with)?)\b"
     r"|(?:settled?|decided?)[ \t]on\b"
     r"|(?:we|you)[ \t](?:should[ \t]|must[ \t])?(?:choose|pick|select)\b"
@@ -123,7 +124,9 @@ _COMMITMENT_WORDS = (
     " one ", " pick", " guess", " selection", " response", " result", " solution", " choose",
     " select", " go with", "going with", "settle", " decide",
     " opt for", " say", "choose", "pick", "select", "<final", "<result", "<choice", "<response",
-    "<solution", "verdict", "conclusion", " vote", "money", "going", "settling", "sticking", "picking", "choosing", "bottom line", "tldr", "tl;dr", "in short", "in brief", "nutshell", "respuesta", "reponse", "antwort", "risposta", "resposta",
+    "<solution", "verdict", "conclusion", " vote", "money", "going", "settling", "sticking", "picking", "choosing",
+    "bottom line", "tldr", "tl;dr", "in short", "in brief", "nutshell",
+    "respuesta", "reponse", "antwort", "risposta", "resposta",
 )  # fmt: skip
 _NOT_BUT = re.compile(r"\W{0,4}not [^.,;\n]{1,40}?,? but (?:rather )?", re.IGNORECASE)
 _BOX_RULED_OUT = re.compile(
@@ -134,10 +137,15 @@ _BOX_RULED_OUT = re.compile(
 _MARKED_NEGATION = re.compile(r"\W{0,6}(?:(?:not|neither|never|none|没|不)\b|n't\b)", re.IGNORECASE)
 _LONG_ANSWER = re.compile(r"\blong(?:er)?\s$", re.IGNORECASE)
 _QUESTION = re.compile(r"\W{0,3}[^.!?\n]{1,60}\?[\"')*]{0,3}\s+(?=\S)")
-_UNDECIDED = re.compile(r"^\W{0,3}(?:suppose|assume|imagine|let's (?:assume|suppose))\b[^.]{1,120}\.\s+(?:then|so|in that case)\b[^.]{1,80}\.?$|\b(?:answer|it|that|this)(?: really| all)? depends\b", re.IGNORECASE)
+_UNDECIDED = re.compile(
+    r"^\W{0,3}(?:suppose|assume|imagine|let's (?:assume|suppose))\b[^.]{1,120}\.\s+(?:then|so|"
+    r"in that case)\b[^.]{1,80}\.?$|\b(?:answer|it|that|this)(?: really| all)? depends\b",
+    re.IGNORECASE,
+)
 _QUESTIONED = re.compile(r"[$\s\\)\]*]{0,6}\?")
 _UNSURE = re.compile(
-    r"\b(?:not (?:sure|certain)|unsure|(?:can't|cannot) (?:be (?:sure|certain)|prove)|don't know|(?:only|just) (?:guessing|a guess))\b",
+    r"\b(?:not (?:sure|certain)|unsure|(?:can't|cannot) (?:be (?:sure|certain)|prove)|don't know|(?:only|"
+    r"just) (?:guessing|a guess))\b",
     re.IGNORECASE,
 )
 _OTHER_CASE = re.compile(
@@ -147,7 +155,8 @@ _ONLY_MARKUP = re.compile(r"(?:[\s*_#$`>~-]|\\[\[\]()])*")
 # What makes "the answer is C" something else than an answer, in the clause before it.
 _DENIED_BEFORE = re.compile(
     r"(?:\b(?:not|never|doubt|neither|cannot|if|whether|unless|suppose|supposing|assum\w{1,4}|imagine|why|how|until|"
-    r"hardly|wrong|(?:(?:was|were) (?:going|about|inclined|ready)|tempted|used|wanted?|like|able|refuse|wish|love|hate|silly|"
+    r"hardly|wrong|(?:(?:was|were) (?:going|about|inclined|ready)|tempted|used|wanted?|like|able|refuse|wish|love|"
+    r"hate|silly|"
     r"wrong) to|(?:false|untrue|incorrect) that|mistaken\w{0,2}|(?:hard|difficult|unlikely|impossible|"
     r"implausible) (?:to|that)|no longer|no way|were|had|is|could)\b|"
     r"n't\b)(?![^,;:]{0,60}[,;:])"

@@ -46,7 +46,8 @@ AGAIN = re.compile(
 )
 _NOT_QUITE = re.compile(r"\bnot (?:quite|exactly|really)\b", re.IGNORECASE)
 _CONTRAST = re.compile(
-    r",? \b(?:but|however|yet)\b|, and (?=the (?:larger|smaller|greater|sum|total|difference|product|answer|"
+    r"(?<!anything)(?<!everything)(?<!nothing)(?<!\ball),? \b(?:but|however|yet)\b|, and (?=the (?:larger|smaller|"
+    r"greater|sum|total|difference|product|answer|"
     r"result) (?:one )?is\b)|, (?:and )?now\b",
     re.IGNORECASE,
 )
@@ -78,7 +79,9 @@ _TOTAL_OF = re.compile(
     r"\b(?:a|the) (?:grand |combined )?total of (\$?\d[\d,.]*\d|\$?\d)(?=\s|$|[.,](?!\d))", re.IGNORECASE
 )
 # "If she works 4 hours a day, then in 9 days she works 4 × 9 = 36 hours": the case of the question
-_CASE_FIRST = re.compile(r"^\W{0,3}if\b[^,=]{1,120}, (?=[^=]*\d[^=]*=[^=]*\d)(?!.*\b(?:would|could|might)\b)(?!.*'d\b)", re.IGNORECASE)
+_CASE_FIRST = re.compile(
+    r"^\W{0,3}if\b[^,=]{1,120}, (?=[^=]*\d[^=]*=[^=]*\d)(?!.*\b(?:would|could|might)\b)(?!.*'d\b)", re.IGNORECASE
+)
 _REASON_FIRST = re.compile(
     r"^\W{0,3}(?:(?:so|thus|therefore|hence),? )?(?:because|since|as|given(?: that)?|if (?:we|you|I) (?:add|"
     r"subtract|multiply|divide|sum|combine|put|take|count))\b"
@@ -87,12 +90,15 @@ _REASON_FIRST = re.compile(
 )
 _RESULT_OF = re.compile(
     r"(?=[^=]*\d)[^=]*?(?:\b(?:(?:sum|product|difference|total|lcm|gcd|average|mean|median|multiple|divisor) of|"
-    r"plus|minus|twice|double|triple|half|roots? of|difference between|(?:less|more) than|times|divided by|multiplied by)|(?:%|percent|half|third|quarter) of)\b[^=]*?\d[^=]*?"
+    r"plus|minus|\d less|twice|double|triple|half|roots? of|difference between|(?:less|more) than|times|divided by|"
+    r"multiplied by)|(?:%|percent|half|third|quarter) of)\b[^=]*?\d[^=]*?"
     r"\b(?:is|are|equals?|makes?|gives?|comes to|leaves) (?=\$?\d)",
     re.IGNORECASE,
 )
 _NOUN_AFTER = re.compile(r"\s[a-z]", re.IGNORECASE)
-_TRAILING = re.compile(r" (?:in|over|within|during|across|throughout) (?:the |these |all )?\d+ [a-z]+\W*$", re.IGNORECASE)
+_TRAILING = re.compile(
+    r" (?:in|over|within|during|across|throughout) (?:the |these |all )?\d+ [a-z]+\W*$", re.IGNORECASE
+)
 _PER_UNIT = re.compile(r"(?: \w+)? (?:each|per|apiece)\b", re.IGNORECASE)
 _IS_RESULT = re.compile(r"([-+*/×·÷] ?\d+) (?:is|makes|equals|gives) (?=\$?\d)")  # 10 * 10 is 100
 _EXPRESSION = re.compile(r"\d\s?[\^√π\\]|(?:\.|,(?!\d{3}\.))\d+[,.]\d{1,2}\b|\b\d+,\d{1,2}\b|\d:\d")
@@ -182,7 +188,9 @@ def _not_given(text: str) -> set[Fraction | None]:
     stated = [
         number
         for number in NUMBER.finditer(text, start)
-        if not (_GIVEN.search(text[max(0, number.start() - 25) : number.start()]) and _NOUN_AFTER.match(text, number.end()))
+        if not (
+            _GIVEN.search(text[max(0, number.start() - 25) : number.start()]) and _NOUN_AFTER.match(text, number.end())
+        )
     ]
     if (
         len(stated) != 1

@@ -1,4 +1,4 @@
-"""Verdicts on a few thousand short outputs by gold answer, and the rules that tell an answer from what is said about it."""
+"""Verdicts on a few thousand short outputs, and the rules that tell an answer from what is said about it."""
 
 from __future__ import annotations
 
