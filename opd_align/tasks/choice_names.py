@@ -1,7 +1,8 @@
 """Choices by less than their wording: a last name, the word that only one choice has; and what only looks alike.
 
-"Shelley" and "Mary W. Shelley" are Mary Shelley; "Percy Shelley", "Shelley Winters" and "the husband of Mary Shelley" are
-not. "Hypotonic" is the choice "It is hypotonic to the cell"; "nitrogen dioxide" is not the choice "Nitrogen".
+"Shelley" and "Mary W. Shelley" are Mary Shelley; "Percy Shelley", "Shelley Winters" and "the husband of Mary
+Shelley" are not. "Hypotonic" is the choice "It is hypotonic to the cell"; "nitrogen dioxide" is not the choice
+"Nitrogen".
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ RELATED_TO = re.compile(
     r"student|teacher|pupil|disciple|follower|colleague|neighbou?r|admirer|critic|biographer|suburb|outskirts|"
     r"opposite|author|title|plot|fan|reader|review|critique) of (?:the )?$|"
     r"\b(?:sequel|prequel|similar|alternative|comparable) to (?:the )?$|"
-    r"(?<!looks )(?<!look )(?<!seems )(?<!sounds )(?<!\bis )\blike (?:the )?$|\b(?:love|hate|enjoy(?:ed)?|(?:have|never) read|no) $",
+    r"(?<!looks )(?<!look )(?<!seems )(?<!sounds )(?<!\bis )\blike (?:the )?$|\b(?:resembles?|resembling|"
+    r"errors? in|problems? (?:in|with)|think of|love|hate|enjoy(?:ed)?|(?:have|never) read|no) $",
     re.IGNORECASE,
 )
 """Before the wording of a choice, what makes it somebody or something else."""
@@ -34,11 +36,15 @@ COMPOUND = re.compile(
 
 _NAMES_BEFORE = re.compile(r"(?:\b[A-Z](?:\.|[\w'-]*\.?)\s){1,4}$")
 _NAME_AFTER = re.compile(r"\s[A-Z][a-z]+")
-_NOT_INFLECTED = frozenset("false none never always neither".split())
+_NOT_INFLECTED = frozenset(("false", "none", "never", "always", "neither"))
 _SHORTEST_PART = 5
 _MAX_PART_WORDS = 4
 _NO_NAMES = frozenset(
-    "The By Author Writer Novelist It Answer Was Is Then So Thus Hence Therefore Option Choice Mrs. Mrs Ms. Ms Yes No".split()
+    re.findall(
+        r"\S+",
+        "The By Author Writer Novelist It Answer Was Is Then So Thus Hence Therefore Option Choice Mrs. Mrs Ms. Ms "
+        "Yes No",
+    )
 )
 
 

@@ -8,8 +8,9 @@ import re
 _CALLED_CORRECT = re.compile(
     r"(?<![\w-])(?<![Ii]f )(?<!whether )(?<!only )(?<!option )(?<!choice )(?<!, and )(?<! or )(?:[Oo]ption |"
     r"[Cc]hoice |"
-    r"[Aa]nswer |[Ss]tatement )?\*{0,2}\(?([A-Z])\)?(?:[).:][^.\n]{0,80}?)?\*{0,2}"
-    r"(?: alone)? (?:is|must be|seems|looks|appears|has to be|(?P<would>would be))(?: to be)? (?:therefore |thus |indeed |"
+    r"[Aa]nswer |[Ss]tatement )?\*{0,2}\(?([A-Z])\)?(?:[).:][^.\n]{0,80}?| \([^()\n]{1,60}\))?\*{0,2}"
+    r"(?: alone)? (?:is|must be|seems|looks|appears|has to be|(?P<would>would be))(?: to be)? (?:therefore |thus |"
+    r"indeed |"
     r"clearly |definitely )?(?:the |my |"
     r"most likely the |the only )?(?:better |final |only |best )?"
     r"(?:correct|right|best|one(?=\W{0,3}$)|choice(?=\W{0,3}$)|pick(?=\W{0,3}$)|what I(?:'d| would) (?:choose|pick|"
@@ -23,8 +24,10 @@ _DESCRIBES = re.compile(
     r"(?:describes|answers|explains|matches|fits|states|captures|reflects)\b[^.\n]{0,80}"
 )
 _ONLY_ONE = re.compile(
-    r"(?:(?<=^)|(?<=[.!?;\n] )|(?<=\n))(?:[Oo]nly (?:option |choice )?\(?(?P<first>[A-Z])\)? (?:is|was|has|does|meets|satisfies|answers|describes) "
-    r"(?!wrong|incorrect|false|not|un|in[a-z]|n't|possible|left)[^.,;\n]{1,60}|\(?(?P<second>[A-Z])\)? is the only one (?:that|which|by|of|from|in|with)\b"
+    r"(?:(?<=^)|(?<=[.!?;\n] )|(?<=\n))(?:[Oo]nly (?:option |choice )?\(?(?P<first>[A-Z])\)? (?:is|was|has|does|"
+    r"meets|satisfies|answers|describes) "
+    r"(?!wrong|incorrect|false|not|un|in[a-z]|n't|possible|left)[^.,;\n]{1,60}|"
+    r"\(?(?P<second>[A-Z])\)? is the only one (?:that|which|by|of|from|in|with)\b"
     r"(?![^.\n]*\b(?:not|n't|wrong|false|incorrect)\b)[^.,;\n]{1,60})(?=[.!]|$)",
     re.MULTILINE,
 )

@@ -19,6 +19,7 @@ from opd_align.tasks.choice_names import (
 from opd_align.tasks.choice_wording import AROUND_OPERATOR, choice_by_text, letters_of, normalised
 from opd_align.tasks.extract import AMBIGUOUS, Placement
 from opd_align.tasks.numbers import read_number
+from opd_align.tasks.remarks import is_harmless
 from opd_align.tasks.statements import (
     CONCLUDED,
     CONCLUSION,
@@ -65,10 +66,12 @@ MENTION = re.compile(
     r"([A-Z])(?=\W{0,3}$)"
 )
 _NOT_BEFORE = re.compile(
-    r"(?:\b(?:not|anything but|all (?:\w+ )?but|everything but|every \w+ but|far from|neither|nor|never|rather than|instead of|unlike|than|"
+    r"(?:\b(?:not|anything but|all (?:\w+ )?but|everything but|every \w+ but|far from|neither|nor|never|"
+    r"rather than|instead of|unlike|than|"
     r"except|over|such as|including|e\.g\.|for example|defin(?:e|ing)|consider(?:ing)?|regarding|beyond|says?|"
     r"discuss(?:ing)?|"
-    r"(?:concept|notion|definition|idea) of|followed by|ahead of|compared (?:to|with)|in contrast to|contrary to|(?:different|distinct) from|opposed to|versus|vs\.?|"
+    r"(?:concept|notion|definition|idea) of|followed by|ahead of|compared (?:to|with)|in contrast to|contrary to|"
+    r"(?:different|distinct) from|opposed to|versus|vs\.?|"
     r"eliminates?|excludes?|rules? out|without|"
     r"isn't|wasn't|aren't|don't think (?:it is|it's)|cannot be|can't be|eliminating|ruling out)|不是|不选|排除)"
     r"(?:\W{1,3}(?:with|in|the|option|choice|answer|be|it|is|because|of))*(?:\W{0,3}| [\w' -]{1,40}\()$",
@@ -200,6 +203,8 @@ def _without_parentheses(text: str, letters: str, choices: Sequence[str]) -> str
 def _last_clause(text: str, letters: str, choices: Sequence[str] | None) -> str:
     """The last of several statements, unless it only says what would be the case otherwise or what comes second."""
     clauses = [clause for clause in text.split(";") if clause.strip()]
+    if len(clauses) > 1 and choice_by_text(clauses[0], choices) and all(map(is_harmless, clauses[1:])):
+        return clauses[0]  # "Meiosis; mitosis makes body cells."
     while len(clauses) > 1:
         if not is_aside(clauses[-1]) and _names(clauses[-1], letters, choices):
             return clauses[-1]

@@ -102,7 +102,7 @@ def _which(wording: str) -> tuple[str, ...]:
 
 
 def _true_places(text: str) -> tuple[str, ...] | None:
-    """The places of the statements that a text calls true, if it judges both: "The first is false, the second is true"."""
+    """The places of the statements called true, if both are judged ("the first is false, the second true")."""
     stated = _WHICH_TRUE.fullmatch(text.strip())
     if stated and re.search(r"true|correct|valid|right", text):
         return _which(text.strip())

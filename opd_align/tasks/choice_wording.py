@@ -12,6 +12,7 @@ from opd_align.tasks.number_values import canonical_number
 from opd_align.tasks.number_words import leading_number
 
 _ARTICLE = re.compile(r"^(?:it|this|that|the|an?|they|there) (?=\w{2})")
+_THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _SUBSCRIPT = re.compile(r"_\{?(\w)\}?")  # CO_2
 AROUND_OPERATOR = re.compile(r"\s?([-+*/=^<>])\s?(?=[\w(\\-])")
 
@@ -45,5 +46,7 @@ def _normalised(words: str) -> str:
     text = strip_markup(words).strip(" .,;:!(){}").casefold()
     text = _ARTICLE.sub("", text.replace("can't", "can not").replace("cannot", "can not").replace("n't", " not"))
     text = AROUND_OPERATOR.sub(r"\1", _SUBSCRIPT.sub(r"\1", text))
+    if _THOUSANDS.fullmatch(text):
+        return text.replace(",", "")
     number = leading_number(text)
     return canonical_number(number[0]) if number and not number[1].strip() else text

@@ -39,7 +39,8 @@ _LETTER_ALSO = re.compile(
 _SURE = re.compile(
     r"\s?[,—-]?\s?(?:surely|definitely|certainly|clearly|obviously|of course|for sure|no question|final answer|"
     r"no doubt|"
-    r"without (?:a|any) doubt|hands down|all the way|it is|by far|alone|and (?:nothing|no other|none) else)\W{0,3}|, (?:in spite of|despite|although|"
+    r"without (?:a|any) doubt|hands down|all the way|it is|by far|alone|and (?:nothing|no other|none) else)\W{0,3}|"
+    r", (?:in spite of|despite|although|"
     r"even though|no matter|whatever)\b.*",
     re.IGNORECASE,
 )
@@ -133,6 +134,12 @@ def _letter_and_text(text: str, letters: str, choices: Sequence[str] | None) -> 
     own = normalised(choices[letters.index(first["letter"])])
     if re.fullmatch(r".{4,}|[a-z]{2,}", normalised(rest)) and own.startswith(normalised(rest)):
         return first["letter"]  # "B: not guilty"
+    if (
+        own
+        and len(own) > 3
+        and re.fullmatch(rf"an? {re.escape(own)}(?: [a-z]+)?", normalised(rest) and rest.casefold().strip(" ."))
+    ):
+        return first["letter"]  # "C: an obtuse triangle"
     if not own or not rest.casefold().startswith(own):
         return None  # "A) 1" where 1 is choice B: letter and text contradict each other
     remark = rest[len(own) :]

@@ -96,7 +96,7 @@ _COMMITMENT = re.compile(
     r")|(?P<box>\\(?:f?boxed|fbox|framebox)\s{0,3}\{)|(?P<phrase>"
     r"\b(?:(?:answer|(?:correct|right|best|true|final|my|only)[ \t](?:option|choice|statement|letter|one|pick|guess|"
     r"selection|response|result|solution))"
-    r"(?:[ \t](?:to|for|here|among|that|which|I|we)\b[^.:\n]{0,80}?)?(?:,[ \t]\w{1,12},)?(?:[ \t]\w{1,12}ly,?)?"
+    r"(?:[ \t](?:to|for|here|among|that|which|I|we)\b[^.:\n]{0,80}?)?(?:,[ \t]\w{1,16},)?(?:[ \t]\w{1,12}ly,?)?"
     r"(?:(?:'s|[*_ \t]{1,4}is)|[*_ \t]{1,4}(?:is|should[ \t]be|must[ \t]be|would[ \t]be|will[ \t]be|"
     r"has[ \t]to[ \t]be|comes[ \t](?:out[ \t])?to|"
     r"becomes|equals))\b"
@@ -105,7 +105,8 @@ _COMMITMENT = re.compile(
     r"|I(?:'m|[ \t]am)[ \t](?:choosing|picking|selecting|voting[ \t]for)\b|I[ \t]vote[ \t]for\b|my[ \t](?:vote|"
     r"money)[ \t](?:goes[ \t]to|is[ \t](?:on|for))\b"
     r"|^(?:going|settling|sticking)[ \t](?:with|on|for)\b|(?:I(?:'m|[ \t]am)[ \t]going|(?:let's[ \t]|^)go)[ \t]with\b"
-    r"|I(?:'d|'ll|[ \t]would|[ \t]will)?[ \t](?:choose|pick|select|go[ \t]with|opt[ \t]for|say|"
+    r"|I(?:'d|'ll|'m|[ \t]would|[ \t]will|[ \t]am|[ \t]must)?(?:[ \t](?:have|going|"
+    r"inclined)[ \t]to)?[ \t](?:choose|pick|select|go[ \t]with|opt[ \t]for|say|"
     r"answer(?:[ \t](?:it|this|the[ \t]question|this[ \t]question)?[ \t]?with)?)\b"
     r"|(?:settled?|decided?)[ \t]on\b"
     r"|(?:we|you)[ \t](?:should[ \t]|must[ \t])?(?:choose|pick|select)\b"
@@ -123,7 +124,9 @@ _COMMITMENT_WORDS = (
     " one ", " pick", " guess", " selection", " response", " result", " solution", " choose",
     " select", " go with", "going with", "settle", " decide",
     " opt for", " say", "choose", "pick", "select", "<final", "<result", "<choice", "<response",
-    "<solution", "verdict", "conclusion", " vote", "money", "going", "settling", "sticking", "picking", "choosing", "bottom line", "tldr", "tl;dr", "in short", "in brief", "nutshell", "respuesta", "reponse", "antwort", "risposta", "resposta",
+    "<solution", "verdict", "conclusion", " vote", "money", "going", "settling", "sticking", "picking", "choosing",
+    "bottom line", "tldr", "tl;dr", "in short", "in brief", "nutshell",
+    "respuesta", "reponse", "antwort", "risposta", "resposta",
 )  # fmt: skip
 _NOT_BUT = re.compile(r"\W{0,4}not [^.,;\n]{1,40}?,? but (?:rather )?", re.IGNORECASE)
 _BOX_RULED_OUT = re.compile(
@@ -134,8 +137,17 @@ _BOX_RULED_OUT = re.compile(
 _MARKED_NEGATION = re.compile(r"\W{0,6}(?:(?:not|neither|never|none|没|不)\b|n't\b)", re.IGNORECASE)
 _LONG_ANSWER = re.compile(r"\blong(?:er)?\s$", re.IGNORECASE)
 _QUESTION = re.compile(r"\W{0,3}[^.!?\n]{1,60}\?[\"')*]{0,3}\s+(?=\S)")
-_UNDECIDED = re.compile(r"\b(?:answer|it|that|this)(?: really| all)? depends\b", re.IGNORECASE)
+_UNDECIDED = re.compile(
+    r"^\W{0,3}(?:suppose|assume|imagine|let's (?:assume|suppose))\b[^.]{1,120}\.\s+(?:then|so|"
+    r"in that case)\b[^.]{1,80}\.?$|\b(?:answer|it|that|this)(?: really| all)? depends\b",
+    re.IGNORECASE,
+)
 _QUESTIONED = re.compile(r"[$\s\\)\]*]{0,6}\?")
+_UNSURE = re.compile(
+    r"\b(?:not (?:sure|certain)|unsure|(?:can't|cannot) (?:be (?:sure|certain)|prove)|don't know|(?:only|"
+    r"just) (?:guessing|a guess))\b",
+    re.IGNORECASE,
+)
 _OTHER_CASE = re.compile(
     r"\b(?:if|had|were|unless)\b.*\bwould\b(?!.*\b(?:but|so|however)\b)", re.IGNORECASE | re.DOTALL
 )
@@ -143,7 +155,8 @@ _ONLY_MARKUP = re.compile(r"(?:[\s*_#$`>~-]|\\[\[\]()])*")
 # What makes "the answer is C" something else than an answer, in the clause before it.
 _DENIED_BEFORE = re.compile(
     r"(?:\b(?:not|never|doubt|neither|cannot|if|whether|unless|suppose|supposing|assum\w{1,4}|imagine|why|how|until|"
-    r"hardly|wrong|(?:going|about|tempted|inclined|used|ready|wanted?|like|able|refuse|wish|love|hate|silly|"
+    r"hardly|wrong|(?:(?:was|were) (?:going|about|inclined|ready)|tempted|used|wanted?|like|able|refuse|wish|love|"
+    r"hate|silly|"
     r"wrong) to|(?:false|untrue|incorrect) that|mistaken\w{0,2}|(?:hard|difficult|unlikely|impossible|"
     r"implausible) (?:to|that)|no longer|no way|were|had|is|could)\b|"
     r"n't\b)(?![^,;:]{0,60}[,;:])"
@@ -322,7 +335,7 @@ def _is_denied(response: str, place: re.Match[str], words: str) -> bool:
     if _MARKED_NEGATION.match(words):
         return True
     sentence = SENTENCE_END.split(words, maxsplit=1)[0]
-    if sentence.rstrip("*_\"') ").endswith("?"):
+    if sentence.rstrip("*_\"') ").endswith("?") or _UNSURE.search(sentence):
         return True
     before = response[max(0, place.start() - 120) : place.start()]
     if "would" in place.group().lower() and re.search(r"\b(?:if|had|were|unless)\b[^.\n]*$", before, re.IGNORECASE):

@@ -29,16 +29,19 @@ NUMBERS = {
 }
 
 RECOGNISED = {
-    "es": "incorrecta equivocada quizás quizá respuesta opción correcta correcto incorrecta incorrecto sino según entonces verdadero "
+    "es": "equivocada quizás quizá respuesta opción correcta correcto incorrecta incorrecto sino según entonces "
+    "verdadero "
     "verdadera porque está verdad cierto elijo escojo dólares millones casi más menos gana vende tiene "
     "ganancia número",
     "pt": "talvez resposta opção alternativa correta correto incorreta incorreto não então portanto segundo "
     "verdadeiro verdadeira verdade escolho quase milhões menos são têm juntas lucro número há",
-    "fr": "mauvaise réponds peut choisis presque réponse reponse pas donc selon vrai faux moins bonne choix sont gagne reste",
+    "fr": "mauvaise réponds peut choisis presque réponse reponse pas donc selon vrai faux moins bonne choix sont gagne "
+    "reste",
     "de": "vielleicht ich für stimmt wähle knapp millionen milliarden antwort richtig richtige falsch nicht sondern "
     "laut ist weniger mehr mindestens höchstens lautet ergebnis gewinn verdient sind insgesamt",
     "it": "forse scelgo milioni risposta opzione corretta giusta quindi vero meno più sono guadagna numero perciò",
-    "ru": "неправильный неверный может возможно это сто выбираю почти не ответ вариант правильный верный верно неверно следовательно "
+    "ru": "неправильный неверный может возможно это сто выбираю почти не ответ вариант правильный верный верно "
+    "неверно следовательно "
     "значит поэтому меньше больше менее более итого",
     "more": "antwoord svaret svar cevap yanıt odpowiedź đáp jawaban jawabannya الإجابة الجواب",
 }
@@ -147,7 +150,8 @@ TABLES = {
     ],
     "de": [
         ("falsche antwort", "wrong answer"),
-        (r"(?:also|daher|somit|folglich) ist(?: antwort| option)? (?P<x>\(?[A-Z]\)?) (?:richtig|korrekt)", r"so the answer is \g<x>"),
+        (r"(?:also|daher|somit|folglich) ist(?: antwort| option)? (?P<x>\(?[A-Z]\)?) (?:richtig|korrekt)",
+         r"so the answer is \g<x>"),
         ("das (?:stimmt|trifft) nicht(?: zu)?", "it is not true"),
         ("das stimmt|das trifft zu", "it is true"),
         ("ich (?:wähle|nehme|entscheide mich für)(?: antwort| option)?", "I choose"),
@@ -234,7 +238,8 @@ TABLES = {
         (r"(?P<x>(?<![A-Za-z])[A-Z]) ?번", r"\g<x> "),
         ("(?:错误|不正确)(?:的)?(?:答案|选项)|不正解|오답", " wrong answer "),
         ("不(?:应|能|该|可|要)(?:该|以)?(?:选|選)(?:择)?", " not "),
-        (r"(?P<x>(?<![A-Za-z])[A-Z]|\d[\d.,]*) ?(?:ではありません|ではない|じゃない|でない|[가이] ?아닙니다|[가이] ?아니다|[가이] ?아니에요|는 아닙니다)", r" not \g<x> "),
+        (r"(?P<x>(?<![A-Za-z])[A-Z]|\d[\d.,]*) ?(?:ではありません|ではない|じゃない|でない|"
+         "[가이] ?아닙니다|[가이] ?아니다|[가이] ?아니에요|는 아닙니다)", r" not \g<x> "),
         ("这(?:并)?不是真的|不是这样|違います|間違っています|そうではありません|아닙니다|"
          "틀렸습니다", " it is not true "),
         ("这是真的|没错|そうです|その通りです|正しいです|맞습니다", " it is true "),

@@ -35,6 +35,8 @@ _BASE = re.compile(r"\(?([0-9A-Fa-f]{1,40})\)?_\{?(\d{1,2})\}?")
 _BASE_WORDS = re.compile(r"([0-9A-Fa-f]{1,40}) ?\(?(?:in )?base[ -](\d{1,2})\)?", re.IGNORECASE)
 ASSIGNED = re.compile(
     r"\s*\(\\?[a-z]{1,6}(?:,\s?\\?[a-z]{1,6}){1,3}\)\s*=(?!=)\s*|"
+    r"\s*(?:\\?\|[^|=]{1,10}\\?\||\\(?:sin|cos|tan|log|ln|angle|overline|vec|hat|bar)\s*\\?\{?[A-Za-z]{1,6}\}?|"
+    r"\[[A-Z]{2,5}\])\s*=(?!=)\s*|"
     r"\s*\\?[A-Za-z]\w{0,9}(?:_\{?\w{1,4}\}?)?(?:\([a-z, ]{1,8}\))?\s*=(?!=)\s*"
 )
 _NAMED_TUPLE = re.compile(r"[^=]{1,20}=\s*(?:[(\[]|\\\{).*[)\]}]$", re.DOTALL)

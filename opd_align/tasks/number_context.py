@@ -1,6 +1,7 @@
 """What stands around a number and makes it something else than a stated amount: a bound, an operand, a label.
 
-"less than 18" is a bound, "the square of 18" an operand, "page 18" a label; "a profit of 18" and "18 pages" are amounts.
+"less than 18" is a bound, "the square of 18" an operand, "page 18" a label; "a profit of 18" and "18 pages" are
+amounts.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ BOUND_BEFORE = re.compile(
     r"|at least|at most|nearly|almost|not even|over|under|above|below|(?<!\badd )(?<!\badds )up to|between|from|"
     r"exceeds?|minimum of|"
     r"maximum of|within|not|never"
-    r"|isn't|wasn't|aren't|cannot be|can't be|don't get|instead of|divisible by|multiple of|divides|factor of|reject|"
-    r"discard|approach(?:es|ing)?|tends? to|tending to|goes to|close to|near|upwards of|north of|south of|no|(?:he|she|they|everyone|people|[A-Z][a-z]+) (?:says?|said|thinks?|claims?|claimed|believes?)(?: that)?(?: it's| it is)?|"
+    r"|isn't|wasn't|aren't|cannot be|can't be|don't get|instead of|anything but|everything but|all but|"
+    r"divisible by|multiple of|divides|factor of|reject|"
+    r"discard|approach(?:es|ing)?|tends? to|tending to|goes to|close to|near|upwards of|north of|south of|no|(?:he|"
+    r"she|they|everyone|people|[A-Z][a-z]+) (?:says?|said|thinks?|claims?|claimed|believes?)(?: that)?(?: it's|"
+    r" it is)?|"
     r"(?:thought|guessed|as (?:many|much|large|big|long|"
     r"old|high|far) as)|ignor(?:e|es|ing)|disregard|bounded by|mod(?:ulo)?|base|except|excluding|"
     r"argue(?:d|s)? for|case (?:can be |could be )?(?:made )?for|accept(?:ing|ed)?|(?:prefer|expect)(?:s|red|ed)?)"
@@ -43,7 +47,8 @@ _OPERATION_BEFORE = re.compile(
     re.IGNORECASE,
 )
 _OPERATION_AFTER = re.compile(
-    r"(?:st|nd|rd|th|[abcijpqr])\b|\s?(?:rounded (?:up|down|off)|split|reduced|increased|decreased|squared|cubed|"
+    r",? less\b|(?:st|nd|rd|th|[abcijpqr])\b|\s?(?:rounded (?:up|down|off)|split|reduced|increased|decreased|"
+    r"squared|cubed|"
     r"factorial|plus|minus|divided|multiplied|times (?=\d|a |the |two|three|four|five|ten)|"
     r"to the (?:power|\w+th|third)|doubled|halved|tripled|mod(?:ulo)?|nowhere|"
     r"choose|(?:tenth|hundredth|"
@@ -72,16 +77,17 @@ _OPERATED_ON = re.compile(
 )
 # "45 tiles are not enough", "45 is one too many"
 DENIED_LATER = re.compile(
-    r"(?:\s\w+){0,2}?\s(?:(?:is|are|was|were|will be|would be|does|do|will|would|wo|ca)(?:n't|"
-    r" not) (?:be )?(?:enough|sufficient|right|correct|it|do|suffice|"
-    r"work|fit|match|add up)|falls? short|(?:is|are|was|were) (?:\w+ ){0,2}too (?:many|few|much|little|low|high|"
-    r"small|large|big))\b",
+    r"(?:\s\w+){0,2}?\s(?:(?:is|are|was|were|will be|would be|does|do|will|would|wo|ca)(?:n't| not) (?:be )?"
+    r"(?:enough|sufficient|right|correct|it|do|suffice|work|fit|match|add up)|falls? short|"
+    r"(?:is|are|was|were) (?:\w+ ){0,2}too \w+|(?:is|was) what (?:the|my|you|they|he|she|most|people)\b|"
+    r"(?:is|are|was|were) (?:planned|expected|scheduled|supposed))\b",
     re.IGNORECASE,
 )
 """After a number, what denies it."""
 
 _NAMED_AFTER = re.compile(
-    r"[\d.,]{1,30} (?:BCE?|AD|CE|[ck]arat|(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*|May\b|[AP]M|[ap]\.m\.|[A-Z]\w+ (?:Street|St|Avenue|Ave|Road|Rd|Lane|Boulevard|Blvd)\b)"
+    r"[\d.,]{1,30} (?:BCE?|AD|CE|[ck]arat|(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*|May\b|[AP]M|"
+    r"[ap]\.m\.|[A-Z]\w+ (?:Street|St|Avenue|Ave|Road|Rd|Lane|Boulevard|Blvd)\b)"
 )
 _NAMED_ONLY = re.compile(r"\W{0,3}(?:the|these|those)(?: (?:first|last|next))? $", re.IGNORECASE)
 _NO_VERB = re.compile(r"[\d.,]{1,30}(?: [a-z]+){0,4}\W{0,3}$", re.IGNORECASE)
@@ -106,15 +112,16 @@ _LABEL = re.compile(
 _NAMED = re.compile(r"\W{0,3}(?P<word>(?=[a-z]*[A-Z])[A-Za-z]+)\s[(\[#]?$")  # "Apollo 18", "iOS 18"
 _NOTHING_ELSE = re.compile(r"[\d.,]{1,30}\W{0,3}$")
 _AMOUNT_WORDS = frozenset(
-    "total totals sum answer result exactly about approximately roughly around only just so thus therefore hence "
-    "is equals "
-    "equal altogether overall finally profit income cost costs price revenue earnings area volume perimeter age "
-    "distance speed "
-    "time count number value average mean median max min maximum minimum remainder quotient product difference "
-    "probability us "
-    "usd eur gbp rs inr probably definitely surely yes no well ok okay leaving makes made gives get got has have left "
-    "remaining simply final ans solution output it that this x y n k m precisely clearly then also net gross amount "
-    "change tip bill payment balance salary wage score points".split()
+    re.findall(
+        r"\w+",
+        "total totals sum answer result exactly about approximately roughly around only just so thus "
+        "therefore hence is equals equal altogether overall finally profit income cost costs price revenue "
+        "earnings area volume perimeter age distance speed time count number value average mean median max "
+        "min maximum minimum remainder quotient product difference probability us usd eur gbp rs inr probably "
+        "definitely surely yes no well ok okay leaving makes made gives get got has have left remaining "
+        "simply final ans solution output it that this x y n k m precisely clearly then also net gross amount "
+        "change tip bill payment balance salary wage score points ",
+    )
 )
 
 

@@ -46,7 +46,8 @@ AGAIN = re.compile(
 )
 _NOT_QUITE = re.compile(r"\bnot (?:quite|exactly|really)\b", re.IGNORECASE)
 _CONTRAST = re.compile(
-    r",? \b(?:but|however|yet)\b|, and (?=the (?:larger|smaller|greater|sum|total|difference|product|answer|"
+    r"(?<!anything)(?<!everything)(?<!nothing)(?<!\ball),? \b(?:but|however|yet)\b|, and (?=the (?:larger|smaller|"
+    r"greater|sum|total|difference|product|answer|"
     r"result) (?:one )?is\b)|, (?:and )?now\b",
     re.IGNORECASE,
 )
@@ -77,6 +78,10 @@ _DENIED_TAIL = re.compile(r"(?<=\d),? (?:and )?(?:not|rather than|instead of) \$
 _TOTAL_OF = re.compile(
     r"\b(?:a|the) (?:grand |combined )?total of (\$?\d[\d,.]*\d|\$?\d)(?=\s|$|[.,](?!\d))", re.IGNORECASE
 )
+# "If she works 4 hours a day, then in 9 days she works 4 × 9 = 36 hours": the case of the question
+_CASE_FIRST = re.compile(
+    r"^\W{0,3}if\b[^,=]{1,120}, (?=[^=]*\d[^=]*=[^=]*\d)(?!.*\b(?:would|could|might)\b)(?!.*'d\b)", re.IGNORECASE
+)
 _REASON_FIRST = re.compile(
     r"^\W{0,3}(?:(?:so|thus|therefore|hence),? )?(?:because|since|as|given(?: that)?|if (?:we|you|I) (?:add|"
     r"subtract|multiply|divide|sum|combine|put|take|count))\b"
@@ -85,9 +90,14 @@ _REASON_FIRST = re.compile(
 )
 _RESULT_OF = re.compile(
     r"(?=[^=]*\d)[^=]*?(?:\b(?:(?:sum|product|difference|total|lcm|gcd|average|mean|median|multiple|divisor) of|"
-    r"plus|minus|twice|double|triple|half|roots? of|difference between|(?:less|more) than|times|divided by|multiplied by)|(?:%|percent|half|third|quarter) of)\b[^=]*?\d[^=]*?"
+    r"plus|minus|\d less|twice|double|triple|half|roots? of|difference between|(?:less|more) than|times|divided by|"
+    r"multiplied by)|(?:%|percent|half|third|quarter) of)\b[^=]*?\d[^=]*?"
     r"\b(?:is|are|equals?|makes?|gives?|comes to|leaves) (?=\$?\d)",
     re.IGNORECASE,
+)
+_NOUN_AFTER = re.compile(r"\s[a-z]", re.IGNORECASE)
+_TRAILING = re.compile(
+    r" (?:in|over|within|during|across|throughout) (?:the |these |all )?\d+ [a-z]+\W*$", re.IGNORECASE
 )
 _PER_UNIT = re.compile(r"(?: \w+)? (?:each|per|apiece)\b", re.IGNORECASE)
 _IS_RESULT = re.compile(r"([-+*/×·÷] ?\d+) (?:is|makes|equals|gives) (?=\$?\d)")  # 10 * 10 is 100
@@ -172,12 +182,15 @@ def _result_of_the_others(text: str) -> set[Fraction | None]:
 
 def _not_given(text: str) -> set[Fraction | None]:
     """The only number of a sentence that is no given quantity: "Each of the 5 friends gets 4.8 ounces"."""
+    text = _TRAILING.sub("", text)
     beginning = _BEGINNING.match(text)
     start = beginning.end() if beginning and NUMBER.search(beginning["given"]) else 0
     stated = [
         number
         for number in NUMBER.finditer(text, start)
-        if not _GIVEN.search(text[max(0, number.start() - 25) : number.start()])
+        if not (
+            _GIVEN.search(text[max(0, number.start() - 25) : number.start()]) and _NOUN_AFTER.match(text, number.end())
+        )
     ]
     if (
         len(stated) != 1
@@ -191,7 +204,7 @@ def _not_given(text: str) -> set[Fraction | None]:
 
 def main_clause(text: str) -> str:
     """A sentence without the reason or the case that it begins with: "Because there are 9 rows, he needs 45 tiles"."""
-    reason = _REASON_FIRST.match(text)
+    reason = _REASON_FIRST.match(text) or _CASE_FIRST.match(text)
     return text[reason.end() :] if reason else text
 
 

@@ -106,7 +106,7 @@ _IDIOM = re.compile(
 _UNEQUAL = re.compile(r"\s?(?:!=|\\ne )\s?(?=(?:[A-Z]|true|false|yes|no|answer)\b)", re.IGNORECASE)
 _NO_DOUBT = re.compile(
     r"\b(?:there(?:'s| is| can be) )?(?:no|without(?: a| any)?|beyond(?: a| any| all)?) doubt(?: (?:that|about it))?\b"
-    r"|\bundoubtedly\b",
+    r"|\bundoubtedly\b|\bno(?:body| one) doubts(?: that)?\b",
     re.IGNORECASE,
 )
 

@@ -1,8 +1,8 @@
 """What is said about an answer rather than as an answer.
 
-Three things are told apart: a label that says whose or which answer follows ("wrong answer:", "Tom's answer:"), a remark
-that takes the answer before it back ("18. That would be wrong."), and a remark that leaves it as it is ("18. No need to
-round."). Nothing here knows what an answer looks like.
+Three things are told apart: a label that says whose or which answer follows ("wrong answer:", "Tom's answer:"), a
+remark that takes the answer before it back ("18. That would be wrong."), and a remark that leaves it as it is ("18. No
+need to round."). Nothing here knows what an answer looks like.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ OTHER_ANSWER = re.compile(
 """Before "answer", what makes it somebody else's, an earlier one, or a wrong one."""
 
 _OTHER_LABEL = re.compile(
-    r"[\s*_#>•-]{0,8}(?:(?:the|one|a|an|their|his|her|my|our) )?(?:goal|target|budget|pin|phone|code|wrong|incorrect|invalid|trap|typical|before|initial(?:ly)?|previous(?:ly)?|earlier|old|rejected|"
+    r"[\s*_#>•-]{0,8}(?:(?:the|one|a|an|their|his|her|my|our) )?(?:goal|target|budget|pin|phone|code|wrong|"
+    r"incorrect|invalid|trap|typical|before|initial(?:ly)?|previous(?:ly)?|earlier|old|rejected|"
     r"eliminated?|"
     r"excluded?|discarded|ruled out|worst|least|less|second|next best|runner-up|not|never|draft|distractors?|"
     r"traps?|mistakes?|"
@@ -38,7 +39,10 @@ _OTHER_LABEL = re.compile(
 _SOMEBODYS_ANSWER = re.compile(
     r"\W{0,4}(?!It's|Here's|That's|Let's|What's|There's|Today's)[A-Z][a-z]+'s (?:final )?answer:"
 )
-_LEAD = r"\W{0,4}(?:(?:but|or|and|well|oh|hmm+|wait|actually|sorry|um+|ah|hang on|hold on|just|except|only)\b[\s,.—-]{0,4}){0,3}"
+_LEAD = (
+    r"\W{0,4}(?:(?:but|or|and|well|oh|hmm+|wait|actually|sorry|um+|ah|hang on|hold on|just|except|only)\b"
+    r"[\s,.—-]{0,4}){0,3}"
+)
 _TAKEN_BACK = re.compile(
     rf"{_LEAD}(?:(?:no|nope|nah|not|not (?:really|quite|so fast|at all)|never ?mind|wrong|incorrect|false|untrue|"
     rf"kidding|joking|or not|"
@@ -59,7 +63,8 @@ _ABOUT_IT = re.compile(
     re.IGNORECASE,
 )
 _WRONG = re.compile(
-    r"\b(?:wrong(?! to)|incorrect|false|untrue|mistaken|(?:a|an|my) (?:\w+ )?(?:mistake|error|joke|lie|trap)|"
+    r"\b(?:(?:wrong|incorrect|false|untrue)(?! (?:to|for|in|if|of|when|only|under|about)\b)|mistaken|(?:a|an|"
+    r"my) (?:\w+ )?(?:mistake|error|joke|lie|trap)|"
     r"nonsense|impossible|"
     r"absurd)\b",
     re.IGNORECASE,
@@ -95,9 +100,11 @@ def takes_back(sentence: str) -> bool:
 
 
 _CONFIRMED = re.compile(
-    r"\W{0,4}(?:(?:yes|and|so),? )?(?:right|correct|exactly|perfect|indeed|clearly|obviously|definitely|certainly|checks out|(?:that|this|it)(?:'s| is|"
+    r"\W{0,4}(?:(?:yes|and|so),? )?(?:right|correct|exactly|perfect|indeed|clearly|obviously|definitely|certainly|"
+    r"checks out|(?:that|this|it)(?:'s| is|"
     r" was| checks out| seems| looks| must be)"
-    r"(?: indeed| definitely| clearly| all)?(?: (?:right|correct|it|fine|good|final|easy|clear|obvious|the (?:final )?answer|"
+    r"(?: indeed| definitely| clearly| all)?(?: (?:right|correct|it|fine|good|final|easy|clear|obvious|"
+    r"the (?:final )?answer|"
     r"my (?:final )?answer))?|"
     r"no (?:doubt|question)(?: about (?:it|that))?|(?:final|my final) answer)\W{0,4}$",
     re.IGNORECASE,

@@ -32,7 +32,8 @@ _TRUTH = {
     "hold": "True", "supported": "True", "unsupported": "False", "myth": "False", "misconception": "False",
     "fallacy": "False",
     "不正确": "False", "错误的": "False", "错的": "False", "untrue": "False", "不正确的": "False", "不错": "True",
-    "yup": "True", "agreed": "True", "factual": "True", "evet": "True", "doğru": "True", "hayır": "False", "yanlış": "False",
+    "yup": "True", "debunked": "False", "agreed": "True", "factual": "True", "evet": "True",
+    "doğru": "True", "hayır": "False", "yanlış": "False",
     "确实如此": "True", "确实": "True",
 }  # fmt: skip
 _REPLIES = ("yes", "no", "correct", "right", "yeah", "yep", "nope")
@@ -62,12 +63,13 @@ _PREDICATE = re.compile(
     r"faux|fausse|fals[oa]|verdader[oa]|verdadeir[oa]|richtig|cierto|accurate|inaccurate|holds?|myth|misconception|"
     r"supported|unsupported|"
     r"fallacy|yes|right(?=\W*$|[:,;] )|no(?= *$))\b(?![ -]+(?!because|since|as|according|based|for|in|that|given|"
-    r"and|but|from|due|to|when|at|by|of|or|here|so|with|per|statement|not|today|anymore|any)[a-z])"
+    r"and|but|from|due|to|when|at|by|of|or|here|so|with|per|statement|claim|assertion|not|today|anymore|any)[a-z])"
     r"|(?P<chinese>(?<!不)(?:正确|错误|对|错)(?:的)?(?!\w))",
     re.IGNORECASE,
 )
 _NEGATION = re.compile(
-    r"\b(?:nobody|no one|(?:wrong|incorrect|false) to (?:say|think|claim|believe|call|deny|conclude)|not|nicht|pas|"
+    r"\b(?:nobody|no (?:one|part|aspect)|(?:wrong|incorrect|false) to (?:say|think|claim|believe|call|deny|"
+    r"conclude)|not|nicht|pas|"
     r"no es|none of|nothing|never|no longer|hardly|neither|nor|cannot|far from|"
     r"anything but|without being|ceased to be|"
     r"stopped being|fails? to be|false that|wrong that|untrue that|incorrect that)\b|n't\b|(?:不|并非|没有)",
@@ -75,12 +77,14 @@ _NEGATION = re.compile(
 )
 _UNCERTAIN = re.compile(
     r"\b(?:partly|partially|half|sometimes|somewhat|mostly|largely|nearly|almost|might|may|could|possibly|perhaps|"
-    r"rarely|seldom|occasionally|often|usually|legend has it|either|between|too good to be|true or false|doubt|"
+    r"premise|assumption|(?:first|second|last) (?:part|half|sentence|clause)|parts? of|rarely|seldom|occasionally|"
+    r"often|usually|legend has it|either|between|too good to be|true or false|doubt|"
     r"wish|if only|were|rings|sounds|"
     r"(?:believed|thought|said|claimed|rumou?red|reported|supposed|considered|assumed|known) to be|opposite|"
     r"contrary|converse|reverse|no (?:evidence|proof|"
     r"indication|"
-    r"information|way|mention)|both|used to|was once|would|maybe|some|"
+    r"information|way|mention)|both|used to|was once|would|maybe|some (?:say|people|would|claim|argue|think|"
+    r"believe|sense|cases|extent|ways)|less than|"
     r"(?!I|we|passage|text|article|paragraph|author|source|context|document|excerpt|sentence|evidence|research|"
     r"study|it|who|which|that|and|also|"
     r"clearly|explicitly|directly|then|to|would|this)\b\w+(?: \w+ly)? (?:says|said|claims|claimed|thinks|thought|"
@@ -95,6 +99,8 @@ _OPPOSITE_TRUE = re.compile(
     r"correct)\W{0,3}$",
     re.IGNORECASE,
 )
+_SEMICOLON = re.compile(r"; ")
+_SOMEBODY = re.compile(r"\b(?:he|she|they|who|you|critics|people)(?:'s|'re| is| are| was| were)\s*$", re.IGNORECASE)
 _NOT_ONLY = re.compile(r"\bnot only\b", re.IGNORECASE)
 _FOR_SOME = re.compile(
     r"\bas (?:true|false) as\b|\b(?:true|false) (?:for|in) [^,;.]{1,30}[,;] (?:but )?(?:not|false|true)\b|"
@@ -116,7 +122,8 @@ _LEADING = re.compile(
     r"as (?:it turns out|stated)|"
     r"(?:according to|based on|per|given) the (?:passage|text|article|above|context)[^,]{0,20}(?=,)|simply put|"
     r"hmm+|simply put|long story short|in (?:brief|sum|summary|a nutshell)|all in all|after all|overall|"
-    r"judging by [^,]{1,40}(?=,)|oh|of course|why|but|and|well|still|a (?:clear|definite)|"
+    r"judging by [^,]{1,40}(?=,)|oh|of course|why|but|and|well|still|(?:definitely |clearly |"
+    r"certainly )?a(?: clear| definite| resounding| big)?|"
     r"I (?:must|have to) say|ok|okay|sure)[,:]? (?=(?:yes|no|true|false)\b)",
     re.IGNORECASE,
 )
@@ -140,11 +147,15 @@ _OPPOSED = re.compile(
 # Nothing but assent or dissent: "Absolutely.", "It doesn't."
 # "the claim that it's false is wrong"
 _EMBEDDED = re.compile(
-    r"\b(?:claim|idea|view|belief|notion|suggestion|assertion|opinion) that (?:it|this|that)(?:'s| is)\b", re.IGNORECASE
+    r"\bcall(?:ing)? (?:it|this|that) (?:true|false) (?:is|would be)\b|\b(?:claim|idea|view|belief|notion|"
+    r"suggestion|assertion|opinion) that (?:it|this|that)(?:'s| is)\b",
+    re.IGNORECASE,
 )
 _ASSENT = re.compile(
-    r"\W{0,3}(?:(?:yes|indeed|well|oh),? )?(?:indeed|absolutely|certainly|definitely|sir|quite right|right you are|so it is|a fact|factually correct|I (?:agree|concur)(?: with (?:it|this|that|the (?:statement|claim)))?|"
-    r"(?:it|the (?:statement|claim)) (?:checks out|stands|(?:has been|can be|is) (?:confirmed|verified))|of course|exactly|precisely|"
+    r"\W{0,3}(?:(?:yes|indeed|well|oh),? )?(?:indeed|absolutely|certainly|definitely|sir|quite right|right you are|"
+    r"so it is|a fact|factually correct|I (?:agree|concur)(?: with (?:it|this|that|the (?:statement|claim)))?|"
+    r"(?:it|the (?:statement|claim)) (?:checks out|stands|(?:has been|can be|is) (?:confirmed|verified))|of course|"
+    r"exactly|precisely|"
     r"you bet|surely|"
     r"without (?:a|any) doubt|beyond doubt|(?:that|this|it)(?:'s| is) (?:indeed )?(?:a fact|so|the case|how it is)|"
     r"(?:it|they|he|she|there|this|that|you|one|we)(?: \w+ly)? (?:is|are|was|were|does|do|did|can|has|have|will|"
@@ -152,7 +163,8 @@ _ASSENT = re.compile(
 )
 _ASSENT = re.compile(_ASSENT.pattern, re.IGNORECASE)
 _DISSENT = re.compile(
-    r"\W{0,3}I (?:disagree|(?:don't|do not) agree)(?: with (?:it|this|that|the (?:statement|claim)))?\W{0,3}|"
+    r"\W{0,3}(?:(?:that|it|this)(?:'s| is) )?a myth\W{0,3}|\W{0,3}I (?:disagree|(?:don't|"
+    r"do not) agree)(?: with (?:it|this|that|the (?:statement|claim)))?\W{0,3}|"
     r"\W{0,3}(?:no,? )?(?:it|they|he|she|there|this|that|you|one|we) (?:is|are|was|were|does|do|did|can|has|have|"
     r"will|must)(?:n't| ?not)"
     r"\W{0,3}",
@@ -204,7 +216,9 @@ _SO = re.compile(
     r"\b(?:it|this|that) is(?: not|n't)?(?: indeed| actually)? the case[.! ]{0,3}$",
     re.IGNORECASE,
 )
-_ENDING = re.compile(r"(?::|—| - |,? so |\bbut\b[^.;]{1,40}, )\s?(true|false|yes|no)[.!\s]{0,3}$", re.IGNORECASE)
+_ENDING = re.compile(
+    r"(?::|—| - |,? so |,? but (?=no\b|yes\b)|\bbut\b[^.;]{1,40}, )\s?(true|false|yes|no)[.!\s]{0,3}$", re.IGNORECASE
+)
 _BOTH_NAMED = re.compile(r"^\(?(?:true|yes)(?:\s?/\s?| or )(?:false|no)(?:\)?:?|\?)\s+(?=\w)", re.IGNORECASE)
 _DENIED = re.compile(
     r"\W{0,3}(?:is|was|would be|seems|can|cannot|can't|isn't)\b.{0,20}?(?:incorrect|wrong|false|not|be\b|"
@@ -295,6 +309,8 @@ def _first_word(first: re.Match[str], placement: Placement) -> str | None:
         return None  # "No doubt ..."
     if len(word) == 1 and word.isascii() and re.search(r"\w", rest):
         return None
+    if word == "no" and re.match(r"\W{0,3}you(?:'re| are) (?:right|correct)\b", rest, re.IGNORECASE):
+        return AMBIGUOUS
     contradicted = _CONTRADICTED.match(rest)
     if (
         contradicted
@@ -327,6 +343,10 @@ def _predicate(text: str) -> str | None:
         return "True" if attested["yes"] or attested["fits"] else "False"
     if ending := _ENDING.search(text):
         return _TRUTH[ending[1].lower()]  # "No doubt about it: yes."
+    for pattern in (CONCLUDED, _SEMICOLON):  # "It's false that all birds can fly, so the statement is true."
+        parts = pattern.split(text)
+        if len(parts) > 1 and (found := _predicate(parts[-1])) is not None:
+            return found
     later = re.split(
         r"(?<!anything)(?<!nothing),? \b(?:but|however|yet|sondern|mais|pero)\b", text, flags=re.IGNORECASE
     )
@@ -339,8 +359,14 @@ def _predicate(text: str) -> str | None:
         word = (match["word"] or match["chinese"]).lower()
         start = max(text.rfind(mark, 0, match.start()) for mark in (". ", "; ", "? ", "! ")) + 1
         before = text[max(start, match.start() - 80) : match.start()]
+        before = re.sub(r"\bI(?: would|'d)\b", "I", before)
         before = re.split(r"(?i)(?<!anything),? but |, (?:so|and|which) ", before)[-1]
-        if _UNCERTAIN.search(before) or HEDGE.search(before) or text[match.end() :].lstrip(" \"'").startswith("?"):
+        if (
+            _SOMEBODY.search(before)
+            or _UNCERTAIN.search(before)
+            or HEDGE.search(before)
+            or text[match.end() :].lstrip(" \"'").startswith("?")
+        ):
             hedged = True
             continue
         if not _SUBJECT.search(before) and before.strip(" ,:"):

