@@ -363,7 +363,7 @@ def test_a_context_that_is_missing_does_not_drop_the_question_for_other_teachers
     study = make_study(data, f"student={folder}", f"teachers=Self-1C,{big}", *small)
     ann = study.questions[0]
     demonstrations = {"ann": CONTEXTS["Self-1C"].placeholders(ann)}
-    monkeypatch.setattr(Study, "collect_demonstrations", lambda *_: demonstrations)
+    monkeypatch.setattr(Study, "collect_demonstrations", lambda *_, **__: demonstrations)
     assert study.skipped_questions(demonstrations) == {}
     with pytest.warns(SkippedQuestionsWarning, match=r"question 'bob' is analyzed without Self-1C: 0 of 1 correct"):
         analysis = study.analyze(tmp_path / "run")
