@@ -308,7 +308,8 @@ EVALUATION_METRICS = (
         "lower"),
     Metric("evaluation", "loss_recognised",
         "1 if the objective is the trainer's loss, or was passed as `objectives`; 0 if part of the loss is not "
-        "evaluated, such as an overridden `compute_loss` or a KL penalty.", "0 or 1", "higher"),
+        "evaluated, such as an overridden `compute_loss`, a KL penalty, other completions or another reward.", "0 or 1",
+        "higher"),
 )  # fmt: skip
 
 GATE_METRICS = (

@@ -76,6 +76,7 @@ class TrainerAdapter:
         context: The context that represents the teacher of a self-distillation trainer; `None` for other trainers.
         distillation: The distillation loss beside a reward objective; `None` without one.
         unevaluated: What is optimized but not part of `objective`, in words; empty if it is the whole loss.
+        with_any_objective: The part of `unevaluated` that is not evaluated with any other objective either.
     """
 
     trainer: Any
@@ -88,6 +89,7 @@ class TrainerAdapter:
     context: str | None = None
     distillation: Objective | None = None
     unevaluated: tuple[str, ...] = ()
+    with_any_objective: tuple[str, ...] = ()
 
     @property
     def tokenizer(self) -> Any:
@@ -131,6 +133,7 @@ def adapt_trainer(trainer: Any, sampling: Sampling | None = None) -> TrainerAdap
     trl_compat.check_attributes(trainer)
     _check_supported(trainer, kind)
     sampling = sampling or _sampling(trainer.args)
+    completions = tuple(_other_completions(trainer, kind))
     return TrainerAdapter(
         trainer,
         kind,
@@ -141,7 +144,8 @@ def adapt_trainer(trainer: Any, sampling: Sampling | None = None) -> TrainerAdap
         template=_template(trainer),
         context="Self-1C" if kind in ("SDPOTrainer", "SDFTTrainer") else None,
         distillation=_distillation(trainer),
-        unevaluated=(*_overridden_loss(trainer, base), *_other_terms(trainer, kind)),
+        unevaluated=(*_overridden_loss(trainer, base), *completions, *_other_terms(trainer, kind)),
+        with_any_objective=completions,
     )
 
 
@@ -188,12 +192,9 @@ def _other_terms(trainer: Any, kind: str) -> list[str]:
     of vLLM's probabilities, whose aim is the update that is evaluated.
     """
     options = vars(trainer.args)
-    terms = [*_other_completions(trainer, kind), *_other_tokens(trainer, kind)]
-    if kind in REWARDED:
-        if options["beta"]:
-            terms.append(f"the KL penalty (beta={options['beta']:g})")
-        if len(trainer.reward_funcs) > 1:
-            terms.append(f"the sum of {len(trainer.reward_funcs)} reward functions (evaluated: the verifier)")
+    terms = list(_other_tokens(trainer, kind))
+    if kind in REWARDED and options["beta"]:
+        terms.append(f"the KL penalty (beta={options['beta']:g})")
     if kind == "GRPOTrainer" and (options["entropy_coef"] or options["use_adaptive_entropy"]):
         terms.append(f"the entropy bonus (entropy_coef={options['entropy_coef']:g})")
     if kind == "RLOOTrainer" and options["reward_clip_range"]:
@@ -211,6 +212,26 @@ def _other_terms(trainer: Any, kind: str) -> list[str]:
     if hasattr(trainer, "distillation_beta") and trainer._gate_runtime.verifier is not None:
         terms.append("that the advantages of incorrect completions are zero")  # GatedGRPOTrainer
     return terms
+
+
+def other_rewards(adapter: TrainerAdapter, verifier: Any) -> tuple[str, ...]:
+    """What a trainer rewards apart from the verifier of the evaluations, in words; empty if it is the verifier alone.
+
+    Args:
+        adapter: The adapter of the trainer.
+        verifier: The reward function that the evaluations call.
+    """
+    if adapter.kind not in REWARDED:
+        return ()
+    functions, weights = adapter.trainer.reward_funcs, adapter.trainer.reward_weights.tolist()
+    used = [function for function, weight in zip(functions, weights, strict=True) if weight]
+    if len(used) > 1:
+        return (f"the sum of {len(used)} reward functions (evaluated: the verifier)",)
+    # A gated trainer calls the verifier through a function of its own.
+    if any(getattr(function, "verifier", function) != verifier for function in used):
+        name = getattr(used[0], "__name__", type(used[0]).__name__)
+        return (f"the reward {name} (evaluated: the verifier)",)
+    return ()
 
 
 def _other_completions(trainer: Any, kind: str) -> Iterator[str]:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from math import ceil, isfinite
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -31,7 +32,7 @@ from opd_align.report.trackers import wandb_media
 from opd_align.report.training_prose import evaluation_line
 from opd_align.runs.run_directory import RunDirectory
 from opd_align.settings import Budget, Sampling, Settings
-from opd_align.training.adapters import adapt_trainer
+from opd_align.training.adapters import adapt_trainer, other_rewards
 from opd_align.training.checkpoint import resumed_from
 from opd_align.training.demonstration_cache import is_waiting_for_demonstrations
 from opd_align.training.distributed import max_wait, on_all_ranks, wait_for_all_ranks
@@ -135,7 +136,7 @@ class AlignmentCallback(TrainerCallback):
         teacher_set = TeacherSet.of(self.adapter, teachers)
         own_teacher = self.adapter.teacher is not None or self.adapter.server is not None
         has_teacher = own_teacher or teacher_set.contexts or teacher_set.models
-        self._loss_recognised = objectives is not None or not self.adapter.unevaluated
+        own_objectives = objectives is not None
         if objectives is None:
             # A trainer that optimizes rewards has no distillation loss to compare teachers by.
             add_distillation = has_teacher and self.adapter.objective.signal == "reward"
@@ -149,6 +150,10 @@ class AlignmentCallback(TrainerCallback):
         self.settings = Settings(objectives, budget, questions_per_group=QUESTIONS_PER_GROUP)
         self.folder = Path(trainer.args.output_dir) / FOLDER
         held_out = HeldOut.of(questions, verifier, correct_from=correct_from, timeout_s=verifier_timeout_s)
+        self._unevaluated = (
+            *(self.adapter.with_any_objective if own_objectives else self.adapter.unevaluated),
+            *other_rewards(self.adapter, held_out.verifier.function),
+        )
         self.evaluator = Evaluator(self.adapter, held_out, teacher_set, self.folder)
         self.evaluator.check(self.settings)
         self.schedule = OverheadLimit(every_n_steps, max_overhead, len(held_out.questions), self.evaluator.world)
@@ -280,7 +285,7 @@ class AlignmentCallback(TrainerCallback):
                 **({} if schedule.last_step is None else {"interval": step - schedule.last_step}),
                 "failures": self.failures,
                 "without_demonstration": waiting,
-                "loss_recognised": self._loss_recognised,
+                "loss_recognised": not self._unevaluated,
                 "verifier_failures": sum(failures for _, failures in ranks),
             }.items()
         }
@@ -370,13 +375,16 @@ class AlignmentCallback(TrainerCallback):
         trainer = self.adapter.trainer
         if not trainer.is_world_process_zero():
             return
-        if not self._loss_recognised:
+        if self._unevaluated:
+            of_objective = set(self._unevaluated) & (
+                set(self.adapter.unevaluated) - set(self.adapter.with_any_objective)
+            )
             logger.warning(
-                "%s optimizes more than what is evaluated (%s). Not evaluated: %s. Pass objectives=[...] to evaluate "
-                "your own objective.",
+                "%s optimizes more than what is evaluated (%s). Not evaluated: %s.%s",
                 type(trainer).__name__,
                 ", ".join(objective.name for objective in self.settings.objectives),
-                "; ".join(self.adapter.unevaluated),
+                "; ".join(self._unevaluated),
+                " Pass objectives=[...] to evaluate your own objective." if of_objective else "",
             )
         if len(held_out.questions) < MIN_QUESTIONS:
             logger.warning(
@@ -437,8 +445,8 @@ class AlignmentCallback(TrainerCallback):
                 logger.warning("Cannot read %s, starting a new evaluation schedule%s: %r", file, opened, error)
                 return new, 0, {}
             invalid = invalid_fields(stored)
-            for name, kind in (("failures", int), ("latest", str | None), ("latest_step", int | None)):
-                if not isinstance(stored.get(name), kind):
+            for name, kinds in (("failures", [int]), ("latest", [str, NoneType]), ("latest_step", [int, NoneType])):
+                if type(stored.get(name)) not in kinds:  # a bool is no number here
                     invalid.append(name)
             if invalid:
                 found = ", ".join(f"{name}={stored.get(name, 'missing')!r:.40}" for name in invalid)

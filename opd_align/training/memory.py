@@ -6,7 +6,10 @@ checked first, with vLLM awake and on all ranks, and the evaluation is refused i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +21,9 @@ MARGIN = 0.1
 """Share of the gathered weights that must be free beside them, for activations and fragments."""
 
 GIB = 2**30
+
+CGROUP = ("memory.max", "memory.current")
+"""Files with the limit of a container's memory and with what it uses (cgroup v2)."""
 
 
 def gathered_bytes(models: Iterable[Any], dtype: torch.dtype | None = None) -> int:
@@ -50,6 +56,30 @@ def free_bytes(device: torch.device) -> int | None:
         return None
     free, _ = torch.cuda.mem_get_info(device)
     return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+
+
+def free_host_bytes() -> int | None:
+    """What this machine, or the container, can still allocate; `None` where Linux's files do not say."""
+    limits = []
+    with suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        limits.append(1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")))
+    with suppress(OSError, ValueError):  # "max" without a limit
+        most, used = (Path("/sys/fs/cgroup", name).read_text(encoding="ascii") for name in CGROUP)
+        limits.append(max(int(most) - int(used), 0))
+    return min(limits, default=None)
+
+
+def check_host_memory(num_bytes: int) -> None:
+    """Refuses an evaluation for whose copies, of so many bytes on each rank, the machine has no memory."""
+    ranks, free = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), free_host_bytes()
+    needed = round((1 + MARGIN) * num_bytes * ranks)
+    if free is not None and needed > free:
+        raise EvaluationFailed(
+            f"copies of the base weights need {needed / GIB:.1f} GiB of the machine's memory for {ranks} ranks, and "
+            f"{free / GIB:.1f} GiB are free; evaluation refused (use vllm_mode='server' or no sleep mode, or analyze "
+            "checkpoints offline: opd-align analyze --student CHECKPOINT)"
+        )
 
 
 def check_memory(

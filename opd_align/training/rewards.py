@@ -155,6 +155,7 @@ class RewardVerifier:
             return values
 
         reward.__name__ = self.name
+        reward.verifier = self.function  # type: ignore[attr-defined]
         return reward
 
     async def _await(self, awaitable: Awaitable[Any]) -> Any:

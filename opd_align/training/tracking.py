@@ -16,6 +16,9 @@ from transformers import PrinterCallback, ProgressCallback
 
 logger = logging.getLogger(__name__)
 
+_warned: set[type] = set()
+"""Callbacks that have failed; it is said once."""
+
 
 def log_to_trackers(trainer: Any, state: Any, control: Any, row: Mapping[str, float]) -> Callable[[str], None]:
     """Calls `on_log` of all callbacks that do not print; returns a function that prints a line as those do.
@@ -34,7 +37,9 @@ def log_to_trackers(trainer: Any, state: Any, control: Any, row: Mapping[str, fl
             try:
                 handler.on_log(trainer.args, state, copy.copy(control), dict(row))
             except Exception as error:  # a tracker that is not reachable
-                logger.warning("%s.on_log failed for the row of an evaluation: %r", type(one).__name__, error)
+                log = logger.debug if type(one) in _warned else logger.warning
+                _warned.add(type(one))
+                log("%s.on_log failed for the row of an evaluation: %r", type(one).__name__, error)
     finally:
         handler.callbacks = callbacks
     for one in printing:

@@ -19,7 +19,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from opd_align.training import trl_compat
-from opd_align.training.memory import MARGIN, free_bytes
+from opd_align.training.memory import MARGIN, check_host_memory, free_bytes
 
 Agree = Callable[[Callable[[], Any], str], Any]
 
@@ -159,6 +159,7 @@ def _copies(weights: Iterable[Any], *, on_cpu: bool) -> list[tuple[Any, Any]]:
     for tensor in locals_:
         needed[tensor.device] = needed.get(tensor.device, 0) + tensor.nbytes
     places = {device: copy_device(device, size, on_cpu=on_cpu) for device, size in needed.items()}
+    check_host_memory(sum(size for device, size in needed.items() if places[device].type == "cpu"))
     return [(tensor, tensor.to(places[tensor.device], copy=True)) for tensor in locals_]
 
 

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import fully_shard
 
 from opd_align.training import memory
 from opd_align.training.distributed import EvaluationFailed
-from opd_align.training.memory import check_memory, free_bytes, gathered_bytes
+from opd_align.training.memory import check_host_memory, check_memory, free_bytes, free_host_bytes, gathered_bytes
 
 GPU = torch.device("cuda", 1)
 
@@ -78,3 +78,19 @@ def test_what_is_free_includes_pytorchs_own_cache(monkeypatch):
 def test_a_device_that_does_not_say_is_not_refused():
     assert free_bytes(torch.device("cpu")) is None
     check_memory(torch.device("cpu"), [model(sharded(2**60))], beside_vllm=False)
+
+
+def test_copies_that_the_machine_has_no_memory_for_are_refused(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    monkeypatch.setattr(memory, "free_host_bytes", lambda: 100 * 2**30)
+    check_host_memory(11 * 2**30)
+    with pytest.raises(EvaluationFailed, match=r"need 105\.6 GiB .* for 8 ranks, and 100\.0 GiB are free"):
+        check_host_memory(12 * 2**30)
+    monkeypatch.setattr(memory, "free_host_bytes", lambda: None)
+    check_host_memory(2**60)
+
+
+def test_free_memory_of_this_machine_is_known():
+    free = free_host_bytes()
+    assert free is not None
+    assert 2**20 < free < 2**50

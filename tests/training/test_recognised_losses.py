@@ -15,7 +15,8 @@ from trl import DistillationTrainer, GRPOTrainer
 
 from opd_align import OpdAlignError
 from opd_align.core.objectives import GeneralisedJSD, SingleSample
-from opd_align.training.adapters import adapt_trainer
+from opd_align.training.adapters import adapt_trainer, other_rewards
+from opd_align.training.rewards import RewardVerifier
 from opd_align.training.trainers.distillation import GatedDistillationTrainer
 from opd_align.training.trainers.gkd import GatedGKDTrainer
 
@@ -76,7 +77,6 @@ NAMED = [
     ("grpo", {"mask_truncated_completions": True}, "truncated completions are left out"),
     ("grpo", {"num_iterations": 3}, "used for several steps (num_iterations=3, steps_per_generation=1)"),
     ("grpo", {"steps_per_generation": 4}, "used for several steps (num_iterations=1, steps_per_generation=4)"),
-    ("grpo", {"reward_funcs": [len, len]}, "the sum of 2 reward functions (evaluated: the verifier)"),
     ("grpo", {"rollout_func": len}, "the completions of rollout_func"),
     ("grpo", {"aux_loss_enabled": True, "router_aux_loss_coef": 0.01}, "(router_aux_loss_coef=0.01)"),
     ("distillation", {"neftune_noise_alpha": 5.0}, "noise on the embeddings (neftune_noise_alpha=5)"),
@@ -87,6 +87,33 @@ NAMED = [
 def test_a_setting_that_changes_the_loss_is_named(kind, settings, named, made, monkeypatch) -> None:
     (line,) = adapt_trainer(changed(made(kind), monkeypatch, **settings)).unevaluated
     assert named in line
+
+
+def verify(**_: Any) -> list[float]:
+    raise AssertionError("not called")
+
+
+@pytest.mark.parametrize(
+    ("rewards", "weights", "named"),
+    [
+        ([verify], [1.0], ()),
+        ([verify, len], [1.0, 0.0], ()),
+        ([RewardVerifier(verify).as_reward()], [1.0], ()),
+        ([len], [1.0], ("the reward len (evaluated: the verifier)",)),
+        ([verify, len], [1.0, 0.5], ("the sum of 2 reward functions (evaluated: the verifier)",)),
+    ],
+)
+def test_rewards_apart_from_the_verifier_are_named(rewards, weights, named, made, monkeypatch) -> None:
+    trainer = changed(made("grpo"), monkeypatch, reward_funcs=rewards, reward_weights=torch.tensor(weights))
+    assert other_rewards(adapt_trainer(trainer), verify) == named
+
+
+def test_an_objective_does_not_change_which_completions_are_trained_on(made, monkeypatch) -> None:
+    gkd = adapt_trainer(changed(made("gkd"), monkeypatch, lmbda=0.5))
+    assert gkd.with_any_objective == ("completions of the data set (lmbda=0.5)",)
+    grpo = adapt_trainer(changed(made("grpo"), monkeypatch, beta=0.04))
+    assert grpo.unevaluated
+    assert not grpo.with_any_objective
 
 
 def test_self_distillation_on_a_data_sets_context_is_not_evaluated_as_such(tmp_path: Any) -> None:

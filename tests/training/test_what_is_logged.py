@@ -158,8 +158,8 @@ def test_an_overridden_loss_is_logged_once(as_class: Any, caplog: Any) -> None:
     (record,) = caplog.records
     assert "OwnLoss optimizes more than what is evaluated (jsd_1)" in record.message
     assert "compute_loss() of OwnLoss" in record.message
-    assert not callback._loss_recognised
-    assert AlignmentCallback(trainer, held_out(4), ARITHMETIC, objectives=[ReverseKL()])._loss_recognised
+    assert callback._unevaluated
+    assert not AlignmentCallback(trainer, held_out(4), ARITHMETIC, objectives=[ReverseKL()])._unevaluated
 
 
 def test_a_loss_that_is_replaced_is_noticed(trainers: dict[str, Any], monkeypatch: Any) -> None:
