@@ -214,10 +214,11 @@ def _unsupported(library: str, what: str) -> OpdAlignError:
 def untested() -> str:
     """Ends an error message about a trainer that does something unexpected."""
     version = metadata.version("trl")
-    tested = f"TRL {version}; tested versions of TRL: {TESTED['trl']}"
     if _release(TRL_MIN) <= _release(version) < _release(TRL_BELOW):
-        return f"a subclass or a callback changed how the trainer makes batches or computes its loss ({tested})"
-    return f"this version of TRL is not supported ({tested})"
+        cause = f"a subclass or a callback changed how the trainer of TRL {version} makes batches or computes its loss"
+    else:
+        cause = f"TRL {version} is not supported"
+    return f"{cause}. Tested versions of TRL: {TESTED['trl']}"
 
 
 def _library(kind: type) -> str:
