@@ -59,7 +59,7 @@ def test_a_lost_machine_is_replaced(machines: Any, alone: Path, tmp_path: Path) 
         )
         machines.remove_node(victim[0], allow_graceful=False)
         try:
-            _, error = driver.communicate(timeout=100)
+            _, error = driver.communicate(timeout=400)
         finally:
             driver.kill()
     assert driver.returncode == 0, error[-2000:]
