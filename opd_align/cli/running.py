@@ -17,8 +17,7 @@ QUICK = {
     "questions.limit": 8, "budget.initial": 60, "budget.targeted": 400, "budget.allocation": "adaptive",
     "budget.correct_paths": 1, "budget.incorrect_paths": 1, "rules.n_sig": 10, "demonstrations.trials": 24,
 }  # fmt: skip
-"""Configuration keys that `--quick` sets, unless they are set otherwise: a tenth of the demo's rollouts, a hundredth of
-the paper's. Few rollouts a question and more questions decide earlier than the reverse."""
+"""Configuration keys that `--quick` sets, unless they are set otherwise."""
 
 
 def run_study(args: argparse.Namespace, study: Study, cluster: RayCluster | None) -> Analysis:

@@ -36,7 +36,6 @@ QUALIFIER = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _EXPLANATION = re.compile(r":| because\b| since\b| by \w+ing\b| - | — ", re.IGNORECASE)
-# 0.75, or 75%
 # The same value again, as a percentage or rounded: "0.75, or 75%", "7/18, about 39%".
 AGAIN = re.compile(
     r"(?<=[\d}$)]),? (?:or|i\.e\.|that is),? (?:exactly )?[\d.]{1,9} ?(?:\\?%|percent\b)|"

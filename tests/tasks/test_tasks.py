@@ -342,7 +342,7 @@ def test_real_questions_load_and_their_own_answers_are_correct(name):
 
 
 def test_a_folder_loaded_by_datasets_uses_the_same_mapping(tmp_path, monkeypatch):
-    datasets = pytest.importorskip("datasets")
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed: pip install datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "data").mkdir()
     file = write_jsonl(tmp_path / "data" / "test.jsonl", [MMLU_ROW, MMLU_ROW | {"answer": 0}])
@@ -364,7 +364,7 @@ def test_a_folder_loaded_by_datasets_uses_the_same_mapping(tmp_path, monkeypatch
     ],
 )
 def test_without_a_file_the_dataset_is_loaded_from_the_hub(name, hub, config, split, monkeypatch):
-    datasets = pytest.importorskip("datasets")
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed: pip install datasets")
     calls = []
     monkeypatch.setattr(
         datasets, "load_dataset", lambda *names, **options: calls.append((names, options)) or [ROWS[name]]
@@ -376,7 +376,7 @@ def test_without_a_file_the_dataset_is_loaded_from_the_hub(name, hub, config, sp
 
 
 def test_an_error_of_the_hub_suggests_a_local_file(monkeypatch):
-    datasets = pytest.importorskip("datasets")
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed: pip install datasets")
 
     def failing(*names, **options):
         raise ValueError("Unknown split\nand a long trace")
@@ -387,7 +387,7 @@ def test_an_error_of_the_hub_suggests_a_local_file(monkeypatch):
 
 
 def test_without_a_connection_the_cache_is_read_at_once(monkeypatch):
-    datasets = pytest.importorskip("datasets")
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed: pip install datasets")
     constants = pytest.importorskip("huggingface_hub").constants
     # Port 1 of this machine refuses connections, as a machine without a network does.
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-pytest.importorskip("vllm")
+pytest.importorskip("vllm", reason="vLLM is not installed; `make test-vllm` installs it")
 pytest.importorskip("httpx")
 
 from support.backend_contract import check_batches_do_not_matter, check_frequencies, check_sampler, check_scorer

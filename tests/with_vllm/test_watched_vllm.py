@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("vllm")
+pytest.importorskip("vllm", reason="vLLM is not installed; `make test-vllm` installs it")
 pytest.importorskip("trl")
 
 from support.trainings import ARITHMETIC, TINY, fresh, held_out, make, same_weights, trainer_rows
