@@ -24,6 +24,10 @@ _DEVICE = re.compile(r"auto|cpu|(?:cuda|mps|xpu|npu|hpu|mlu|musa)(?::\d{1,3})?")
 _HUB_NAME = re.compile(r"[\w.-]{1,96}(?:/[\w.-]{1,96})?", re.ASCII)
 
 
+class HubUnreachable(OpdAlignError):
+    """The Hub does not answer, and there is no cached copy."""
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """A model and its tokenizer.
@@ -96,11 +100,16 @@ def load_tokenizer(reference: str, **kwargs: Any) -> Any:
     return _from_pretrained(_libraries()[1].AutoTokenizer, reference, source, options | kwargs)
 
 
+def load_config(reference: str) -> Any:
+    """Loads only the config; raises `HubUnreachable` if it is neither on this machine nor can be downloaded."""
+    source, options = resolve_reference(reference)
+    return _from_pretrained(_libraries()[1].AutoConfig, reference, source, options)
+
+
 def weight_bytes(reference: str, *, dtype: str = "auto", device: str = "auto") -> int:
     """Memory of a model's weights in bytes, from its config alone: no weights are loaded."""
     torch, transformers = _libraries()
-    source, options = resolve_reference(reference)
-    config = _from_pretrained(transformers.AutoConfig, reference, source, options)
+    config = load_config(reference)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     on_gpu = torch.cuda.is_available() if device == "auto" else device != "cpu"
@@ -125,10 +134,10 @@ def _from_pretrained(auto_class: Any, reference: str, source: str, options: dict
         try:
             return auto_class.from_pretrained(source, **options)
         except Exception as error:  # damaged or missing files, no connection: each raised by another library
-            reason = _first_line(error)
+            reason, kind = _first_line(error), OpdAlignError
             if not reachable and re.search("connect|cache|offline", reason):
-                reason = "no connection to the Hub, and no cached copy"
-            raise OpdAlignError(
+                reason, kind = "no connection to the Hub, and no cached copy", HubUnreachable
+            raise kind(
                 f"cannot load {reference!r}: {reason}. Give a folder made by save_pretrained, a .gguf file, "
                 "the name of a model on the Hub (which needs a connection or a cached copy), "
                 f"or {EMBEDDED}student / {EMBEDDED}teacher"

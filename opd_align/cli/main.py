@@ -58,6 +58,8 @@ tables and writes an HTML report. Finished batches are saved to disk: if interru
   opd-align analyze --config boolq_qwen3_0.6b --set student.backend=vllm --out runs/boolq
   opd-align analyze --student Qwen/Qwen3-0.6B --task gsm8k --teachers Self-1C,Self-3C --quick --until-decided
   opd-align analyze --dry-run                                                estimated rollouts, time and cost
+  opd-align analyze --config aime2025_qwen3_1.7b --dry-run --hardware 8x80   does it fit, and what goes where?
+  opd-align analyze --config boolq_qwen3_0.6b --gpus 0-7 --out runs/boolq    eight GPUs of this machine
   opd-align analyze --estimator pooled --reuse runs/first --out runs/pooled  same rollouts, another estimator
   opd-align analyze --student exact --worlds 8                               synthetic worlds with known answers
   opd-align analyze --rollouts rollouts.jsonl                                rollouts that another program recorded
@@ -324,12 +326,21 @@ def _add_analysis_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     cost = parser.add_argument_group("cost estimate")
     cost.add_argument(
-        "--dry-run", action="store_true", help="sample a little to measure speed, print the estimate, and exit"
-    )
-    cost.add_argument("--gpus", type=int, metavar="N", help="number of GPUs (default: 1)")
+        "--dry-run", action="store_true",
+        help="print the plan of memory and placement, sample a little to measure speed, print the cost, and exit",
+    )  # fmt: skip
+    cost.add_argument(
+        "--hardware", metavar="NxGB",
+        help="plan for other GPUs than those of this machine, such as 8x80: memory and placement, no sampling",
+    )  # fmt: skip
     cost.add_argument("--tokens-per-second", type=float, metavar="N", help="speed of one GPU (default: measured)")
     cost.add_argument("--dollars-per-gpu-hour", type=float, metavar="N", help="price of one GPU hour")
     cost.add_argument("--calibrate-from", type=_path, metavar="DIR", help="estimate from a small finished run")
+    machine = parser.add_argument_group("several processes on this machine")
+    machine.add_argument(
+        "--gpus", metavar="LIST", help="GPUs to use, such as 0-7 or 0,2,5; each process has as many as the study needs"
+    )
+    machine.add_argument("--processes", type=int, metavar="N", help="number of processes (default: one per GPU needed)")
     cluster = parser.add_argument_group("Ray cluster (--engine ray; --workers defaults to as many as fit)")
     cluster.add_argument(
         "--engine", choices=("local", "ray"), default="local", help="run in this process (default) or on Ray"
