@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import replace
 from math import ceil, isfinite
 from pathlib import Path
-from types import NoneType
 from typing import Any, Literal
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -31,9 +30,10 @@ from opd_align.report.training_prose import evaluation_line
 from opd_align.runs.run_directory import RunDirectory
 from opd_align.settings import Budget, Sampling, Settings
 from opd_align.training.adapters import adapt_trainer, other_rewards
-from opd_align.training.checkpoint import resumed_from
+from opd_align.training.checkpoint import STATE, read_state, resumed_from
 from opd_align.training.demonstration_cache import is_waiting_for_demonstrations
 from opd_align.training.distributed import max_wait, on_all_ranks, wait_for_all_ranks
+from opd_align.training.evaluation import DEFAULT_BUDGET, QUESTIONS_PER_GROUP
 from opd_align.training.evaluation_log import (
     TrainingStep,
     append_line,
@@ -47,22 +47,13 @@ from opd_align.training.gated_alignment import gate_eps, gate_of, gate_state, ga
 from opd_align.training.held_out import HeldOut, check_verifier_calls
 from opd_align.training.model_state import preserve_rng_state
 from opd_align.training.outside import MAX_SNAPSHOTS, OutsideEvaluation
-from opd_align.training.overhead import OverheadLimit, invalid_fields
+from opd_align.training.overhead import OverheadLimit
 from opd_align.training.rewards import CORRECT_FROM, TIMEOUT_S
 from opd_align.training.time_limit import completed_share
 from opd_align.training.tracking import log_to_trackers
 from opd_align.types import Floats, OpdAlignError
 
 logger = logging.getLogger(__name__)
-
-STATE = "opd_align.json"
-"""File in a checkpoint with the state of the evaluation schedule."""
-
-DEFAULT_BUDGET = Budget(initial=32, targeted=512, allocation="adaptive", rounds=3)
-"""Rollouts per question by default; in few rounds, since each round takes as long as its longest rollout."""
-
-QUESTIONS_PER_GROUP = 4
-"""Questions whose rollouts are sampled in one call."""
 
 
 class AlignmentCallback(TrainerCallback):
@@ -369,10 +360,8 @@ class AlignmentCallback(TrainerCallback):
         if found is not None:
             self.latest, self.latest_step, self._latest_run = found
             if state.is_world_process_zero:
-                late = state.global_step - found[1]
-                logger.info(
-                    "The evaluation of step %d arrived at step %d (%d steps late)", found[1], found[1] + late, late
-                )
+                now, of = state.global_step, found[1]
+                logger.info("The evaluation of step %d arrived at step %d (%d steps late)", of, now, now - of)
 
     def _gate_weights(self, analysis: Analysis) -> dict[tuple[str, str], Floats] | None:
         """What the trainer's gate, as it was until now, gives to each node; `None` without a gate."""
@@ -473,29 +462,14 @@ class AlignmentCallback(TrainerCallback):
         )
         trainer = self.adapter.trainer
         checkpoint = resumed_from(trainer) or self.folder.parent / f"checkpoint-{step}"
-        file, gate = checkpoint / STATE, gate_of(trainer)
+        gate = gate_of(trainer)
 
         def read() -> tuple[OverheadLimit, int, dict[str, Any]]:
             # The other ranks get what rank 0 reads: they may be on nodes that do not see its files.
             if not step or self.evaluator.rank:
                 return new, 0, {}
-            try:
-                stored = json.loads(file.read_text(encoding="utf-8"))
-                if not isinstance(stored, dict):
-                    raise TypeError(f"expected an object, found {stored!r:.40}")
-            except (OSError, ValueError, TypeError) as error:  # half written when the training was killed
-                opened = f"; gate {gate.name} starts open" if gate is not None and gate_state(trainer) else ""
-                logger.warning("Cannot read %s, starting a new evaluation schedule%s: %r", file, opened, error)
-                return new, 0, {}
-            invalid = invalid_fields(stored)
-            for name, kinds in (("failures", [int]), ("latest", [str, NoneType]), ("latest_step", [int, NoneType])):
-                if type(stored.get(name)) not in kinds:  # a bool is no number here
-                    invalid.append(name)
-            if invalid:
-                found = ", ".join(f"{name}={stored.get(name, 'missing')!r:.40}" for name in invalid)
-                logger.warning("Ignoring invalid values in %s: %s", file, found)
-            kept = {name: value for name, value in stored.items() if name not in invalid}
-            return new.load_state_dict(stored), max(kept.get("failures", 0), 0), kept
+            opened = f"; gate {gate.name} starts open" if gate is not None and gate_state(trainer) else ""
+            return read_state(checkpoint / STATE, new, opened)
 
         self.schedule, self.failures, stored = on_all_ranks(read, "reading the schedule")[0]
         self._latest_run, self.latest_step = stored.get("latest"), stored.get("latest_step")

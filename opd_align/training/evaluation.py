@@ -19,20 +19,27 @@ from opd_align.core.engine import Analysis
 from opd_align.runs.execute import LocalExecutor, execute_run
 from opd_align.runs.manifest import RunMismatch, describe
 from opd_align.runs.run_directory import RunDirectory
-from opd_align.settings import Settings
+from opd_align.settings import Budget, Settings
 from opd_align.teachers.contexts import SELF, Context
 from opd_align.teachers.demonstrations import DemonstrationSource, DemonstrationWriters, NoGrading, TrialBudget
 from opd_align.teachers.eligibility import prompts_too_long
 from opd_align.training.demonstration_cache import DemonstrationCache, NoDemonstrationYet
 from opd_align.training.distributed import EvaluationFailed, RankExecutor, on_all_ranks
 from opd_align.training.held_out import HeldOut
-from opd_align.training.overhead import MIN_QUESTIONS, group_size, num_questions
+from opd_align.training.overhead import MIN_QUESTIONS, group_size, num_questions, questions_per_rank
+from opd_align.training.time_limit import TimeLimit
 from opd_align.types import Question
 
 logger = logging.getLogger(__name__)
 
 OWN = "teacher"
 """The name of the trainer's own teacher."""
+
+DEFAULT_BUDGET = Budget(initial=32, targeted=512, allocation="adaptive", rounds=3)
+"""Rollouts per question by default; in few rounds, since each round takes as long as its longest rollout."""
+
+QUESTIONS_PER_GROUP = 4
+"""Questions whose rollouts are sampled in one call."""
 
 REPLACEMENT_ROUNDS = 3
 """How often an evaluation replaces questions for which the student could not write demonstrations."""
@@ -131,6 +138,15 @@ class HeldOutEvaluation:
         executor = RankExecutor(local, self.rank, self.world, self.folder)
         analysis, path = execute_run(executor, open_directory, questions, settings)
         return analysis, path.name
+
+    def time_limit(self, settings: Settings, scale: float = 1.0, time_limit_s: float | None = None) -> TimeLimit:
+        """The smaller of the evaluation's own limit and what `Budget.seconds` permits one rank's questions."""
+        limits = [] if time_limit_s is None else [time_limit_s]
+        if settings.budget.seconds is not None:
+            questions = num_questions(len(self.held_out.questions), scale)
+            # As much again for demonstrations, scores and set-up.
+            limits.append(2 * questions_per_rank(questions, self.world) * settings.budget.seconds)
+        return TimeLimit(min(limits) if limits else None)
 
     def exclude_too_long(self, student: Any) -> dict[str, str]:
         """Question id → why its prompt does not fit the student; each is logged once."""

@@ -33,7 +33,6 @@ from opd_align.training.model_state import (
     preserve_model_state,
     unwrapped,
 )
-from opd_align.training.overhead import num_questions, questions_per_rank
 from opd_align.training.time_limit import TimedStudent, TimeLimit
 from opd_align.training.vllm_address import Node, reachable_address
 from opd_align.training.weight_sync import vllm_ready
@@ -178,20 +177,11 @@ class Evaluator:
             scale: Share of the questions, above 0 and at most 1.
             time_limit_s: After so many seconds sampling ends. `None`: only `Budget.seconds` limits it.
         """
-        limit = self._time_limit(settings, scale, time_limit_s)
+        limit = self.evaluation.time_limit(settings, scale, time_limit_s)
         ddp_timeout_s = self.adapter.trainer.args.ddp_timeout
         with max_wait(ddp_timeout_s, limit.seconds), self.borrowed_models(limit) as (student, writers, teachers):
             models = EvaluatedModels(student, writers, teachers, self.precision)
             return self.evaluation.run(models, settings, step, scale)
-
-    def _time_limit(self, settings: Settings, scale: float, time_limit_s: float | None) -> TimeLimit:
-        """The smaller of the evaluation's own limit and what `Budget.seconds` permits one rank's questions."""
-        limits = [] if time_limit_s is None else [time_limit_s]
-        if settings.budget.seconds is not None:
-            questions = num_questions(len(self.held_out.questions), scale)
-            # As much again for demonstrations, scores and set-up.
-            limits.append(2 * questions_per_rank(questions, self.world) * settings.budget.seconds)
-        return TimeLimit(min(limits) if limits else None)
 
     @contextmanager
     def borrowed_models(self, limit: TimeLimit | None = None) -> Iterator[tuple[Any, DemonstrationWriters, list[Any]]]:

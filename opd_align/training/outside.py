@@ -90,6 +90,7 @@ class OutsideEvaluation:
             remove_remains(self.folder, TEMPORARY)
             (self.folder / FINISHED).unlink(missing_ok=True)
             self.adapter.tokenizer.save_pretrained(self.folder / FOLDER / TOKENIZER)
+            self.adapter.trainer.model.config.save_pretrained(self.folder / FOLDER / TOKENIZER)  # names its class
             write_spec(self.folder, spec)
             # A new training ignores the results of one that was here before; a resumed one continues with them.
             file = self.folder / HISTORY

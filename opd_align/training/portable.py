@@ -1,9 +1,9 @@
 """Objects as JSON that another process can read: settings, questions, verifiers, objectives, contexts.
 
 A dataclass is written as its import path and its fields, a function or class as its import path, a built-in task by
-name, and all else must be plain values. Reading imports what is named, from the folders where it was found when it was written; so a file is read
-only from a directory that its user trusts, such as the output directory of a training. Live objects (models, closures)
-cannot be described, and are refused with what to do.
+name, and all else must be plain values. Reading imports what is named, from the folders where it was found when it was
+written; so a file is read only from a directory that its user trusts, such as the output directory of a training. Live
+objects (models, closures) cannot be described, and are refused with what to do.
 """
 
 from __future__ import annotations

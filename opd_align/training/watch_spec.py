@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ class TeacherRef:
         name: Its name in results.
         context: What its prompt has in addition to the student's. `None`: nothing.
         model: Folder or Hub name of its model. `None`: the student, or behind a server.
+        adapter: A PEFT adapter of it. `None`: none.
         dtype: The dtype of its weights.
         device: Its torch device; "auto" is a GPU if there is one.
         attention: Its attention implementation. `None`: that of transformers.
@@ -46,6 +47,7 @@ class TeacherRef:
     name: str
     context: Context | None = None
     model: str | None = None
+    adapter: str | None = None
     dtype: str = "auto"
     device: str = "auto"
     attention: str | None = None
@@ -122,6 +124,7 @@ def read_spec(folder: Path) -> WatchSpec | None:
         if stored.pop("format") != FORMAT:
             raise OpdAlignError(f"{str(file)!r} was written by another version of opd-align; use the same one for both")
         spec = WatchSpec(**{name: from_json(value) for name, value in stored.items()})
+        spec = replace(spec, tokenizer=str(folder / FOLDER / TOKENIZER))  # wherever this directory is mounted
     except FileNotFoundError:
         return None
     except OpdAlignError as error:
