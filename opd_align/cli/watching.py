@@ -42,9 +42,7 @@ def watch(args: argparse.Namespace) -> int:
         args.directory, spec, pattern=args.checkpoints, snapshots=snapshots, poll_s=args.poll, settle_s=args.settle,
         track=rows or (lambda: None), say=say,
     )  # fmt: skip
-    say(
-        f"watching {args.directory}; results in {args.directory / FOLDER}, shown by: opd-align dashboard {args.directory}"
-    )
+    say(f"watching {args.directory}; to see the results: opd-align dashboard {args.directory}")
     try:
         count = watcher.run(Until(args.until_step, args.idle_timeout, args.once))
     finally:
