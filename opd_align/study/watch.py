@@ -117,7 +117,7 @@ class Watcher:
             while True:
                 # Looked for first: what is written before it is found below.
                 finished = (self.folder / FINISHED).exists()
-                ready, waiting = self.pending()
+                ready, waiting = self.pending(final=finished or until.once)
                 if ready:
                     count += self._evaluate(ready[0])
                     last = time.monotonic()
@@ -125,12 +125,17 @@ class Watcher:
                 if until.step is not None and self._has_evaluated(until.step):
                     return count
                 idle_s = time.monotonic() - last
-                if not waiting and (until.once or finished or idle_s > (until.idle_s or float("inf"))):
+                if (until.once or finished) and not waiting:
+                    return count
+                if until.idle_s is not None and idle_s > max(until.idle_s, self.settle_s if waiting else 0.0):
                     return count
                 time.sleep(self.poll_s)
 
-    def pending(self) -> tuple[list[Checkpoint], list[Checkpoint]]:
-        """Checkpoints that are not evaluated: those that can be read, by step, and those that may still change."""
+    def pending(self, *, final: bool = False) -> tuple[list[Checkpoint], list[Checkpoint]]:
+        """Checkpoints that are not evaluated: those that can be read, by step, and those that may still change.
+
+        With `final`, nothing more is written: what is not complete will stay so.
+        """
         lines, _ = read_lines(self.folder / HISTORY)
         known = {str(line["checkpoint"]) for _, line in lines if line.get("checkpoint")}
         if self.snapshots:
@@ -155,7 +160,7 @@ class Watcher:
             settled = self._is_settled(each) or (lacks is None and at + 1 < len(candidates))
             if lacks is None and settled:
                 ready.append(each)
-            elif lacks is not None and settled and (at + 1 < len(candidates) or self._is_abandoned(each)):
+            elif lacks is not None and settled and (final or at + 1 < len(candidates)):
                 self._skip(each, f"it is not complete: {lacks}")
             else:
                 waiting.append(each)
@@ -171,11 +176,6 @@ class Watcher:
             since = now
         self._seen[checkpoint.name] = checkpoint.id, since
         return now - since >= self.settle_s
-
-    def _is_abandoned(self, checkpoint: Checkpoint) -> bool:
-        """Whether an incomplete checkpoint will stay so: its training has ended, or has not touched it for long."""
-        since = time.monotonic() - self._seen[checkpoint.name][1]
-        return (self.folder / FINISHED).exists() or since >= 20 * self.settle_s
 
     def _skip(self, checkpoint: Checkpoint, reason: str) -> None:
         self._skipped.add(checkpoint.id)

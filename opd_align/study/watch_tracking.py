@@ -60,7 +60,7 @@ class WandbRows:
     def finish(self) -> None:
         """Ends the run of the watcher; that of the training goes on."""
         if self._wandb is not None:
-            self._wandb.finish(quiet=True)
+            self._wandb.finish()
 
     def _log(self, step: int, line: Mapping[str, Any]) -> None:
         if self._wandb is None:
@@ -80,7 +80,7 @@ class WandbRows:
             # In shared mode several processes write to one run, and only the primary one ends it. Offline there is no
             # such mode: both write files of the same id, which `wandb sync` puts into one run.
             offline = os.environ.get("WANDB_MODE") in ("offline", "dryrun", "disabled")
-            shared = {} if offline else {"mode": "shared"}
+            shared: dict[str, Any] = {} if offline else {"mode": "shared"}
             wandb.init(
                 **{name: self.run.get(name) for name in ("id", "project", "entity")},
                 settings=wandb.Settings(
