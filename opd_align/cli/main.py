@@ -123,7 +123,7 @@ Starts a training recipe with `accelerate launch` and prints the command. Withou
 
   opd-align train
   opd-align train gkd_incorrect_only                                          the embedded models, on a CPU
-  opd-align train distillation_divergence --config 8gpu_zero3 --max_steps 200
+  opd-align train distillation_divergence --config 8gpu_zero2 --max_steps 200
   opd-align train grpo_distill_on_failures --config mine.yaml --accelerate my_machines.yaml
   opd-align train gkd_incorrect_only --help                                   all options of the recipe
 """
