@@ -81,7 +81,8 @@ def test_a_plain_loop_is_watched_to_its_end(saved, tmp_path, capsys, monkeypatch
 
     thread = threading.Thread(target=loop)
     thread.start()
-    assert main(["watch", str(run), *WITH_TEACHER, "--wandb", "own"]) == 0
+    enough = ["--initial", "24", "--targeted", "64", "--n-sig", "8"]
+    assert main(["watch", str(run), *WITH_TEACHER, *enough, "--wandb", "own"]) == 0
     thread.join()
     assert steps(run) == [10, 20]
     assert [line["run"] for line in lines(run)] == ["step-000010", "step-000020"]
