@@ -289,7 +289,7 @@ class Study:
             if role.name in self.teacher_factories:
                 made.append(self.teacher_factories[role.name](role.name, prompting, self.config.sampling.temperature))
                 continue
-            made.append(HFTeacher(role.name, self._loaded(model).model, prompting))
+            made.append(HFTeacher(role.name, self._loaded(model).model, prompting, self.config.scoring.precision))
         new = self.config.sampling.max_tokens
         lengths = [teacher.context_length for teacher in made]
         return [
@@ -457,6 +457,7 @@ class Study:
                 end_tokens=chat.end_tokens,
                 load_model=lambda: self._loaded(model),
                 cached=self._once,
+                scoring=self.config.scoring,
             )
         )
 
@@ -477,6 +478,10 @@ class Study:
     @cached_property
     def _made(self) -> dict[Any, Any]:
         return {}
+
+    def made(self, key: Any) -> Any:
+        """What backends have cached under a key; `None` if it was not created here."""
+        return self._made.get(key)
 
 
 def _limit(sampler: Any) -> Callable[[Question], str | None]:

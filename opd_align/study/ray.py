@@ -183,7 +183,8 @@ class RayExecutor:
         self.actors: list[_StartedActor] = []
         self.model_actors: dict[str, str] = {}
         for index, spec in enumerate(self.allocation.model_actors):
-            self._start_actor(ModelActor, f"teacher {spec.names[0]!r}", f"model-{index}", spec.gpus, spec.model)
+            name, precision = f"teacher {spec.names[0]!r}", self.study.config.scoring.precision
+            self._start_actor(ModelActor, name, f"model-{index}", spec.gpus, spec.model, precision)
             self.model_actors |= dict.fromkeys(spec.names, f"{self.name_prefix}-model-{index}")
         self.model_actor_names = [started.name for started in self.actors]
         self.first_worker = self._start_worker(0)
