@@ -10,7 +10,8 @@ from opd_align.cli.terminal import say
 if TYPE_CHECKING:
     from opd_align.core.decision import Decision
     from opd_align.core.engine import Analysis
-    from opd_align.study.build import PreparedStudy, Study
+    from opd_align.study.build import Study
+    from opd_align.study.prepared import PreparedStudy
     from opd_align.study.ray import RayCluster
 
 QUICK = {

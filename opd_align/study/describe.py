@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from opd_align.backends.scoring_report import SCORING_REPORT
 from opd_align.report.provenance import Provenance, TeacherNote, kept_prompts
-from opd_align.study.build import PreparedStudy, Study
+from opd_align.study.build import Study
 from opd_align.study.config import ModelConfig
+from opd_align.study.prepared import PreparedStudy
 from opd_align.study.teacher_specs import TeacherSpec
 from opd_align.teachers.contexts import SELF
 

@@ -28,8 +28,9 @@ from opd_align.runs.execute import Group, GroupResults, execute_run
 from opd_align.runs.filesystem import AnyPath, PathLike, RemotePath, as_path
 from opd_align.runs.rollout_store import DamagedFileWarning
 from opd_align.runs.run_directory import RunDirectory, Usage
-from opd_align.study.build import PreparedStudy, Study
+from opd_align.study.build import Study
 from opd_align.study.config import ModelConfig
+from opd_align.study.prepared import PreparedStudy
 from opd_align.study.ray_actors import (
     ActorContext,
     EventQueue,

@@ -24,8 +24,9 @@ from opd_align.runs.filesystem import as_path
 from opd_align.runs.manifest import describe
 from opd_align.runs.rollout_store import DamagedFileWarning
 from opd_align.settings import Precision
-from opd_align.study.build import PreparedStudy, Study
+from opd_align.study.build import Study
 from opd_align.study.config import ModelConfig, StudyConfig
+from opd_align.study.prepared import PreparedStudy
 from opd_align.teachers.contexts import ContextPrompt, Demonstration
 from opd_align.types import Floats, OpdAlignError, Question, Rollouts, Tokens
 
