@@ -104,7 +104,8 @@ class WatchedModels:
         def student_with(prompt: Any) -> TimedStudent:
             sampling = self.spec.sampling
             return TimedStudent(
-                HFStudent("student", loaded.model, prompt, ends, sampling, before_step=limit.check), limit
+                HFStudent("student", loaded.model, prompt, ends, sampling, before_step=limit.check, precision="native"),
+                limit,
             )
 
         student = student_with(evaluation.prompting())
@@ -128,7 +129,8 @@ class WatchedModels:
             from opd_align.backends.server import ServerTeacher
 
             return ServerTeacher(ref.name, ref.url, ref.served_as or ref.name, prompt)
-        return HFTeacher(ref.name, student if ref.model is None else self._teachers[ref.name].model, prompt)
+        # As in the training: the update that is measured is the one that the loss makes, in its precision.
+        return HFTeacher(ref.name, student if ref.model is None else self._teachers[ref.name].model, prompt, "native")
 
     def _load(self, checkpoint: Checkpoint) -> LoadedModel:
         spec, folder = self.spec, str(checkpoint.folder)

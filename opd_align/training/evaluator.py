@@ -261,7 +261,9 @@ class Evaluator:
     def _student(self, model: Any, prompt: Any, engine: Engine) -> Any:
         adapter, vllm = self.adapter, self.adapter.vllm
         ends = self.chat.end_tokens(model.config, model.generation_config)
-        local = HFStudent("student", model, prompt, ends, adapter.sampling, before_step=engine.limit.check)
+        local = HFStudent(
+            "student", model, prompt, ends, adapter.sampling, before_step=engine.limit.check, precision="native"
+        )
         # With tensor parallelism all ranks of a group must send the same requests, but each has questions of its own.
         if vllm is None or (vllm.mode == "colocate" and vllm.tensor_parallel_size > 1):
             return local
@@ -279,16 +281,17 @@ class Evaluator:
         own, extra = gathered[: len(self._own_teacher)], gathered[len(self._own_teacher) :]
         teachers: list[Any] = []
         if adapter.context is None:  # the teacher of a self-distillation trainer has a context, see below
-            teachers += [HFTeacher(OWN, own_model, prompt) for own_model in own]
+            teachers += [HFTeacher(OWN, own_model, prompt, "native") for own_model in own]
         if adapter.server is not None:
             from opd_align.backends.server import ServerTeacher
 
             teachers.append(ServerTeacher(OWN, adapter.server, adapter.trainer.teacher_client.model, prompt))
         names = self.teacher_set.models or {}
-        teachers += [HFTeacher(name, each, prompt) for name, each in zip(names, extra, strict=True)]
+        teachers += [HFTeacher(name, each, prompt, "native") for name, each in zip(names, extra, strict=True)]
         context_model = own[0] if own and adapter.context is not None else model
         for own_context in self.teacher_set.contexts:
-            teachers.append(HFTeacher(own_context.name, context_model, self.evaluation.prompting(own_context)))
+            with_context = self.evaluation.prompting(own_context)
+            teachers.append(HFTeacher(own_context.name, context_model, with_context, "native"))
         return teachers
 
     def _demonstration_writers(self, model: Any, student: Any, engine: Engine) -> DemonstrationWriters:
