@@ -207,9 +207,7 @@ def _path_children(
 ) -> pa.Table:
     scores, estimate = path.scores, path.estimate
     n = len(scores.token_C)
-    of_teacher = {
-        teacher: significant(scores, estimate, rules, teacher) for teacher in (REWARD, *scores.teachers)
-    }
+    of_teacher = {teacher: significant(scores, estimate, rules, teacher) for teacher in (REWARD, *scores.teachers)}
     selected_C = np.logical_or.reduce(list(of_teacher.values()))
     ideal_C = np.full(n, np.nan)
     for group in _groups(selected_C, scores.offsets, least=1):
@@ -221,9 +219,7 @@ def _path_children(
     log_t = [scores.teachers[name].log_t_C if name in scores.teachers else unknown_C for name in teachers]
     t_CT = np.exp(np.array(log_t).reshape(len(teachers), n).T)
     updates = [
-        _update_C(path, objective, teacher, of_teacher[teacher], rules)
-        if teacher in of_teacher
-        else unknown_C
+        _update_C(path, objective, teacher, of_teacher[teacher], rules) if teacher in of_teacher else unknown_C
         for objective, teacher in pairs.values()
     ]
     update_CO = np.array(updates).reshape(len(pairs), n).T[selected_C]
