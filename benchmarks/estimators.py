@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from _fixed_truth import coverage_counts, counts, node_correlation, on_grid, ratios, signal_error, true_grid
+from _fixed_truth import counts, coverage_counts, node_correlation, on_grid, ratios, signal_error, true_grid
 from _worlds import DEVELOPMENT_SEED, FAMILIES, LONGEST, TEST_SEED, explore, settings, teachers_of, world_of
 from rich.console import Console
 from rich.progress import track

@@ -108,7 +108,7 @@ class Rules:
 
     Args:
         n_sig: Minimum visits for a child to be part of the node's set `S_u` with the estimators `"direct"` and
-            `"pooled"`. `"backup"` keeps every child above `tau`: its posterior knows how uncertain each one is. Above 0.
+            `"pooled"`. `"backup"` keeps every child above `tau`: its posterior knows how uncertain it is. Above 0.
         tau: A child below this probability for the student and the teacher of the row is left out of `S_u`, unless it
             is on the path. In [0, 1).
         resolution: A success-rate (SR) range up to this value counts as zero. Shrunk estimates are never exactly equal,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ CERTAIN = 1e9
 
 _ROUNDS = 5
 _MAX_COMMON = 0.7
+"""Largest share of an exit's variance that is attributed to the centre it has in common with its siblings."""
 
 
 @dataclass(frozen=True)
@@ -338,14 +339,12 @@ def _path_estimate(segment: _Segment, parent: PathEstimate | None) -> PathEstima
         return found
     # Up to the branching point, the nodes are those of the parent path.
     shared = {"C": int(scores.offsets[segment.first]), "T": segment.first}
-    columns = [name for name in PathEstimate.__dataclass_fields__ if name[-2:] in ("_C", "_T")]
-    return replace(
-        found,
-        **{
-            name: np.concatenate([getattr(parent, name)[: shared[name[-1]]], getattr(found, name)[shared[name[-1]] :]])
-            for name in columns
-        },
-    )
+    joined: dict[str, Any] = {
+        name: np.concatenate([getattr(parent, name)[: shared[name[-1]]], getattr(found, name)[shared[name[-1]] :]])
+        for name in PathEstimate.__dataclass_fields__
+        if name[-2:] in ("_C", "_T")
+    }
+    return replace(found, **joined)
 
 
 def _unshrunk(exits: ExitSamples) -> Posterior:
