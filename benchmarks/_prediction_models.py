@@ -17,11 +17,27 @@ from torch import Tensor, nn
 
 
 class LinearTeacher(nn.Module):
-    """A causal language model with the parts that trainers and scoring use."""
+    """A causal language model with the parts that trainers and scoring use.
 
-    def __init__(self, body: nn.Module, config: Any, weight: Tensor, bias: Tensor | None = None) -> None:
+    Args:
+        body: From token ids to hidden states.
+        config: Configuration of the model that it is made of.
+        weight: Weight of the output layer.
+        bias: Bias of the output layer.
+        parts: The transformers models whose logits it adds up, each with its factor, for sampling with their caches;
+            empty if the logits depend on the question in another way.
+    """
+
+    def __init__(
+        self,
+        body: nn.Module,
+        config: Any,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        parts: Sequence[tuple[Any, float]] = (),
+    ) -> None:
         super().__init__()
-        self.body, self.config = body, config
+        self.body, self.config, self.parts = body, config, list(parts)
         self.head = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
         self.head.weight.data.copy_(weight)
         if bias is not None:
@@ -118,25 +134,28 @@ def _end_of(opening: list[int], tokens: list[int], start: int) -> int | None:
 
 def plain(model: Any) -> LinearTeacher:
     """A transformers model as it is."""
-    return LinearTeacher(model.base_model, model.config, model.get_output_embeddings().weight)
+    return LinearTeacher(model.base_model, model.config, model.get_output_embeddings().weight, parts=[(model, 1.0)])
 
 
 def tempered(model: LinearTeacher, temperature: float) -> LinearTeacher:
     """Logits divided by a temperature."""
-    return LinearTeacher(model.body, model.config, model.head.weight / temperature)
+    parts = [(each, factor / temperature) for each, factor in model.parts]
+    return LinearTeacher(model.body, model.config, model.head.weight / temperature, parts=parts)
 
 
 def biased(model: LinearTeacher, tokens: Sequence[int], bias: float) -> LinearTeacher:
     """A constant added to the logits of some tokens."""
     values = torch.zeros(model.head.weight.shape[0])
     values[list(tokens)] = bias
-    return LinearTeacher(model.body, model.config, model.head.weight, values)
+    return LinearTeacher(model.body, model.config, model.head.weight, values, model.parts)
 
 
 def combined(models: Sequence[LinearTeacher], factors: Sequence[float]) -> LinearTeacher:
     """A weighted sum of the logits of several models."""
     weights = [factor * model.head.weight for model, factor in zip(models, factors, strict=True)]
-    return LinearTeacher(SideBySide([model.body for model in models]), models[0].config, torch.cat(weights, 1))
+    parts = [(each, factor * own) for model, factor in zip(models, factors, strict=True) for each, own in model.parts]
+    body = SideBySide([model.body for model in models])
+    return LinearTeacher(body, models[0].config, torch.cat(weights, 1), parts=parts)
 
 
 def by_question(
@@ -147,3 +166,30 @@ def by_question(
         raise ValueError("a mixture of models with a bias is not supported")
     weight = torch.cat([first.head.weight, second.head.weight], 1)
     return LinearTeacher(ByQuestion(first.body, second.body, uses_first), first.config, weight)
+
+
+def sample(teacher: LinearTeacher, prompts: Sequence[Sequence[int]], *, max_tokens: int, end: int, seed: int) -> Tensor:
+    """One completion per prompt at temperature 1, padded with the end token; for teachers that have `parts`."""
+    width = max(map(len, prompts))
+    ids = torch.tensor([[*[0] * (width - len(prompt)), *prompt] for prompt in prompts])
+    mask = torch.tensor([[*[0] * (width - len(prompt)), *[1] * len(prompt)] for prompt in prompts])
+    generator = torch.Generator().manual_seed(seed)
+    caches: list[Any] = [None] * len(teacher.parts)
+    given, drawn = ids, []
+    with torch.no_grad():
+        for _ in range(max_tokens):
+            logits = torch.zeros(len(prompts), teacher.head.weight.shape[0])
+            for number, (model, factor) in enumerate(teacher.parts):
+                out = model(input_ids=given, attention_mask=mask, past_key_values=caches[number], use_cache=True)
+                caches[number] = out.past_key_values
+                logits += factor * out.logits[:, -1]
+            if teacher.head.bias is not None:
+                logits += teacher.head.bias
+            given = torch.multinomial(logits.softmax(-1), 1, generator=generator)
+            if drawn:
+                given = torch.where(drawn[-1] == end, drawn[-1], given)
+            drawn.append(given)
+            mask = torch.cat([mask, torch.ones_like(given)], 1)
+            if bool((given == end).all()):
+                break
+    return torch.cat(drawn, 1)
