@@ -26,6 +26,7 @@ from opd_align.core.collect import Evidence, collect
 from opd_align.core.engine import Analysis, QuestionResult, _question_result, combine_results
 from opd_align.core.objectives import ForwardKL, GeneralisedJSD, MiniLLM, Nodes, Objective, ReverseKL, unified_update
 from opd_align.core.reward_to_go import log_ratio, reward_to_go
+from opd_align.core.tree import GenerationTree
 from opd_align.settings import Budget, Settings
 from opd_align.teachers.contexts import ContextPrompt
 from opd_align.types import Floats, PathScores, Question
@@ -76,9 +77,11 @@ def collect_evidence(
             start = time.monotonic()
             evidence = collect(student, scored, question, world.grader, settings=settings)
             evidence = replace(evidence, to_go=_to_go(world, entries, evidence))
-            file.write_bytes(pickle.dumps(evidence))
+            # Not the tree itself: numpy changes the byte order that it relies on.
+            file.write_bytes(pickle.dumps((replace(evidence, tree=None), evidence.tree.rollouts())))
             print(f"measured question {number + 1}: {time.monotonic() - start:.0f} s", flush=True)
-        found.append(pickle.loads(file.read_bytes()))
+        evidence, rollouts = pickle.loads(file.read_bytes())
+        found.append(replace(evidence, tree=GenerationTree.build(rollouts)))
     return found
 
 
