@@ -22,6 +22,7 @@ QUICK = {
 
 def run_study(args: argparse.Namespace, study: Study, cluster: RayCluster | None) -> Analysis:
     """Analyzes a study into `args.out`, and saves what the report says about it."""
+    from opd_align.runs.run_prompts import RunPrompts
     from opd_align.study.describe import describe_study
 
     prepared: list[PreparedStudy] = []
@@ -32,6 +33,8 @@ def run_study(args: argparse.Namespace, study: Study, cluster: RayCluster | None
     else:
         analysis = _run(args, study, len(study.usable_questions), prepared, cluster)
     describe_study(study, prepared[-1]).save(args.out)
+    messages = {question.id: study.task.messages(question) for question in prepared[-1].questions}
+    RunPrompts(study.config.student.model, messages).save(args.out)
     return analysis
 
 
