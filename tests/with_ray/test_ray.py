@@ -167,7 +167,8 @@ def test_usage_does_not_include_loading_models(tmp_path: Path, monkeypatch: Any)
     from opd_align.backends import loading
     from opd_align.study import build
     from opd_align.study.config import read_config
-    from opd_align.study.ray_actors import ActorContext, Worker
+    from opd_align.study.ray_actors import ActorContext
+    from opd_align.study.worker import Worker
 
     def slow(*args: Any, **options: Any) -> Any:
         time.sleep(1.0)
