@@ -64,6 +64,7 @@ PUBLIC = [
     "SingleSample",
     "__version__",
     "analyze",
+    "load_run",
     "metrics",
 ]
 

@@ -55,7 +55,7 @@ def load_model(
 
     Args:
         reference: A folder made by `save_pretrained`, a .gguf file, a name on the Hub, or `embedded:student` /
-            `embedded:teacher`.
+            `embedded:teacher` / `embedded:careless`.
         adapter: Folder or Hub name of a PEFT adapter to load on top.
         dtype: "auto" (as saved; float32 on a CPU), "float32", "bfloat16" or "float16".
         device: A torch device; "auto" is a GPU if there is one.
@@ -149,11 +149,13 @@ def resolve_reference(reference: str) -> tuple[str, dict[str, Any]]:
     if reference.startswith(EMBEDDED):
         from opd_align import embedded
 
-        folders = {"student": embedded.student_path, "teacher": embedded.teacher_path}
+        folders = {
+            "student": embedded.student_path, "teacher": embedded.teacher_path, "careless": embedded.careless_path,
+        }  # fmt: skip
         name = reference.removeprefix(EMBEDDED)
         if name not in folders:
             raise OpdAlignError(
-                f"there is no {reference!r}; there are {' and '.join(EMBEDDED + each for each in folders)}"
+                f"there is no {reference!r}; there are {', '.join(EMBEDDED + each for each in folders)}"
             )
         return str(folders[name]()), {}
     # Unlike the methods of `Path`, these functions do not fail for a name that no file can have.

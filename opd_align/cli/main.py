@@ -17,6 +17,7 @@ from typing import Any, get_args
 
 from opd_align.backends.base import BACKENDS
 from opd_align.cli import commands
+from opd_align.cli.export import export
 from opd_align.cli.terminal import complain
 from opd_align.core.objectives import OBJECTIVES
 from opd_align.runs.filesystem import AnyPath, as_path
@@ -39,6 +40,7 @@ Measures, token by token, whether a teacher's distillation update points toward 
   opd-align doctor --config study.yaml                 check a study before it is started
   opd-align report runs/first                          tables and HTML report of a finished run
   opd-align compare runs/first runs/second             several runs side by side
+  opd-align export runs/first --preferences FILE       pivotal decisions, also as preference pairs for DPO
   opd-align train gkd_incorrect_only                   start a training recipe; without a name, list all recipes
   opd-align dashboard OUTPUT_DIR                       monitor a training that uses AlignmentCallback
   opd-align merge runs/first runs/second --out DIR     merge runs on different questions into one
@@ -117,6 +119,15 @@ COMPARE = """\
 Prints the tables of several finished runs side by side, for example different students, budgets or estimators.
 
   opd-align compare runs/backup runs/pooled
+"""
+
+EXPORT = """\
+Writes the pivotal decisions of a finished run: positions where the best and the worst next token differ in success, as
+far as the rollouts can tell. --pivotal: one JSON object per decision. --preferences: pairs of a correct response that
+takes the better token and an incorrect one that takes the worse, in the format of TRL's DPOTrainer.
+
+  opd-align export runs/first --pivotal pivotal.jsonl --preferences preferences.jsonl
+  opd-align export runs/first --preferences preferences.jsonl --min-difference 0.2 --pairs-per-decision 4
 """
 
 TRAIN = """\
@@ -233,6 +244,7 @@ def _parser() -> argparse.ArgumentParser:
     compare = command("compare", commands.compare, "several runs side by side", COMPARE)
     compare.add_argument("directories", type=_path, nargs="+", metavar="DIR", help="finished run directories")
     compare.add_argument("--tables", type=_path, metavar="FOLDER", help="write the tables as Markdown, LaTeX and CSV")
+    _add_export_arguments(command("export", export, "pivotal decisions as JSON lines and preference pairs", EXPORT))
     train = command("train", commands.train, "start a training recipe with a gated distillation loss", TRAIN)
     train.add_argument("recipe", nargs="?", metavar="RECIPE", help="name of the recipe; without it, list all")
     train.add_argument(
@@ -246,6 +258,26 @@ def _parser() -> argparse.ArgumentParser:
     dashboard.add_argument("--port", type=int, default=0, metavar="N", help="port to serve on (default: any free port)")
     dashboard.add_argument("--once", action="store_true", help="write the page and exit")
     return parser
+
+
+def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", type=_path, metavar="DIR", help="run directory (the --out of analyze)")
+    parser.add_argument("--pivotal", type=_path, metavar="FILE", help="write the decisions as JSON lines")
+    parser.add_argument("--preferences", type=_path, metavar="FILE", help="write preference pairs as JSON lines")
+    parser.add_argument(
+        "--min-difference", type=float, default=0.1, metavar="X",
+        help="smallest difference in success between the best and the worst token (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--confidence", type=float, default=0.95, metavar="P",
+        help="smallest probability that this difference is positive (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--pairs-per-decision", type=int, default=1, metavar="N", help="preference pairs (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--tokenizer", metavar="MODEL", help="the student's tokenizer (default: the one that the run names)"
+    )
 
 
 def _add_study_arguments(parser: argparse.ArgumentParser) -> None:

@@ -30,6 +30,7 @@ def run_study(args: argparse.Namespace, study: Study, where: RayCluster | Sequen
         study: The study.
         where: A cluster, or processes of this machine. `None`: this process.
     """
+    from opd_align.runs.run_prompts import RunPrompts
     from opd_align.study.describe import describe_study
 
     prepared: list[PreparedStudy] = []
@@ -40,6 +41,8 @@ def run_study(args: argparse.Namespace, study: Study, where: RayCluster | Sequen
     else:
         analysis = _run(args, study, len(study.usable_questions), prepared, where)
     describe_study(study, prepared[-1]).save(args.out)
+    messages = {question.id: study.task.messages(question) for question in prepared[-1].questions}
+    RunPrompts(study.config.student.model, messages).save(args.out)
     return analysis
 
 

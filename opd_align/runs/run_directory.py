@@ -6,6 +6,7 @@
     nodes.parquet, children.parquet, questions.parquet, tokens.parquet      the analysis
     summary.json        its main numbers and the recommendation; written last, so it marks the run as finished
     provenance.json     student, task and teachers in words, for the report; not part of the result
+    prompts.json        the student's prompts as chat messages, for exports; not part of the result
     spent.json          tokens and time used; not part of the result
 
 The directory may be on a local disk, a shared disk or in an object store (`as_path`). An object store has no locks:
@@ -278,6 +279,15 @@ class RunDirectory:
 
     def _write_manifest(self, made_with: Sequence[Mapping[str, str]], results: Mapping[str, str]) -> None:
         write_atomic(self.path / MANIFEST, manifest_bytes(self.manifest, made_with, results))
+
+
+def load_run(path: PathLike) -> Analysis:
+    """The analysis of a finished run directory, checked against its digests; needs no model.
+
+    Args:
+        path: The directory: local, or a URL such as s3://bucket/run.
+    """
+    return RunDirectory.load(path)
 
 
 def read_result(folder: AnyPath, manifest: Mapping[str, Any], name: str) -> bytes:

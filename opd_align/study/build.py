@@ -290,12 +290,14 @@ class Study:
                 made.append(self.teacher_factories[role.name](role.name, prompting, self.config.sampling.temperature))
                 continue
             made.append(HFTeacher(role.name, self._loaded(model).model, prompting))
-        new = self.config.sampling.max_tokens
-        lengths = [teacher.context_length for teacher in made]
-        return [
-            teacher if length is None else replace(teacher, prompt=replace(teacher.prompt, max_length=length - new))
-            for teacher, length in zip(made, lengths, strict=True)
-        ]
+        return [self._within_context(teacher, teacher.context_length) for teacher in made]
+
+    def _within_context(self, teacher: Any, length: int | None) -> Any:
+        """The teacher with a prompt that leaves room for the longest completion, if short demonstrations allow it."""
+        if length is None:
+            return teacher
+        preferred = length - self.config.sampling.max_tokens
+        return replace(teacher, prompt=replace(teacher.prompt, max_length=length, preferred_length=preferred))
 
     def prompt_of(self, spec: TeacherSpec | None) -> ContextPrompt:
         """The prompt of a teacher, without demonstrations; `None` is the student."""

@@ -224,11 +224,15 @@ def _load_teachers(
 
 
 def _prompt_length(study: Study, teachers: Sequence[Any], questions: Sequence[Question]) -> Finding:
-    too_long: dict[str, str] = {}
-    for model in (study.student, *teachers):
-        readable = [question for question in questions if _has_prompt(model, question)]
-        too_long |= prompts_too_long(model, readable, study.config.sampling.max_tokens)
-    return check_prompt_length(too_long, len(questions))
+    max_tokens = study.config.sampling.max_tokens
+    too_long = prompts_too_long(study.student, questions, max_tokens)
+    perhaps: dict[str, str] = {}
+    for teacher in teachers:
+        readable = [question for question in questions if _has_prompt(teacher, question)]
+        too_long |= prompts_too_long(teacher, readable, 1)
+        # A teacher only reads completions that were sampled, and few are as long as the limit.
+        perhaps |= prompts_too_long(teacher, readable, max_tokens)
+    return check_prompt_length(too_long, perhaps, len(questions))
 
 
 def _is_small(model: ModelConfig) -> bool:

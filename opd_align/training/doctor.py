@@ -315,7 +315,7 @@ class _TrainerChecks:
         for model in (student, *teachers):
             readable = [question for question in self.questions if _has_prompt(model, question)]
             too_long |= prompts_too_long(model, readable, self.adapter.sampling.max_tokens)
-        return check_prompt_length(too_long, len(self.questions))
+        return check_prompt_length(too_long, {}, len(self.questions))
 
     def _precision(self, local: Any, teacher: HFTeacher, sampled: Sampled) -> Finding:
         mixed = autocast_dtype(local.model)

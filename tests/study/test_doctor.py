@@ -442,14 +442,15 @@ def test_a_teacher_that_equals_the_student_is_warned_about():
     assert "exactly the student's probabilities" in finding.found
 
 
-def test_a_teacher_with_a_short_context_is_reported(tmp_path):
+@pytest.mark.parametrize(("limit", "level"), [(20, "FAIL"), (150, "WARN")])  # prompts have 40 to 140 tokens
+def test_a_teacher_with_a_short_context_is_reported(tmp_path, limit, level):
     def shorten(model: Any) -> None:
-        model.config.max_position_embeddings = 100
+        model.config.max_position_embeddings = limit
 
     teacher = edited_copy(tmp_path / "short", "teacher", edit=shorten)
     finding = named("context length", findings(teachers=[{"model": teacher, "name": "short"}]))
-    assert finding.level == "FAIL"
-    assert "do not fit the context of 'short' (100)" in finding.found
+    assert finding.level == level
+    assert f"do not fit the context of 'short' ({limit})" in finding.found
 
 
 def test_unused_rows_with_probability_are_warned_about(tmp_path):
