@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import stat
+import sys
 from dataclasses import replace
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
 import pytest
 
@@ -132,7 +135,7 @@ def test_the_demonstration_of_the_package_fits_anywhere():
     plan = plan_memory(read_config("demo"), parse_hardware("8x8"))
     assert (plan.fits, plan.processes, len(plan.gpus)) == (True, 8, 1)
     weights = sum(use.bytes for use in plan.gpus[0].uses if use.what.endswith("weights"))
-    assert weights < 6 << 20  # two models of 0.7 M parameters
+    assert weights == pytest.approx(3 * 0.7e6 * 2, rel=0.05)  # three models of 0.7 M parameters in half precision
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -207,6 +210,17 @@ def test_quantised_weights_are_smaller():
         assert quantised.weight_bytes("bfloat16") / plain.weight_bytes("bfloat16") == pytest.approx(ratio, abs=0.03)
 
 
+def test_the_benchmark_for_a_gpu_measures_what_was_planned():
+    """On a CPU: weights and KV cache of a model that is loaded and run."""
+    file = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
+    spec = spec_from_file_location("gpu_benchmark", file)
+    benchmark = module_from_spec(spec)
+    sys.modules["gpu_benchmark"] = benchmark  # dataclasses look their module up
+    spec.loader.exec_module(benchmark)
+    figures = benchmark.memory(benchmark.Sizes("embedded:student", "embedded:teacher", "cpu", 8, 8, 1, 1))
+    assert figures == {"weights_over_plan": 1.0, "kv_over_plan": 1.0, "scoring_peak_over_plan": None}
+
+
 def test_dry_run_prints_the_plan_without_a_gpu_a_connection_or_questions(capsys, monkeypatch):
     monkeypatch.setattr(hardware, "_installed", dict)
     monkeypatch.setenv("COLUMNS", "200")
@@ -231,6 +245,8 @@ def test_a_run_is_refused_before_anything_is_loaded_or_written(capsys, monkeypat
         assert "the study does not fit: GPU 0 has 3.0 GiB free" in capsys.readouterr().err
     assert main(["analyze", "--gpus", "0,2", "--out", str(tmp_path / "run")]) == 2
     assert "there is no GPU 2; 2 GPUs are visible" in capsys.readouterr().err
+    assert main(["screen", "--limit", "2", "--teachers", "Self-1C", "--out", str(tmp_path / "run")]) == 2
+    assert "the study does not fit" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
