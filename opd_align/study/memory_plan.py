@@ -25,9 +25,9 @@ PROMPT_TOKENS = 1024
 SUMMARY_TOKENS = 1024
 """Room for the summary of a demonstration."""
 RESERVE_BYTES = 2 * GIB
-"""Per GPU: CUDA context, libraries, fragments."""
+"""Per GPU: CUDA context, libraries, fragments; at most a tenth of it."""
 CHUNK_BYTES = 2 * GIB
-"""Per GPU with a model that scores: probabilities of one chunk of positions."""
+"""Per GPU with a model that scores: probabilities of one chunk of positions; at most a tenth of it."""
 MAX_FLOAT32_PARAMETERS = 5_000_000_000
 """Larger models are scored with their output layer in float32 only, unless the configuration says otherwise."""
 ENGINE_TOKENS, ENGINE_ROWS, GRAPH_BYTES = 8192, 1024, GIB
@@ -189,11 +189,18 @@ def placed_on_visible_gpus(
     gpus = visible_gpus()
     if share is not None:
         gpus = [replace(gpu, free_bytes=round(share * gpu.total_bytes)) for gpu in gpus]
-    if not gpus:
+    if not gpus or not _torch_sees_gpus():
         return config
     plan = plan_memory(config, gpus, one_process=True, apart=apart)
     check_memory(plan)
     return placed(config, plan)
+
+
+def _torch_sees_gpus() -> bool:
+    """Whether models would be loaded on a GPU; creates no CUDA context."""
+    import torch
+
+    return torch.cuda.is_available()
 
 
 # -- what is loaded ---------------------------------------------------------------------------------------------------
@@ -326,9 +333,9 @@ def _planned(config: StudyConfig, loads: Sequence[_Load], gpus: Sequence[Gpu], p
         if scoring := [load for load in here if load.score_tokens]:
             own.append(Use("hidden states", sum(load.hidden(completion) for load in scoring)))
             # First the models read the path one after the other, then all output layers work on chunks of it.
-            heads = sum(load.head for load in scoring) + CHUNK_BYTES
+            heads = sum(load.head for load in scoring) + _at_most_a_tenth(CHUNK_BYTES, gpus[index])
             own.append(Use("scoring", max(heads, *(load.forward for load in scoring))))
-        own.append(Use("reserve", RESERVE_BYTES))
+        own.append(Use("reserve", _at_most_a_tenth(RESERVE_BYTES, gpus[index])))
         uses.append(own)
     samplers = [load for load in loads if load.samples]
     shares, rows = _shares(samplers, gpus[0], sum(use.bytes for use in uses[0]), row_tokens)
@@ -346,10 +353,14 @@ def _planned(config: StudyConfig, loads: Sequence[_Load], gpus: Sequence[Gpu], p
     )
 
 
+def _at_most_a_tenth(size: int, gpu: Gpu) -> int:
+    return min(size, gpu.total_bytes // 10)
+
+
 def _places(loads: Sequence[_Load], gpus: Sequence[Gpu], completion_tokens: int) -> dict[Key, int]:
     """Model → GPU: the largest first, each where most is free, and on the first GPU only if it fits nowhere else."""
     place = {_key(load.model): load.fixed for load in loads if load.fixed is not None}
-    free = [gpu.free_bytes - RESERVE_BYTES for gpu in gpus]
+    free = [gpu.free_bytes - _at_most_a_tenth(RESERVE_BYTES, gpu) for gpu in gpus]
 
     def need(load: _Load) -> int:
         # Forward passes come one after the other, so this is a little too much for all but the largest model.

@@ -14,7 +14,7 @@ import pytest
 import opd_align.backends.loading
 from opd_align.backends.loading import HubUnreachable
 from opd_align.cli.main import main
-from opd_align.study import hardware, model_sizes
+from opd_align.study import hardware, memory_plan, model_sizes
 from opd_align.study.config import builtin_configs, read_config
 from opd_align.study.hardware import Gpu, parse_gpu_numbers, parse_hardware, visible_devices, visible_gpus
 from opd_align.study.memory_plan import check_memory, placed, plan_memory
@@ -132,6 +132,7 @@ def test_the_plan_agrees_with_a_table_made_by_hand(name):
 
 
 def test_the_demonstration_of_the_package_fits_anywhere():
+    assert plan_memory(read_config("demo"), parse_hardware("1x2")).fits
     plan = plan_memory(read_config("demo"), parse_hardware("8x8"))
     assert (plan.fits, plan.processes, len(plan.gpus)) == (True, 8, 1)
     weights = sum(use.bytes for use in plan.gpus[0].uses if use.what.endswith("weights"))
@@ -236,13 +237,14 @@ def test_dry_run_prints_the_plan_without_a_gpu_a_connection_or_questions(capsys,
 
 
 def test_a_run_is_refused_before_anything_is_loaded_or_written(capsys, monkeypatch, tmp_path):
-    gpu = Gpu(3 * GIB, 3 * GIB, "small")
+    gpu = Gpu(3 * GIB, GIB // 4, "full")
+    monkeypatch.setattr(memory_plan, "_torch_sees_gpus", lambda: True)
     monkeypatch.setattr(hardware, "_installed", lambda: {"0": gpu, "1": gpu})
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("opd_align.study.build.load_model", lambda *_, **__: pytest.fail("a model was loaded"))
     for more in ([], ["--gpus", "0-1"], ["--processes", "2"]):
         assert main(["analyze", "--limit", "2", *more, "--out", str(tmp_path / "run")]) == 2
-        assert "the study does not fit: GPU 0 has 3.0 GiB free" in capsys.readouterr().err
+        assert "the study does not fit: GPU 0 has 0.2 GiB free" in capsys.readouterr().err
     assert main(["analyze", "--gpus", "0,2", "--out", str(tmp_path / "run")]) == 2
     assert "there is no GPU 2; 2 GPUs are visible" in capsys.readouterr().err
     assert main(["screen", "--limit", "2", "--teachers", "Self-1C", "--out", str(tmp_path / "run")]) == 2
