@@ -49,7 +49,13 @@ class LoadedModel:
 
 
 def load_model(
-    reference: str, *, adapter: str | None = None, dtype: str = "auto", device: str = "auto", name: str | None = None
+    reference: str,
+    *,
+    adapter: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    name: str | None = None,
+    tokenizer: str | None = None,
 ) -> LoadedModel:
     """Loads a model.
 
@@ -60,10 +66,11 @@ def load_model(
         dtype: "auto" (as saved; float32 on a CPU), "float32", "bfloat16" or "float16".
         device: A torch device; "auto" is a GPU if there is one.
         name: The model's name in tables; None takes the last part of `reference`.
+        tokenizer: Where the tokenizer is loaded from; None takes `reference`.
     """
     check_model(reference, dtype=dtype, device=device)
     source, options = resolve_reference(reference)
-    tokenizer = load_tokenizer(reference)
+    loaded_tokenizer = load_tokenizer(reference if tokenizer is None else tokenizer)
     torch, transformers = _libraries()
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     precision = "float32" if dtype == "auto" and device == "cpu" else dtype
@@ -77,7 +84,7 @@ def load_model(
         model = model.to(device)
     except (RuntimeError, AssertionError) as error:  # torch reports a device it was not built for with an assertion
         raise OpdAlignError(f"cannot move {reference!r} to the device {device!r}: {_first_line(error)}") from error
-    return LoadedModel(name or short_name(reference), model.eval(), tokenizer)
+    return LoadedModel(name or short_name(reference), model.eval(), loaded_tokenizer)
 
 
 def check_model(reference: str, *, dtype: str = "auto", device: str = "auto") -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,12 +86,24 @@ def _config(args: argparse.Namespace) -> StudyConfig:
     from opd_align.study.config import read_config
 
     quick = QUICK if getattr(args, "quick", False) else {}
+    name = args.config or (None if args.student or getattr(args, "rollouts", None) else "demo")
+    return read_config(name, _overrides(args, quick))
+
+
+def _overrides(args: argparse.Namespace, defaults: Mapping[str, object]) -> list[str]:
+    """What flags set in a configuration, and the defaults of a command where they do not."""
     values = {key: getattr(args, flag) for flag, key in KEY_OF_FLAG.items() if getattr(args, flag, None) is not None}
-    overrides = [f"{key}={json.dumps(value)}" for key, value in {**quick, **values}.items()]
+    overrides = [f"{key}={json.dumps(value)}" for key, value in {**defaults, **values}.items()]
     if args.seed is not None:
         overrides.append(f"rules.seed={args.seed}")
-    name = args.config or (None if args.student or getattr(args, "rollouts", None) else "demo")
-    return read_config(name, [*overrides, *args.set])
+    return [*overrides, *args.set]
+
+
+def read_study(args: argparse.Namespace, defaults: Mapping[str, object]) -> Study:
+    """The study that flags and a configuration describe, checked; without --config, with defaults of the command."""
+    from opd_align.study.config import read_config
+
+    return _checked(read_config(args.config, _overrides(args, defaults)))
 
 
 def _checked(config: StudyConfig) -> Study:

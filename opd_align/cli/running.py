@@ -11,7 +11,8 @@ from opd_align.cli.terminal import say
 if TYPE_CHECKING:
     from opd_align.core.decision import Decision
     from opd_align.core.engine import Analysis
-    from opd_align.study.build import PreparedStudy, Study
+    from opd_align.study.build import Study
+    from opd_align.study.prepared import PreparedStudy
     from opd_align.study.processes import Slot
     from opd_align.study.ray import RayCluster
 

@@ -29,7 +29,8 @@ from opd_align.runs.execute import Group, GroupResults, execute_run
 from opd_align.runs.filesystem import AnyPath, PathLike, RemotePath, as_path
 from opd_align.runs.rollout_store import DamagedFileWarning
 from opd_align.runs.run_directory import RunDirectory, Usage
-from opd_align.study.build import PreparedStudy, Study
+from opd_align.study.build import Study
+from opd_align.study.prepared import PreparedStudy
 from opd_align.study.worker import WorkerResult, WorkStarted
 from opd_align.types import OpdAlignError
 

@@ -28,8 +28,9 @@ from opd_align.runs.execute import Group, GroupResults, execute_run
 from opd_align.runs.filesystem import AnyPath, PathLike, RemotePath, as_path
 from opd_align.runs.rollout_store import DamagedFileWarning
 from opd_align.runs.run_directory import RunDirectory, Usage
-from opd_align.study.build import PreparedStudy, Study
+from opd_align.study.build import Study
 from opd_align.study.config import ModelConfig
+from opd_align.study.prepared import PreparedStudy
 from opd_align.study.ray_actors import (
     ActorContext,
     EventQueue,
@@ -196,7 +197,8 @@ class RayExecutor:
         self.actors: list[_StartedActor] = []
         self.model_actors: dict[str, ModelActorHandle] = {}
         for index, spec in enumerate(self.allocation.model_actors):
-            self._start_actor(ModelActor, f"teacher {spec.names[0]!r}", f"model-{index}", spec.gpus, spec.model)
+            name, precision = f"teacher {spec.names[0]!r}", self.study.config.scoring.precision
+            self._start_actor(ModelActor, name, f"model-{index}", spec.gpus, spec.model, precision)
             self.model_actors |= dict.fromkeys(spec.names, ModelActorHandle(f"{self.name_prefix}-model-{index}"))
         self.model_actor_names = [started.name for started in self.actors]
         self.first_worker = self._start_worker(0)

@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
+from opd_align.settings import Precision
 from opd_align.study.config import ModelConfig
 from opd_align.study.worker import WorkStarted
 from opd_align.teachers.contexts import ContextPrompt
@@ -75,10 +76,11 @@ class ModelActor:
     Args:
         context: What the actor needs to know about the run.
         model: The model to load, at the first call.
+        precision: The precision in which the teacher is scored.
     """
 
-    def __init__(self, context: ActorContext, model: ModelConfig) -> None:
-        self.context, self.config = context.enter(), model
+    def __init__(self, context: ActorContext, model: ModelConfig, precision: Precision = "auto") -> None:
+        self.context, self.config, self.precision = context.enter(), model, precision
 
     @cached_property
     def model(self) -> Any:
@@ -92,7 +94,7 @@ class ModelActor:
     def _info(self) -> tuple[str, int | None]:
         from opd_align.backends.hf import HFTeacher
 
-        teacher = HFTeacher(self.context.name, self.model, lambda question: ())
+        teacher = HFTeacher(self.context.name, self.model, lambda question: (), self.precision)
         return teacher.fingerprint, teacher.context_length
 
     def info(self) -> tuple[str, int | None]:
@@ -103,9 +105,11 @@ class ModelActor:
         """The output layer, on the CPU; the prompt is only used to check the layer."""
         from copy import deepcopy
 
+        from opd_align.backends.precision import scoring_precision
         from opd_align.backends.scoring import PromptedModel, output_layer
 
-        return deepcopy(output_layer(PromptedModel(name, self.model, range(4)))).cpu()
+        head = deepcopy(output_layer(PromptedModel(name, self.model, range(4)))).cpu()
+        return head if scoring_precision(self.model, self.precision) == "native" else head.float()
 
     def hidden_states(self, name: str, prompt: Sequence[int], completion: Tokens) -> Any:
         """The last hidden state before each token of the completion, on the CPU."""
@@ -115,14 +119,16 @@ class ModelActor:
 
         with torch.no_grad():
             # A view would also send the prompt's states.
-            return hidden_states(PromptedModel(name, self.model, prompt), [completion]).cpu().clone()
+            return hidden_states(PromptedModel(name, self.model, prompt, self.precision), [completion]).cpu().clone()
 
     def token_log_probs(self, name: str, prompt: Sequence[int], rollouts: Rollouts, temperature: float) -> Floats:
         """Log-probability of every token of every rollout, flat."""
         from opd_align.backends.scoring import PromptedModel, rollout_log_probs
         from opd_align.settings import Sampling
 
-        return rollout_log_probs(PromptedModel(name, self.model, prompt), rollouts, Sampling(temperature))
+        return rollout_log_probs(
+            PromptedModel(name, self.model, prompt, self.precision), rollouts, Sampling(temperature)
+        )
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,10 @@ from opd_align.runs.execute import GroupResults, LocalExecutor
 from opd_align.runs.filesystem import as_path
 from opd_align.runs.manifest import describe
 from opd_align.runs.rollout_store import DamagedFileWarning
-from opd_align.study.build import PreparedStudy, Study
+from opd_align.study.build import Study
 from opd_align.study.config import StudyConfig
 from opd_align.study.memory_plan import placed_on_visible_gpus
+from opd_align.study.prepared import PreparedStudy
 from opd_align.teachers.contexts import ContextPrompt, Demonstration
 from opd_align.types import Question
 
