@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import opd_align.backends.loading
+from opd_align.backends import precision
 from opd_align.backends.loading import HubUnreachable
 from opd_align.cli.main import main
 from opd_align.study import hardware, memory_plan, model_sizes
@@ -202,6 +203,19 @@ def test_a_large_teacher_needs_a_gpu_of_its_own():
     assert plan.gpus[1].uses[0].what == "Qwen3-32B weights"
     assert plan.gpus[1].uses[0].bytes == pytest.approx(2 * 32.76e9, rel=0.001)
     assert not plan_memory(read_config("boolq_qwen3_0.6b", [teachers]), parse_hardware("8x40")).fits
+
+
+def test_scoring_settings_change_the_plan():
+    def scoring(*overrides):
+        plan = plan_memory(read_config("boolq_qwen3_1.7b", overrides), parse_hardware("1x80"))
+        return next(use.bytes for use in plan.gpus[0].uses if use.what == "scoring") / GIB
+
+    heads = sum(4 * VOCABULARY * QWEN3[name][0] for name in ("Qwen3-1.7B", *TEACHERS)) / GIB
+    assert scoring() == pytest.approx(heads + 2)
+    assert scoring("scoring.memory_gib=5") == pytest.approx(heads + 5)
+    assert scoring("scoring.precision=native") == pytest.approx(2)
+    assert scoring("student.dtype=float32") == pytest.approx(heads + 2 - 4 * VOCABULARY * 2048 / GIB)
+    assert precision.MAX_FLOAT32_PARAMETERS == memory_plan.MAX_FLOAT32_PARAMETERS
 
 
 def test_quantised_weights_are_smaller():
