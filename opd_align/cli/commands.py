@@ -241,11 +241,12 @@ def merge(args: argparse.Namespace) -> int:
 
 
 def screen(args: argparse.Namespace) -> int:
+    from opd_align.cli.hardware import placed_study
     from opd_align.cli.progress import progress
     from opd_align.runs.run_directory import check_directory
 
     check_directory(args.out, "screening")
-    study = _checked(_config(args))
+    study = placed_study(_checked(_config(args)))
     with progress(0) as (on_phase, _):
         study.screen(on_progress=on_phase).run(args.out, study.questions)
     _print_screening(args.out, args.out / "tables")
@@ -286,6 +287,7 @@ def show_prompt(args: argparse.Namespace) -> int:
 
 
 def doctor(args: argparse.Namespace) -> int:
+    from opd_align.cli.hardware import placed_study
     from opd_align.study.build import Study
     from opd_align.study.doctor import check_study
     from opd_align.teachers.findings import SetupReport
@@ -295,7 +297,8 @@ def doctor(args: argparse.Namespace) -> int:
     if config.student.model == "exact":
         raise OpdAlignError("doctor checks language models; --student exact needs no check")
     findings = []
-    for finding in check_study(Study(config), n_questions=args.sample_questions, n_rollouts=args.sample_rollouts):
+    study = placed_study(Study(config))
+    for finding in check_study(study, n_questions=args.sample_questions, n_rollouts=args.sample_rollouts):
         say(str(finding))
         findings.append(finding)
     found = SetupReport(findings)
