@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from support.trainings import add_alignment, make, same_weights, trainer_rows
+from support.trainings import ARITHMETIC, add_alignment, held_out, make, same_weights, trainer_rows
 
+import opd_align
+from opd_align import OpdAlignError
 from opd_align.runs.run_directory import CHILDREN, NODES, QUESTIONS, SUMMARY, TOKENS, RunDirectory
 from opd_align.study.watch import Until, Watcher
 from opd_align.study.watch_config import spec_of_training
+from opd_align.training import snapshots as snapshots_module
 from opd_align.training.snapshots import list_snapshots
 
 pytestmark = [
