@@ -7,11 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from support.trainings import ARITHMETIC, add_alignment, held_out, make, same_weights, trainer_rows
+from support.trainings import ARITHMETIC, add_alignment, fresh, held_out, make, same_weights, trainer_rows
 
 import opd_align
 from opd_align import OpdAlignError
@@ -19,6 +20,7 @@ from opd_align.runs.run_directory import CHILDREN, NODES, QUESTIONS, SUMMARY, TO
 from opd_align.study.watch import Until, Watcher
 from opd_align.study.watch_config import spec_of_training
 from opd_align.training import snapshots as snapshots_module
+from opd_align.training.gates import DivergenceAbove
 from opd_align.training.snapshots import list_snapshots
 
 pytestmark = [
@@ -153,6 +155,7 @@ def test_killed_watchers_leave_the_training_alone_and_lose_no_evaluation(three, 
 # -- failures and refusals -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.training
 def test_snapshots_that_cannot_be_written_do_not_end_a_training(tmp_path, monkeypatch, caplog):
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -181,11 +184,12 @@ def test_what_a_watcher_could_not_load_is_refused_at_once(tmp_path):
         given = {"verifier": ARITHMETIC, "questions": held_out(1), **options}
         with pytest.raises(OpdAlignError, match=message):
             add_alignment(trainer, **given)
-    trainer.teacher_model.config._name_or_path = ""
+    trainer.teacher_model.name_or_path = trainer.teacher_model.config._name_or_path = ""
     with pytest.raises(OpdAlignError, match="teacher 'teacher' was not loaded from a folder or the Hub"):
         add_alignment(trainer, where="outside")
 
 
+@pytest.mark.training
 def test_results_of_a_watcher_reach_the_gate_when_they_arrive(tmp_path):
     """A gate reads `callback.latest`: it is the watcher's newest result, of a step that is past."""
     trainer = make("distillation", tmp_path, max_steps=1)
@@ -203,3 +207,26 @@ def test_results_of_a_watcher_reach_the_gate_when_they_arrive(tmp_path):
     found = callback.latest
     callback.on_step_end(trainer.args, trainer.state, trainer.control)
     assert callback.latest is found, "read once"
+
+
+@pytest.mark.training
+def test_adapters_and_the_gate_are_those_of_the_training(tmp_path):
+    """Only the adapters are saved, on a base that is loaded by name; the gate's weights are those at the snapshot."""
+    from peft import LoraConfig, get_peft_model
+
+    folders = []
+    for where in ("inside", "outside"):
+        torch.manual_seed(0)
+        lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
+        trainer = make("distillation", tmp_path / where, student=get_peft_model(fresh("student"), lora))
+        trainer._gate_runtime = SimpleNamespace(gate=DivergenceAbove(quantile=0.5), verifier=None, eps=1e-7)
+        callback = add_alignment(trainer, where=where, on_error="raise", questions=held_out(2))
+        callback.on_train_begin(trainer.args, trainer.state, trainer.control)
+        callback.on_train_end(trainer.args, trainer.state, trainer.control)
+        folders.append(callback.folder)
+    (snapshot,) = list_snapshots(folders[1])
+    assert (snapshot.folder / "adapter_model.safetensors").is_file()
+    assert not (snapshot.folder / "model.safetensors").exists()
+    watch(tmp_path / "outside")
+    assert_same_results(folders[1], folders[0])
+    assert any("gated" in key or "gate" in key for key in lines(folders[0])[0]["metrics"])
