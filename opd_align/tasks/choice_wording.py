@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Sequence
 
-from opd_align.tasks.characters import strip_markup
+from opd_align.tasks.characters import plain_characters, strip_markup
 from opd_align.tasks.choice_names import inflected, last_names, listed, none_of_them, part_of_one
 from opd_align.tasks.number_values import canonical_number
 from opd_align.tasks.number_words import leading_number
@@ -14,6 +14,19 @@ from opd_align.tasks.number_words import leading_number
 _ARTICLE = re.compile(r"^(?:it|this|that|the|an?|they|there) (?=\w{2})")
 _THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _SUBSCRIPT = re.compile(r"_\{?(\w)\}?")  # CO_2
+_MATHS = [
+    (re.compile(r"\\(?:mathcal|mathrm|text|operatorname)\s?\{(\w{1,12})\}"), r"\1"),
+    (re.compile(r"\\sqrt\s?(?:\{([^{}]{1,30})\}|(\w))"), lambda m: f"sqrt({m[1] or m[2]})"),
+    (re.compile(r"√\s?(\w)"), r"sqrt(\1)"),
+    (re.compile(r"\\[dt]?frac\s?\{([^{}]{1,30})\}\s?\{([^{}]{1,30})\}"), r"\1/\2"),
+    (re.compile(r"\\(log|ln|sin|cos|tan|exp|pi|theta|infty|alpha|beta|lambda|mu|sigma|Delta|Omega|Theta)(?![A-Za-z])"), r"\1"),
+    (re.compile(r"\\(?:cdot|times)(?![A-Za-z])|[·×]"), "*"),
+    (re.compile(r"\\(?:left|right)(?![A-Za-z])"), ""),
+    (re.compile(r"(?<=\d) (?=(?:pi|sqrt\()(?![a-z]))"), ""),
+    (re.compile(r"\b(log|ln)\((\w)\)"), r"\1 \2"),
+    (re.compile(r"\^\{(\w{1,6})\}"), r"^\1"),
+]  # fmt: skip
+_HAS_MATHS = re.compile(r"\\|√|[·×]|\d (?:pi|sqrt)\b|\b(?:log|ln)\(|\^\{")
 AROUND_OPERATOR = re.compile(r"\s?([-+*/=^<>])\s?(?=[\w(\\-])")
 
 
@@ -36,6 +49,15 @@ def choice_by_text(words: str, choices: Sequence[str] | None) -> str | None:
     return same[0] if len(same) == 1 else None
 
 
+def plain_maths(words: str) -> str:
+    r"""Formulas as they are written without LaTeX: `\sqrt{2}` as `sqrt(2)`, `$O(\log n)$` as `O(log n)`."""
+    if _HAS_MATHS.search(words):
+        words = plain_characters(words)
+        for pattern, plain in _MATHS:
+            words = pattern.sub(plain, words)
+    return words
+
+
 def normalised(words: object) -> str:
     """Wording without case, markup, subscripts and spaces around operators; a number in words as digits."""
     return _normalised(str(words))
@@ -43,7 +65,8 @@ def normalised(words: object) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _normalised(words: str) -> str:
-    text = strip_markup(words).strip(" .,;:!(){}").casefold()
+    text = strip_markup(plain_maths(words)).strip(" .,;:!{}")
+    text = (text if re.search(r"\w\(", text) else text.strip("() ")).casefold()
     text = _ARTICLE.sub("", text.replace("can't", "can not").replace("cannot", "can not").replace("n't", " not"))
     text = AROUND_OPERATOR.sub(r"\1", _SUBSCRIPT.sub(r"\1", text))
     if _THOUSANDS.fullmatch(text):

@@ -42,6 +42,7 @@ from opd_align.tasks.statements import (
     DENIAL_AFTER,
     SENTENCE_END,
     is_aside,
+    is_supposed_case,
     sentences_from_the_end,
     without_asides,
 )
@@ -108,7 +109,7 @@ _COMMITMENT = re.compile(
     r"money)[ \t](?:goes[ \t]to|is[ \t](?:on|for))\b"
     r"|^(?:going|settling|sticking)[ \t](?:with|on|for)\b|(?:I(?:'m|[ \t]am)[ \t]going|(?:let's[ \t]|^)go)[ \t]with\b"
     r"|I(?:'d|'ll|'m|[ \t]would|[ \t]will|[ \t]am|[ \t]must)?(?:[ \t](?:have|going|"
-    r"inclined)[ \t]to)?[ \t](?:choose|pick|select|go[ \t]with|opt[ \t]for|say|"
+    r"inclined)[ \t]to)?[ \t](?:choose|pick|select|go[ \t](?:with|for)|opt[ \t]for|say|"
     r"answer(?:[ \t](?:it|this|the[ \t]question|this[ \t]question)?[ \t]?with)?)\b"
     r"|(?:settled?|decided?)[ \t]on\b"
     r"|(?:we|you)[ \t](?:should[ \t]|must[ \t])?(?:choose|pick|select)\b"
@@ -125,7 +126,7 @@ _COMMITMENT_WORDS = (
     " option", " choice", " statement", " letter",
     " one ", " pick", " guess", " selection", " response", " result", " solution", " choose",
     " select", " go with", "going with", "settle", " decide",
-    " opt for", " say", "choose", "pick", "select", "<final", "<result", "<choice", "<response",
+    " opt for", " go for", " say", "choose", "pick", "select", "<final", "<result", "<choice", "<response",
     "<solution", "verdict", "conclusion", " vote", "money", "going", "settling", "sticking", "picking", "choosing",
     "bottom line", "tldr", "tl;dr", "in short", "in brief", "nutshell",
     "respuesta", "reponse", "antwort", "risposta", "resposta",
@@ -417,7 +418,7 @@ def _uncommitted(response: str, read: Reader, *, after_second_thought: bool = Fa
         if found is not None:
             return found
     for sentence, is_last in sentences_from_the_end(lines):
-        if is_aside(sentence):
+        if is_aside(sentence) and not (len(lines) == 1 and sentence == lines[0] and is_supposed_case(sentence)):
             return None
         if not is_last and not CONCLUSION.match(sentence):
             return None
