@@ -1,4 +1,4 @@
-"""The choice whose wording a sentence sets off, in quotation marks or bold: 'meaning "Its price is inelastic" fits best'.
+"""The choice whose wording a sentence sets off in quotation marks or bold: 'so "Its price is inelastic" fits best'.
 
 A wording that is set off is meant as a choice, even if it contains letters ("A and B are independent") or what
 otherwise denies ("It does not change").

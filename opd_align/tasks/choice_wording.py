@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from opd_align.tasks.characters import plain_characters, strip_markup
 from opd_align.tasks.choice_names import inflected, last_names, listed, none_of_them, part_of_one
@@ -14,12 +14,13 @@ from opd_align.tasks.number_words import leading_number
 _ARTICLE = re.compile(r"^(?:it|this|that|the|an?|they|there) (?=\w{2})")
 _THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _SUBSCRIPT = re.compile(r"_\{?(\w)\}?")  # CO_2
-_MATHS = [
+_NAMES = "log|ln|sin|cos|tan|exp|pi|theta|infty|alpha|beta|gamma|lambda|mu|sigma|Delta|Omega|Theta"
+_MATHS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"\\(?:mathcal|mathrm|text|operatorname)\s?\{(\w{1,12})\}"), r"\1"),
     (re.compile(r"\\sqrt\s?(?:\{([^{}]{1,30})\}|(\w))"), lambda m: f"sqrt({m[1] or m[2]})"),
     (re.compile(r"√\s?(\w)"), r"sqrt(\1)"),
     (re.compile(r"\\[dt]?frac\s?\{([^{}]{1,30})\}\s?\{([^{}]{1,30})\}"), r"\1/\2"),
-    (re.compile(r"\\(log|ln|sin|cos|tan|exp|pi|theta|infty|alpha|beta|lambda|mu|sigma|Delta|Omega|Theta)(?![A-Za-z])"), r"\1"),
+    (re.compile(rf"\\({_NAMES})(?![A-Za-z])"), r"\1"),
     (re.compile(r"\\(?:cdot|times)(?![A-Za-z])|[·×]"), "*"),
     (re.compile(r"\\(?:left|right)(?![A-Za-z])"), ""),
     (re.compile(r"(?<=\d) (?=(?:pi|sqrt\()(?![a-z]))"), ""),

@@ -28,7 +28,8 @@ from opd_align.tasks.statements import CONCLUDED, DENIAL_AFTER, HEDGE, NEGATION,
 QUALIFIER = re.compile(
     r"(?:,? (?:attained|achieved|reached|obtained|occurring|which occurs|namely)|, (?:when|where|having|given|using)|"
     r",? after \w{2,12}ing|"
-    r",? (?:because|since)|, as (?=\$?\d|there\b|it\b|s?he\b|they\b|the\b|each\b|all\b)|, (?:which|that|and (?:that|it)) would|, \S{1,12} of which|"
+    r",? (?:because|since)|, as (?=\$?\d|there\b|it\b|s?he\b|they\b|the\b|each\b|all\b)|"
+    r", (?:which|that|and (?:that|it)) would|, \S{1,12} of which|"
     r",? when divided by| upon division by|"
     r",? (?:at|for|when|with|if) (?:\$|\\\()?[a-z](?= ?=)|,? (?:(?:which|that) is )?(?:twice|half|double|"
     r"\S{1,12} times) (?:as|the|that|of)|"
@@ -79,8 +80,8 @@ _IN_PLACE = re.compile(
 )
 # "Only one pencil is left", "He has one cookie left"
 _A_SINGLE = re.compile(
-    r"\b(?:only|just|exactly|precisely) one(?! (?:of|thing|way|reason|could|can|must|would|might|by|another|who|that|which|"
-    r"approach|method|option|choice|answer|case|half)\b)(?![- ]\w*(?:th|rd|half|quarter)\b)\b|"
+    r"\b(?:only|just|exactly|precisely) one(?! (?:of|thing|way|reason|could|can|must|would|might|by|another|who|that|"
+    r"which|approach|method|option|choice|answer|case|half)\b)(?![- ]\w*(?:th|rd|half|quarter)\b)\b|"
     r"(?:^|(?<=, )|(?<=so ))\W{0,3}(?:one|a single) (?!(?:is|was|of|thing|way|reason|could|can|must|would|might|by|"
     r"option|choice|answer|approach|method)\b)[a-z]+ (?:(?:is|was|will be) left|remains|remained|left)\b|"
     r"\b(?:has|have|had|needs?|gets?|got|leaves|leaving|there(?:'s| is| was| remains)) (?:only |just |exactly )?"

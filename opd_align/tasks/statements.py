@@ -20,9 +20,9 @@ _CHAT = re.compile(
     r"required))\b|(?:this|that)(?:'s| is) (?:the|our|my) (?:number|answer|result|total|value|"
     r"amount)\b[^\d]{0,60}$|as (?:desired|required|wanted|claimed|requested|was to be shown)|(?:and )?we(?:'re|"
     r" are) done|"
-    r"this completes|(?:this|that|it) follows (?:since|because|from|as)|(?:this|that)(?:'s| is) (?:because|since|due to|"
-    r"simply because)|(?:the )?reason(?: is|:)|(?:you|we|I) (?:can |could )?(?:check|verify|double[- ]check) (?:this|that|"
-    r"it)\b|"
+    r"this completes|(?:this|that|it) follows (?:since|because|from|as)|(?:this|that)(?:'s| is) (?:because|since|"
+    r"due to|simply because)|(?:the )?reason(?: is|:)|(?:you|we|I) (?:can |could )?(?:check|verify|"
+    r"double[- ]check) (?:this|that|it)\b|"
     r"(?:this|that) is (?:my|the|our) (?:final )?(?:answer|result)\W*$|final answer\W*$|feel free|don't hesitate|"
     r"any questions)",
     re.IGNORECASE,

@@ -154,7 +154,8 @@ _EMBEDDED = re.compile(
 _ASSENT = re.compile(
     r"\W{0,3}(?:(?:yes|indeed|well|oh),? )?(?:indeed|absolutely|certainly|definitely|sir|quite right|right you are|"
     r"so it is|a fact|factually correct|I (?:agree|concur)(?: with (?:it|this|that|the (?:statement|claim)))?|"
-    r"(?:it|(?:the|this) (?:statement|claim)) (?:checks out|holds up|stands|(?:has been|can be|is) (?:confirmed|verified))|of course|"
+    r"(?:it|(?:the|this) (?:statement|claim)) (?:checks out|holds up|stands|(?:has been|can be|is) (?:confirmed|"
+    r"verified))|of course|"
     r"exactly|precisely|"
     r"you bet|surely|(?:I (?:think|believe)|I(?:'d| would) say) so|most (?:definitely|certainly)|for sure|sure is|"
     r"very much so|"
@@ -190,12 +191,12 @@ _ATTESTED = re.compile(
 )
 _SAYS_SO = re.compile(
     r"\b(?:passage|text|article|paragraph|excerpt|source|author|sentence|line)s?(?P<no>(?: (?:does|do)(?: not|n't)))?"
-    r"(?: (?:clearly|explicitly|directly|does|do|indeed|itself|actually|also)){0,3} (?:says?|states?|confirms?|implies) "
-    r"(?P<what>so|as much|exactly (?:that|this)|otherwise|the (?:very |exact )?(?:opposite|contrary))\b"
+    r"(?: (?:clearly|explicitly|directly|does|do|indeed|itself|actually|also)){0,3} (?:says?|states?|confirms?|"
+    r"implies) (?P<what>so|as much|exactly (?:that|this)|otherwise|the (?:very |exact )?(?:opposite|contrary))\b"
     r"|^\W{0,3}(?:so )?(?:this|that|which|it)(?:'s| is)(?P<not> not)?(?: exactly| precisely)? what the (?:passage|text|"
     r"article|author|source) (?:says|states|claims|implies)(?: \w+ly)?\W{0,3}$"
-    r"|^\W{0,3}(?:so )?(?:this|that|which)(?: \w+ly)? (?:(?P<against>contradicts|refutes|disproves)|(?:confirms|supports|"
-    r"proves)) (?:the|this) (?:statement|claim|assertion|premise|idea)\W{0,3}$",
+    r"|^\W{0,3}(?:so )?(?:this|that|which)(?: \w+ly)? (?:(?P<against>contradicts|refutes|disproves)|(?:confirms|"
+    r"supports|proves)) (?:the|this) (?:statement|claim|assertion|premise|idea)\W{0,3}$",
     re.IGNORECASE,
 )
 # "X is indeed part of Y", "There is in fact no tunnel"

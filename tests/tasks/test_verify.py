@@ -10,7 +10,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import verdict_families, verdict_table, verdict_table_2, verdicts
+from support import verdict_families, verdict_table, verdict_table_2, verdict_table_3, verdicts
 
 from opd_align.tasks import Choice, Maths, Number, TrueFalse, Verdict
 from opd_align.tasks.extract import boxed, strip_thinking
@@ -66,7 +66,8 @@ def test_a_human_reader_agrees_on_a_large_table_written_without_knowledge_of_the
     kinds = {kind.__name__: kind for kind in KINDS}
     rows = [(kinds[c.kind], c.output, c.gold, c.expected, c.choices) for c in verdict_table.VERDICT_TABLE]
     rows += [
-        (kinds[kind], text, gold, expected, choices) for kind, gold, choices, text, expected in verdict_table_2.CASES
+        (kinds[kind], text, gold, expected, choices)
+        for kind, gold, choices, text, expected in (*verdict_table_2.CASES, *verdict_table_3.CASES)
     ]
     rows += [(kind, text, gold, VERDICT_OF[verdict].value, choices) for kind, text, gold, verdict, choices in TABLE]
     assert len(rows) >= 800
