@@ -40,7 +40,8 @@ _FITS = re.compile(
 )
 _ODD_ONE = re.compile(
     r"\b(?:odd one out|[Tt]he (?:only )?exception) is (?:option |choice )?\(?([A-Z])\b\)?(?=[.,:;]|\s*$)|"
-    r"(?<![\w'])(?:[Oo]ption |[Cc]hoice )?\(?([A-Z])\)? is the odd one out\b"
+    r"(?<=[;.] )(?:[Oo]ption |[Cc]hoice )?\(?(?P<alone>[A-Z])\)? is the (?:only )?exception(?=[.]?\s*$)|"
+    r"(?<![\w'])(?:[Oo]ption |[Cc]hoice )?\(?(?P<odd>[A-Z])\)? is the odd one out\b"
 )
 _LETTER_TICK = re.compile(
     r"^[ \t>*-]{0,6}\(?(?P<letter>[A-Z])\)?[).:]?\*{0,2}(?![\w'])[^\n✅✔✓❌✗✘]{0,100}?(?:(?P<tick>[✅✔✓])|[❌✗✘])"
@@ -67,8 +68,8 @@ _CALLED_CORRECT_CHINESE = re.compile(
 def with_called_correct(response: str, letters: str) -> str:
     """The text with "B is correct" written as "the answer is B", which `extract` looks for."""
     response = _FITS.sub(r"the answer is \1.", response)
-    if "odd one out" in response or "exception is" in response:
-        response = _ODD_ONE.sub(lambda match: f"the answer is {match[1] or match[2]}.", response)
+    if "odd one out" in response or "exception" in response:
+        response = _ODD_ONE.sub(lambda match: f"the answer is {match[1] or match['alone'] or match['odd']}.", response)
     if "✅" in response or "✔" in response or "✓" in response:
         response = _with_ticked_letter(response)
     response = _IN_PARENTHESES.sub(r"\1: \2", response)

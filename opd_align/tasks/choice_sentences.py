@@ -59,7 +59,8 @@ _FORMULA_UNIT = re.compile(r" (?:time|steps|operations|comparisons|space|complex
 _IT_IS = re.compile(r"\W{0,3}(?:it|this|that)(?:'s| is| was)\b", re.IGNORECASE)
 # The end of a sentence that names what is left or chosen.
 _FINALLY = re.compile(
-    r"\b(?:it (?:has to|must|should) be|it's|it is|I(?:'d)? (?:choose|pick|go with|say)|went with|bet on|looks? like|"
+    r"\b(?:it (?:has to|must|should) be|gotta be|got to be|"
+    r"it's|it is|I(?:'d)? (?:choose|pick|go with|say)|went with|bet on|looks? like|"
     r"points? to|by elimination,|only|"
     r"(?:that )?leaves(?: us with)?|"
     r"leaving(?: us with)?|what(?:'s| is) left is|what remains is) (?:option |choice |only )?\(?([A-Z])\)?"

@@ -14,6 +14,8 @@ from opd_align.tasks.number_words import leading_number
 _ARTICLE = re.compile(r"^(?:it|this|that|the|an?|they|there) (?=\w{2})")
 _THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _SUBSCRIPT = re.compile(r"_\{?(\w)\}?")  # CO_2
+_SHORTEST_START = 3
+"""Number of words at the start of a wording that stand for it: "Brown v. Board"."""
 _NAMES = "log|ln|sin|cos|tan|exp|pi|theta|infty|alpha|beta|gamma|lambda|mu|sigma|Delta|Omega|Theta"
 _MATHS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"\\(?:mathcal|mathrm|text|operatorname)\s?\{(\w{1,12})\}"), r"\1"),
@@ -47,6 +49,11 @@ def choice_by_text(words: str, choices: Sequence[str] | None) -> str | None:
     ]
     same = same or none_of_them(letters_of(choices), choices, text) or part_of_one(letters_of(choices), choices, text)
     same = same or [letter for letter, name in last_names(letters_of(choices), choices).items() if name == text]
+    same = same or [
+        letter
+        for letter, choice in zip(letters_of(choices), map(normalised, choices), strict=False)
+        if len(text.split()) >= _SHORTEST_START and choice.startswith(f"{text} ")
+    ]
     return same[0] if len(same) == 1 else None
 
 

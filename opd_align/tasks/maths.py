@@ -62,7 +62,7 @@ _DENIED_TAIL = re.compile(
     re.IGNORECASE,
 )
 _PLAIN_LIST = re.compile(
-    r"(?:^|\b(?:are|is|solutions?|roots?)|=|:)\s*((?:[a-z] ?= ?)?-?\d+(?:/\d+)?(?:(?:,?\s(?:and|or)\s|"
+    r"(?:^|\b(?:are|is|is either|solutions?|roots?)|=|:)\s*((?:[a-z] ?= ?)?-?\d+(?:/\d+)?(?:(?:,?\s(?:and|or)\s|"
     r",\s?)(?:[a-z] ?= ?)?-?\d+(?:/\d+)?)+)$"
 )
 _PLAIN_FORMULA = re.compile(

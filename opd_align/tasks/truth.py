@@ -202,7 +202,8 @@ _SAYS_SO = re.compile(
 # "X is indeed part of Y", "There is in fact no tunnel"
 _INDEED = re.compile(
     r"\b(?:is|are|was|were|do|does|did|has|have|had|can|will|must)(?P<before> not|n't)?,? "
-    r"(?:(?P<indeed>indeed)|in fact|actually|really),? ?(?P<after>not|no|never)?\b|^\W{0,3}(?P<first>indeed)\b,? ",
+    r"(?:(?P<indeed>indeed)|in fact|actually|really),? ?(?P<after>not|no|never)?\b|^\W{0,3}(?P<first>indeed)\b,? |"
+    r"^\W{0,3}(?:it|this|that|they|there) (?P<early>indeed) (?:is|are|was|were|does|do|did|has|have)\b(?! not)",
     re.IGNORECASE,
 )
 _CERTAIN = re.compile(r"\b(?:part of|between|were|both)\b", re.IGNORECASE)  # "It is indeed part of it" is not hedged
@@ -330,7 +331,7 @@ def _affirmed(text: str) -> str | None:
     denied = indeed["before"] or indeed["after"]
     if _NEGATION.search(text[indeed.end() :] if denied else text) or (denied and indeed["before"] and indeed["after"]):
         return None
-    return "False" if denied else "True" if indeed["indeed"] or indeed["first"] else None
+    return "False" if denied else "True" if indeed["indeed"] or indeed["first"] or indeed["early"] else None
 
 
 def _first_word(first: re.Match[str], placement: Placement) -> str | None:

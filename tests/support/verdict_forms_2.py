@@ -317,6 +317,7 @@ CHOICE = [
             "It isn't a sonnet.",
             "A sonnet has 14 lines, but this one has 5, so it's a limerick.",
             "B) a sonnet is wrong. It's C.",
+            "It is like a sonnet.",
         ],
     ),
     Forms(
@@ -331,6 +332,7 @@ CHOICE = [
             "Brown v. Board of Education, which overturned Plessy v. Ferguson, ended segregation.",
             "It was Brown v. Board of Education that overturned Plessy v. Ferguson.",
             "Brown v. Board of Education.",
+            "Brown v. Board",
             "The landmark decision is *Brown v. Board of Education*.",
             "School segregation was ended by Brown v. Board of Education (1954), overruling Plessy v. Ferguson (1896).",
             "B ist richtig. In diesem Urteil wurde die Rassentrennung verboten.",
@@ -1055,14 +1057,11 @@ MATHS = [
 FORMS = {"true_false": TRUE_FALSE, "choice": CHOICE, "number": NUMBER, "maths": MATHS}
 
 MISREAD = {
-    "It indeed is the case.",
     "It does exist, according to the passage.",
     "Going for A here.",
-    "Gotta be A.",
     "A. Done.",
     "Brown v. Board of Education, which overturned Plessy v. Ferguson, ended segregation.",
     "A (no), B (no), C (yes), D (no)",
-    "All of the others are sympathetic effects; B is the exception.",
     "A, C, and D are sympathetic; only B is not.",
     "Constricted pupils is the exception.",
     "Pupils are dilated, not constricted, so B is not a sympathetic effect.",
@@ -1074,9 +1073,7 @@ MISREAD = {
     "Her 9 remaining eggs fetch her $18 a day.",
     "Janet makes $18 per day at the farmers' market from the 9 eggs.",
     "$x = \\pm 1$ or $x = \\pm 2$",
-    "x is either 2 or 3.",
     "It's a 90-degree angle.",
-    "The chance is 3 in 8.",
     "3 out of 8",
     "$\\frac{3}{8}$ (or 37.5%)",
     "The center is at (3,−2) and the radius is 5.",

@@ -81,6 +81,17 @@ def test_a_human_reader_agrees_on_a_large_table_written_without_knowledge_of_the
     assert all(verdict is Verdict.UNKNOWN for expected, verdict, _ in given if expected == "unknown")
 
 
+def test_the_third_table_is_read_as_its_reader_did():
+    kinds = {kind.__name__: kind for kind in KINDS}
+    misread = {
+        text
+        for kind, gold, choices, text, expected in verdict_table_3.CASES
+        if (kinds[kind].judge(text, gold, choices) is Verdict.CORRECT) != (expected == "correct")
+    }
+    assert len(verdict_table_3.CASES) >= 560
+    assert misread == verdict_table_3.MISREAD
+
+
 # Properties
 
 # Repeated, these make naive patterns backtrack from every position.
