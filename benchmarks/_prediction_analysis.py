@@ -123,21 +123,20 @@ class Study:
     def families(self) -> list[str]:
         return list(dict.fromkeys(entry.family for entry in self.entries))
 
-    def correlation(self, predictor: str, method: Callable[[Floats, Floats], float], seed: int = 0) -> Correlation:
+    def correlation(self, predictor: str, method: Callable[[Floats, Floats], Floats], seed: int = 0) -> Correlation:
         value_E = self.value_of[predictor]
         known = np.isfinite(value_E)
         x_E, y_E = value_E[known], self.gain_E[known]
-        rng = np.random.default_rng(seed)
-        drawn = [rng.integers(0, len(x_E), len(x_E)) for _ in range(DRAWS)]
-        found = np.array([method(x_E[at], y_E[at]) for at in drawn])
-        found = found[np.isfinite(found)]
-        low, high = np.quantile(found, TAILS) if len(found) else (nan, nan)
-        return Correlation(method(x_E, y_E), float(low), float(high), len(x_E))
+        at_DE = np.random.default_rng(seed).integers(0, len(x_E), (DRAWS, len(x_E)))
+        found_D = method(x_E[at_DE], y_E[at_DE])
+        found_D = found_D[np.isfinite(found_D)]
+        low, high = np.quantile(found_D, TAILS) if len(found_D) else (nan, nan)
+        return Correlation(float(method(x_E, y_E)), float(low), float(high), len(x_E))
 
     def without(self, family: str, predictor: str) -> float:
         """The Spearman correlation without the teachers of one family."""
         kept = np.array([entry.family != family for entry in self.entries]) & np.isfinite(self.value_of[predictor])
-        return spearman(self.value_of[predictor][kept], self.gain_E[kept])
+        return float(spearman(self.value_of[predictor][kept], self.gain_E[kept]))
 
     def reliability(self) -> float:
         """Mean Spearman correlation between the gains of two seeds: how well gains predict gains."""
@@ -153,14 +152,17 @@ class Study:
         return sum(np.sign(value_E[n]) == np.sign(self.gains[n].mean) for n in clear), len(clear)
 
 
-def spearman(x: Floats, y: Floats) -> float:
-    return pearson(stats.rankdata(x), stats.rankdata(y))
+def spearman(x: Floats, y: Floats) -> Floats:
+    """Rank correlation along the last axis."""
+    return pearson(stats.rankdata(x, axis=-1), stats.rankdata(y, axis=-1))
 
 
-def pearson(x: Floats, y: Floats) -> float:
-    if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
-        return nan
-    return float(np.corrcoef(x, y)[0, 1])
+def pearson(x: Floats, y: Floats) -> Floats:
+    """Correlation along the last axis; NaN where either side is constant, or with fewer than three values."""
+    x, y = (side - side.mean(-1, keepdims=True) for side in (x, y))
+    scale = np.sqrt((x * x).sum(-1) * (y * y).sum(-1))
+    known = (scale > 0) & (x.shape[-1] >= 3)
+    return np.asarray(np.where(known, (x * y).sum(-1) / np.where(known, scale, 1.0), nan))
 
 
 def _gain(runs: list[dict[str, Any]], before_Q: Floats, two_step_Q: Any) -> Gain:
