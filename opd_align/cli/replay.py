@@ -58,17 +58,21 @@ def analyze_rollouts(args: argparse.Namespace, config: StudyConfig) -> Analysis:
         student, teachers = _local_models(recording, config, settings, questions)
     else:
         student, teachers = _recorded(recording, config, settings)
-    with progress(len(questions)) as (_, on_progress):
+    with progress(len(questions), quiet=args.quiet) as (_, on_progress):
         analysis = analyze_into(
             args.out, student, teachers, questions, student, settings=settings, on_progress=on_progress,
             workers=args.workers or 1,
         )  # fmt: skip
     source = f"computed by {config.student.model}" if local else "as recorded"
     names = ", ".join(teacher.name for teacher in teachers) or "none"
-    for line in [
-        f"{recording.file}: probabilities {source}; teachers: {names}",
-        *description(recording, questions, analysis),
-    ]:
+    for line in (
+        []
+        if args.quiet
+        else [
+            f"{recording.file}: probabilities {source}; teachers: {names}",
+            *description(recording, questions, analysis),
+        ]
+    ):
         say(line)
     return analysis
 
