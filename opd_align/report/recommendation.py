@@ -205,9 +205,8 @@ def pairwise_table(decision: Decision) -> Table:
 def _caption(decision: Decision) -> str:
     if decision.best is None:
         return f"no probabilities: fewer than {MIN_QUESTIONS} questions can be compared"
-    caption = (
-        f"from {decision.n_questions} questions that all of them have; decided means probability {decision.level:g}"
-    )
+    shared = " that all of them have" if len(decision.compared) > 1 else ""
+    caption = f"from {decision.n_questions} questions{shared}; decided means probability {decision.level:g}"
     if len(decision.compared) < len(decision.candidates):
         caption += "; –: too few questions in common with the others"
     return caption

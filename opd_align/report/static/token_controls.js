@@ -29,7 +29,7 @@ class TokenControls {
     byId("question").value = String(question);
     byId("paths").replaceChildren(...record.paths.map(({ correct, length, nodes }, index) => {
       const outcome = correct ? "correct" : "incorrect";
-      const button = html("button", { type: "button", title: `${outcome} rollout, ${length} tokens, ${nodes} decisions` }, `${correct ? "✓" : "✗"} ${index + 1}`);
+      const button = html("button", { type: "button", title: `${outcome} rollout, ${counted(length, "token")}, ${counted(nodes, "decision")}` }, `${correct ? "✓" : "✗"} ${index + 1}`);
       button.setAttribute("aria-pressed", String(index === path));
       button.setAttribute("aria-label", `path ${index + 1}, ${outcome}`);
       button.addEventListener("click", () => this.choose(question, index));
