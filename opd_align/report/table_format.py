@@ -161,7 +161,7 @@ def _parts(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int)
     least, most = [], []
     for index, column in enumerate(columns):
         words, texts = printable(column.name).split(), [row[index] for row in rows]
-        cells = [word for text in texts for word in text.split()] if column.kind == "text" and index else texts
+        cells = [word for text in texts for word in text.split()] if column.kind == "text" else texts
         least.append(max(map(cell_len, (*words, *cells)), default=0))
         natural = (printable(column.name), *texts) if column.kind == "text" else (*words, *texts)
         most.append(max(map(cell_len, natural), default=0))

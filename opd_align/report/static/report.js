@@ -88,17 +88,16 @@ function updateLink() {
 
 // Opens the place of the address; what it names and this report does not have is ignored.
 function followLink() {
-  if (!hasPlace(location.hash)) return false;
+  if (!hasPlace(location.hash)) return null;
   const place = new URLSearchParams(location.hash.slice(1)), number = (name) => Number.parseInt(place.get(name) ?? "", 10) - 1;
   const objectiveIndex = overview.objectives.findIndex(({ name }) => name === place.get("objective"));
   if (objectiveIndex >= 0) { byId("objective").value = String(objectiveIndex); selectObjective(objectiveIndex); }
   if (teacherNames().includes(place.get("teacher"))) selectTeacher(place.get("teacher"));
   const question = overview.questions.findIndex(({ id }) => id === place.get("question"));
-  if (question < 0) return false;
+  if (question < 0) return null;
   const path = number("path"), depth = number("token");
-  controls.choose(question, overview.questions[question].paths[path] ? path : 0, depth >= 0 ? depth : -1);
   byId("tokens").scrollIntoView();
-  return true;
+  return controls.choose(question, overview.questions[question].paths[path] ? path : 0, depth >= 0 ? depth : -1);
 }
 
 function markQuestion(question) {
@@ -136,10 +135,9 @@ byId("objective-pick").hidden = overview.objectives.length < 2;
 drawQuestions();
 setUpTheme(() => tokenView.drawPlot());
 selectObjective(0);
-controls.setData(overview);
-followLink();
-// From here on: opening the page itself does not change its address.
-tokenView.onSelect = updateLink;
+const opening = controls.setData(overview);
+// Only then: opening the page itself does not change its address.
+Promise.resolve(followLink() ?? opening).then(() => { tokenView.onSelect = updateLink; });
 addEventListener("hashchange", followLink);
 setUpPrinting(() => tokenView.drawPlot());
 onResize(() => { drawOverview(); tokenView.drawPlot(); tokenView.drawTree(); });
