@@ -10,7 +10,7 @@ from __future__ import annotations
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from opd_align.settings import Scoring
 from opd_align.types import (
     Failure,
     Finish,
@@ -143,6 +144,7 @@ class StudentSpec:
             the tokens that end a completion.
         load_model: Loads the weights with transformers; students and teachers with the same weights share them.
         cached: `cached(key, make)` calls `make` once per key; for engines that several students share.
+        scoring: How paths are scored.
     """
 
     model: ModelSpec
@@ -152,6 +154,7 @@ class StudentSpec:
     end_tokens: Callable[..., tuple[int, ...]]
     load_model: Callable[[], LoadedModel]
     cached: Callable[[Any, Callable[[], Any]], Any]
+    scoring: Scoring = field(default_factory=Scoring)
 
     def build_scorer(self) -> Any:
         """The same student on local weights: scores what another engine samples."""
@@ -198,6 +201,11 @@ class EngineStudent(ABC):
     def token_text(self) -> Callable[[int], str] | None:
         """From a token id to its text, if the prompt function provides it."""
         return getattr(self.prompt, "token_text", None)
+
+    @property
+    def scored_in(self) -> str | None:
+        """The precision of the scores where it is not that of the weights; see `HFStudent.scored_in`."""
+        return getattr(self.scorer, "scored_in", None)
 
     @property
     def vocabulary(self) -> int | None:

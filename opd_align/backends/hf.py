@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from itertools import pairwise
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ from opd_align.backends.hf_attention import (
     shared_prefixes,
 )
 from opd_align.backends.loading import context_length, short_name, update_with_weights
+from opd_align.backends.precision import scoring_precision
 from opd_align.backends.scoring import (
     PromptedModel,
     RemoteTeacher,
@@ -48,7 +50,8 @@ from opd_align.backends.scoring import (
     sampled_log_probs,
     score_path,
 )
-from opd_align.settings import Sampling
+from opd_align.backends.scoring_report import SCORING_REPORT, ScoringReport
+from opd_align.settings import Precision, Sampling
 from opd_align.types import (
     Finish,
     Floats,
@@ -65,13 +68,25 @@ from opd_align.types import (
 EXPECTED_NEW_TOKENS = 512
 """How long completions run is not known in advance; a batch that this guess makes too large is halved."""
 
+_SCORING = RLock()
+"""Threads that sample on servers score one after the other: a model's weights are converted while it is scored."""
+
 
 def build_student(spec: StudentSpec) -> HFStudent:
     """The student of a model configuration, on weights that are loaded here."""
     loaded = spec.load_model()
     # Weights are shared between students, names are not: the name is part of every rollout's key.
     name = spec.model.name or short_name(spec.model.model)
-    return HFStudent(name, loaded.model, spec.prompt, spec.end_tokens(*loaded.configs), spec.sampling)
+    return HFStudent(
+        name,
+        loaded.model,
+        spec.prompt,
+        spec.end_tokens(*loaded.configs),
+        spec.sampling,
+        precision=spec.scoring.precision,
+        scoring_gib=spec.scoring.memory_gib,
+        report=spec.cached(SCORING_REPORT, ScoringReport) if spec.scored else None,
+    )
 
 
 @dataclass(frozen=True)
@@ -82,11 +97,13 @@ class HFTeacher:
         name: The teacher's name in tables and keys.
         model: A causal language model in eval mode, with or without PEFT adapters.
         prompt: From a question to the token ids before the completion, demonstrations and the like included.
+        precision: The precision in which it is scored; weights in float32 are scored in float32 in any case.
     """
 
     name: str
     model: Any
     prompt: Prompt
+    precision: Precision = "auto"
 
     @property
     def context_length(self) -> int | None:
@@ -95,8 +112,10 @@ class HFTeacher:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the current weights; prompts are recorded in the manifest."""
-        return f"hf-{update_with_weights(blake2b(digest_size=16), self.model).hexdigest()}"
+        """A hash of the current weights, and the precision if it is another one; prompts are in the manifest."""
+        digest = update_with_weights(blake2b(digest_size=16), self.model).hexdigest()
+        precision = scoring_precision(self.model, self.precision)
+        return f"hf-{digest}" if precision == "native" else f"hf-{digest}-{precision}"
 
 
 @dataclass(frozen=True)
@@ -113,6 +132,9 @@ class HFStudent:
         batch_tokens: Upper bound on rows × tokens of a batch. A batch that runs out of memory is halved.
         batch_rows: Upper bound on the rows of a batch.
         before_step: Called before each token of a batch is sampled; what it raises ends the sampling. `None`: nothing.
+        precision: The precision in which paths are scored; sampling is always in that of the weights.
+        scoring_gib: Memory for the logits of a chunk of positions. `None`: by the memory that is free.
+        report: Filled with what the precision changes, measured on the first path. `None`: not measured.
     """
 
     name: str
@@ -123,6 +145,18 @@ class HFStudent:
     batch_tokens: int = 1 << 19
     batch_rows: int = 512
     before_step: Callable[[], None] | None = None
+    precision: Precision = "auto"
+    scoring_gib: float | None = None
+    report: ScoringReport | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def scored_in(self) -> str | None:
+        """The precision in which paths are scored, `float32` or `head`; `None` if it is that of the weights.
+
+        It is in the manifest of a run, but not in the fingerprint: rollouts do not depend on it.
+        """
+        precision = scoring_precision(self.model, self.precision)
+        return None if precision == "native" else precision
 
     @property
     def context_length(self) -> int | None:
@@ -202,17 +236,27 @@ class HFStudent:
         return self._rollouts(requests, rows, steps)
 
     def score(self, request: ScoreRequest, teachers: Sequence[HFTeacher | TeacherClient]) -> PathScores:
+        with _SCORING:
+            return self._score(request, teachers)
+
+    def _score(self, request: ScoreRequest, teachers: Sequence[HFTeacher | TeacherClient]) -> PathScores:
         inputs = [self._teacher_inputs(request, teacher) for teacher in teachers]
-        return score_path(_prompted(self, request.question), inputs, request, self.sampling)
+        chunk_bytes = None if self.scoring_gib is None else int(self.scoring_gib * 2**30)
+        student = _prompted(self, request.question)
+        if self.report is not None and self.report.noise is None and len(request.completion):
+            local = [each for each in inputs if isinstance(each, PromptedModel)]
+            self.report.measure_noise(student, local, request.completion, self.sampling.temperature)
+        return score_path(student, inputs, request, self.sampling, chunk_bytes=chunk_bytes)
 
     def token_log_probs(
         self, question: Question, rollouts: Rollouts, teacher: HFTeacher | TeacherClient | None
     ) -> Floats:
-        if teacher is None:
-            return rollout_log_probs(_prompted(self, question), rollouts, self.sampling)
-        if isinstance(teacher, HFTeacher):
-            return rollout_log_probs(_prompted(teacher, question), rollouts, Sampling(self.sampling.temperature))
-        return teacher.token_log_probs(question, rollouts)
+        if teacher is not None and not isinstance(teacher, HFTeacher):
+            return teacher.token_log_probs(question, rollouts)
+        model = self if teacher is None else teacher
+        sampling = self.sampling if teacher is None else Sampling(self.sampling.temperature)
+        with _SCORING:
+            return rollout_log_probs(_prompted(model, question), rollouts, sampling)
 
     def _teacher_inputs(
         self, request: ScoreRequest, teacher: HFTeacher | TeacherClient
@@ -337,7 +381,7 @@ class _Rows:
 
 
 def _prompted(model: HFStudent | HFTeacher, question: Question) -> PromptedModel:
-    return PromptedModel(model.name, model.model, list(model.prompt(question)))
+    return PromptedModel(model.name, model.model, list(model.prompt(question)), model.precision)
 
 
 def _row_groups(caches: Mapping[int, PrefixCache | None], rows: _Rows, device: Any) -> list[RowGroup]:

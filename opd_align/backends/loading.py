@@ -24,6 +24,10 @@ _DEVICE = re.compile(r"auto|cpu|(?:cuda|mps|xpu|npu|hpu|mlu|musa)(?::\d{1,3})?")
 _HUB_NAME = re.compile(r"[\w.-]{1,96}(?:/[\w.-]{1,96})?", re.ASCII)
 
 
+class HubUnreachable(OpdAlignError):
+    """The Hub does not answer, and there is no cached copy."""
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """A model and its tokenizer.
@@ -45,21 +49,28 @@ class LoadedModel:
 
 
 def load_model(
-    reference: str, *, adapter: str | None = None, dtype: str = "auto", device: str = "auto", name: str | None = None
+    reference: str,
+    *,
+    adapter: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    name: str | None = None,
+    tokenizer: str | None = None,
 ) -> LoadedModel:
     """Loads a model.
 
     Args:
         reference: A folder made by `save_pretrained`, a .gguf file, a name on the Hub, or `embedded:student` /
-            `embedded:teacher`.
+            `embedded:teacher` / `embedded:careless`.
         adapter: Folder or Hub name of a PEFT adapter to load on top.
         dtype: "auto" (as saved; float32 on a CPU), "float32", "bfloat16" or "float16".
         device: A torch device; "auto" is a GPU if there is one.
         name: The model's name in tables; None takes the last part of `reference`.
+        tokenizer: Where the tokenizer is loaded from; None takes `reference`.
     """
     check_model(reference, dtype=dtype, device=device)
     source, options = resolve_reference(reference)
-    tokenizer = load_tokenizer(reference)
+    loaded_tokenizer = load_tokenizer(reference if tokenizer is None else tokenizer)
     torch, transformers = _libraries()
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     precision = "float32" if dtype == "auto" and device == "cpu" else dtype
@@ -73,7 +84,7 @@ def load_model(
         model = model.to(device)
     except (RuntimeError, AssertionError) as error:  # torch reports a device it was not built for with an assertion
         raise OpdAlignError(f"cannot move {reference!r} to the device {device!r}: {_first_line(error)}") from error
-    return LoadedModel(name or short_name(reference), model.eval(), tokenizer)
+    return LoadedModel(name or short_name(reference), model.eval(), loaded_tokenizer)
 
 
 def check_model(reference: str, *, dtype: str = "auto", device: str = "auto") -> None:
@@ -96,11 +107,16 @@ def load_tokenizer(reference: str, **kwargs: Any) -> Any:
     return _from_pretrained(_libraries()[1].AutoTokenizer, reference, source, options | kwargs)
 
 
+def load_config(reference: str) -> Any:
+    """Loads only the config; raises `HubUnreachable` if it is neither on this machine nor can be downloaded."""
+    source, options = resolve_reference(reference)
+    return _from_pretrained(_libraries()[1].AutoConfig, reference, source, options)
+
+
 def weight_bytes(reference: str, *, dtype: str = "auto", device: str = "auto") -> int:
     """Memory of a model's weights in bytes, from its config alone: no weights are loaded."""
     torch, transformers = _libraries()
-    source, options = resolve_reference(reference)
-    config = _from_pretrained(transformers.AutoConfig, reference, source, options)
+    config = load_config(reference)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     on_gpu = torch.cuda.is_available() if device == "auto" else device != "cpu"
@@ -125,10 +141,10 @@ def _from_pretrained(auto_class: Any, reference: str, source: str, options: dict
         try:
             return auto_class.from_pretrained(source, **options)
         except Exception as error:  # damaged or missing files, no connection: each raised by another library
-            reason = _first_line(error)
+            reason, kind = _first_line(error), OpdAlignError
             if not reachable and re.search("connect|cache|offline", reason):
-                reason = "no connection to the Hub, and no cached copy"
-            raise OpdAlignError(
+                reason, kind = "no connection to the Hub, and no cached copy", HubUnreachable
+            raise kind(
                 f"cannot load {reference!r}: {reason}. Give a folder made by save_pretrained, a .gguf file, "
                 "the name of a model on the Hub (which needs a connection or a cached copy), "
                 f"or {EMBEDDED}student / {EMBEDDED}teacher"
@@ -140,11 +156,13 @@ def resolve_reference(reference: str) -> tuple[str, dict[str, Any]]:
     if reference.startswith(EMBEDDED):
         from opd_align import embedded
 
-        folders = {"student": embedded.student_path, "teacher": embedded.teacher_path}
+        folders = {
+            "student": embedded.student_path, "teacher": embedded.teacher_path, "careless": embedded.careless_path,
+        }  # fmt: skip
         name = reference.removeprefix(EMBEDDED)
         if name not in folders:
             raise OpdAlignError(
-                f"there is no {reference!r}; there are {' and '.join(EMBEDDED + each for each in folders)}"
+                f"there is no {reference!r}; there are {', '.join(EMBEDDED + each for each in folders)}"
             )
         return str(folders[name]()), {}
     # Unlike the methods of `Path`, these functions do not fail for a name that no file can have.

@@ -28,6 +28,7 @@ from opd_align.backends.base import (
     engine_rollouts,
     first_seed,
 )
+from opd_align.backends.engine_processes import watched_engine
 from opd_align.backends.loading import resolve_reference
 from opd_align.settings import Sampling
 from opd_align.types import OpdAlignError, Rollouts, SampleRequest, Scorer
@@ -53,7 +54,8 @@ def vllm_engine(model: str | Path, **options: Any) -> Any:
         # After part of a prefill vLLM 0.32 rewinds a seeded request's generator, which torch's CPU generator does not
         # support ("CPU Generator does not use offset"), and the engine dies.
         defaults["enable_chunked_prefill"] = False
-    return vllm.LLM(model=str(model), **(defaults | options))
+    with watched_engine():
+        return vllm.LLM(model=str(model), **(defaults | options))
 
 
 @dataclass(frozen=True)

@@ -213,8 +213,11 @@ def _local_models(
     }
     weights = [loaded[model.model, model.adapter, model.dtype, model.device] for model in models]
     name = config.student.name or short_name(config.student.model)
-    scorer = HFStudent(name, weights[0].model, prompt, chat.end_tokens(*weights[0].configs), sampling)
-    teachers = [HFTeacher(spec.name, each.model, prompt) for spec, each in zip(specs, weights[1:], strict=True)]
+    ends, precision = chat.end_tokens(*weights[0].configs), config.scoring.precision
+    scorer = HFStudent(name, weights[0].model, prompt, ends, sampling, precision=precision)
+    teachers = [
+        HFTeacher(spec.name, each.model, prompt, precision) for spec, each in zip(specs, weights[1:], strict=True)
+    ]
     readers: list[HFStudent | HFTeacher] = [scorer, *teachers]
     for reader in readers:
         for question in questions:

@@ -298,7 +298,11 @@ def combine_results(results: Sequence[QuestionResult], settings: Settings) -> An
 
 
 def dictionary_encoded(table: pa.Table) -> pa.Table:
-    """Encodes text columns by first appearance, so that equal rows give equal tables however they were combined."""
+    """Encodes text columns by first appearance, so that equal rows give equal tables however they were combined.
+
+    Columns become contiguous: thousands of small chunks make every later step slow.
+    """
+    table = table.combine_chunks()
     for index, column in enumerate(table.schema):
         if pa.types.is_dictionary(column.type) or pa.types.is_string(column.type):
             text = table[column.name].cast(pa.string()).combine_chunks().dictionary_encode()

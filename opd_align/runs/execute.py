@@ -1,8 +1,9 @@
 """The run driver: opens a run directory, analyzes groups of questions, writes the result.
 
 Where the groups are analyzed is up to an `Executor`: in this process (`LocalExecutor`, below), on the ranks of a
-training (`training.distributed.RankExecutor`) or on Ray actors (`study.ray.RayExecutor`). The result is the same, to
-the byte, since no group depends on another one and results are combined in the order of the questions.
+training (`training.distributed.RankExecutor`), in several processes of this machine
+(`study.processes.ProcessExecutor`) or on Ray actors (`study.ray.RayExecutor`). The result is the same, to the byte,
+since no group depends on another one and results are combined in the order of the questions.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from opd_align.backends.base import find_backend
 from opd_align.backends.http_pool import HttpSettings, server_urls
 from opd_align.core.objectives import OBJECTIVES, GeneralisedJSD, Objective
-from opd_align.settings import BATCH, Budget, Method, Rules, Settings
+from opd_align.settings import BATCH, Budget, Method, Rules, Scoring, Settings
 from opd_align.study.yaml_values import parse_yaml
 from opd_align.teachers.contexts import CONTEXTS
 from opd_align.types import OpdAlignError, is_valid_text, printable, shortened
@@ -223,6 +223,7 @@ class StudyConfig:
         source: A model that writes demonstrations for contexts with source `source`. `None`: no such contexts.
         summariser: The model that summarises demonstrations. `None`: `source`, otherwise the student.
         sampling: How the student samples.
+        scoring: In which precision, and with how much memory, paths are scored.
         demonstrations: How demonstrations are sampled.
         rollouts: Rollouts per question and context in a screening, at least 1.
         budget: How many rollouts an analysis samples per question.
@@ -231,6 +232,8 @@ class StudyConfig:
         estimator: How success probabilities are estimated.
         shrink: Whether estimates are shrunk towards a prior.
         batch: Number of rollouts per request to the backend, at least 1.
+        questions_per_group: Number of questions that are analyzed together, at least 1. Their rollouts are sampled in
+            one call, which helps where those of one question do not fill the device.
         seed: The seed of all sampling.
     """
 
@@ -241,6 +244,7 @@ class StudyConfig:
     source: ModelConfig | None = None
     summariser: ModelConfig | None = None
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    scoring: Scoring = field(default_factory=Scoring)
     demonstrations: DemonstrationsConfig = field(default_factory=DemonstrationsConfig)
     rollouts: int = 32
     budget: Budget = field(default_factory=Budget)
@@ -249,10 +253,11 @@ class StudyConfig:
     estimator: Method = "backup"
     shrink: bool = True
     batch: int = BATCH
+    questions_per_group: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("rollouts", "batch"):
+        for name in ("rollouts", "batch", "questions_per_group"):
             if getattr(self, name) < 1:
                 raise OpdAlignError(f"{name} must be at least 1, not {getattr(self, name)}")
 
@@ -265,6 +270,7 @@ class StudyConfig:
             self.estimator,
             self.shrink,
             self.batch,
+            self.questions_per_group,
         )
 
 
