@@ -543,3 +543,40 @@ def test_thirty_thousand_tokens() -> None:
     tracemalloc.stop()
     assert sum(target.n for target in targets) == 40
     assert peak < 100e6
+
+
+@dataclass(frozen=True)
+class ShortSighted:
+    """A teacher of an exact world that reads at most `limit` tokens of a completion."""
+
+    teacher: ExactTeacher
+    limit: int
+
+    @property
+    def prompt(self) -> SimpleNamespace:
+        return SimpleNamespace(unavailable=lambda _, tokens: f"{tokens} tokens" if tokens > self.limit else None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.teacher, name)
+
+
+def test_a_teacher_is_dropped_where_the_paths_are_too_long_for_it_and_the_others_are_not_affected(world, teachers):
+    longest = max(len(path) for path, _ in representative_paths(first_tree(world), SMALL))
+    for limit, kept in ((longest, True), (longest - 1, False)):
+        both = [teachers[0], ShortSighted(teachers[1], limit)]
+        result = analyze(world, both, [A], world, settings=Settings(budget=SMALL))
+        assert (teachers[1].name in result.nodes["teacher"].unique().to_pylist()) == kept
+        assert teachers[0].name in result.nodes["teacher"].unique().to_pylist()
+        assert result.questions["note"].to_pylist() == ["" if kept else f"without {both[1].name}: {longest} tokens"]
+
+
+def test_nothing_is_spent_on_paths_that_no_teacher_can_read(world, teachers):
+    result = analyze(world, [ShortSighted(teachers[0], 1)], [A], world, settings=Settings(budget=SMALL))
+    assert result.nodes.num_rows == 0
+    assert result.questions["targeted"].to_pylist() == [0]
+
+
+def first_tree(world: ExactWorld) -> GenerationTree:
+    """The initial rollouts of question A."""
+    rollouts = world.sample([SampleRequest(A, np.empty(0, np.uint32), SMALL.initial)])
+    return GenerationTree.build(replace(rollouts, outcome_R=world.grade(A, rollouts)))
