@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from opd_align.backends.load_options import LoadOptions
 from opd_align.hub import cached_if_unreachable
 from opd_align.types import OpdAlignError, shortened
 
@@ -56,6 +57,7 @@ def load_model(
     device: str = "auto",
     name: str | None = None,
     tokenizer: str | None = None,
+    load: LoadOptions | None = None,
 ) -> LoadedModel:
     """Loads a model.
 
@@ -67,24 +69,40 @@ def load_model(
         device: A torch device; "auto" is a GPU if there is one.
         name: The model's name in tables; None takes the last part of `reference`.
         tokenizer: Where the tokenizer is loaded from; None takes `reference`.
+        load: Further settings: revision, attention, quantisation, several GPUs. `None`: the defaults.
     """
     check_model(reference, dtype=dtype, device=device)
+    load = load or LoadOptions()
     source, options = resolve_reference(reference)
-    loaded_tokenizer = load_tokenizer(reference if tokenizer is None else tokenizer)
+    own_files = {} if tokenizer is not None else load.source
+    loaded_tokenizer = load_tokenizer(reference if tokenizer is None else tokenizer, **own_files)
     torch, transformers = _libraries()
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    _check_device(torch, reference, device)
     precision = "float32" if dtype == "auto" and device == "cpu" else dtype
     options["dtype"] = precision if precision == "auto" else getattr(torch, precision)
+    options |= load.model_arguments(transformers, torch)
+    if load.device_map is not None:
+        options["device_map"] = load.device_map
+    elif device != "cpu" and "gguf_file" not in options:
+        # From the file to the device: a copy in host memory would have to fit there, and takes as long again.
+        options["device_map"] = {"": device}
     model = _from_pretrained(transformers.AutoModelForCausalLM, reference, source, options)
     if "gguf_file" in options:
         model = _unquantised(model)
     if adapter is not None:
         model = _with_adapter(model, adapter)
-    try:
+    if "device_map" not in options:
         model = model.to(device)
+    return LoadedModel(name or short_name(reference), model.eval(), loaded_tokenizer)
+
+
+def _check_device(torch: Any, reference: str, device: str) -> None:
+    """Rejects a device that does not exist here, before weights are read."""
+    try:
+        torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:  # torch reports a device it was not built for with an assertion
         raise OpdAlignError(f"cannot move {reference!r} to the device {device!r}: {_first_line(error)}") from error
-    return LoadedModel(name or short_name(reference), model.eval(), loaded_tokenizer)
 
 
 def check_model(reference: str, *, dtype: str = "auto", device: str = "auto") -> None:
@@ -107,10 +125,10 @@ def load_tokenizer(reference: str, **kwargs: Any) -> Any:
     return _from_pretrained(_libraries()[1].AutoTokenizer, reference, source, options | kwargs)
 
 
-def load_config(reference: str) -> Any:
+def load_config(reference: str, **kwargs: Any) -> Any:
     """Loads only the config; raises `HubUnreachable` if it is neither on this machine nor can be downloaded."""
     source, options = resolve_reference(reference)
-    return _from_pretrained(_libraries()[1].AutoConfig, reference, source, options)
+    return _from_pretrained(_libraries()[1].AutoConfig, reference, source, options | kwargs)
 
 
 def weight_bytes(reference: str, *, dtype: str = "auto", device: str = "auto") -> int:
@@ -125,9 +143,10 @@ def weight_bytes(reference: str, *, dtype: str = "auto", device: str = "auto") -
     return sum(weight.numel() for weight in model.parameters()) * int(loaded.itemsize)
 
 
-def generation_configs(reference: str) -> tuple[Any, ...]:
+def generation_configs(reference: str, **kwargs: Any) -> tuple[Any, ...]:
     """The generation config without the model, if there is one: it names the end-of-sequence tokens."""
     source, options = resolve_reference(reference)
+    options |= kwargs
     with nullcontext() if Path(source).is_dir() else cached_if_unreachable():
         try:
             return (_libraries()[1].GenerationConfig.from_pretrained(source, **options),)

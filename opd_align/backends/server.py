@@ -79,6 +79,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+COMPARED_SAMPLES = 4
+"""Number of samples whose log-probabilities are compared with the scorer's."""
 REJECTED = {400, 413, 422}
 """HTTP statuses with which a server rejects one request permanently."""
 
@@ -87,7 +89,9 @@ def build_student(spec: StudentSpec) -> ServerStudent:
     """The student of a model configuration; without a scorer, and without weights here, if it only samples."""
     model = spec.model
     scorer: Any = spec.build_scorer() if spec.scored else None
-    end_tokens = spec.end_tokens(*generation_configs(model.model)) if scorer is None else scorer.end_tokens
+    end_tokens = (
+        spec.end_tokens(*generation_configs(model.model, **model.load.source)) if scorer is None else scorer.end_tokens
+    )
     name = model.served_as or model.model
     return ServerStudent(model.url, name, spec.prompt, end_tokens, scorer, spec.sampling, model.http)
 
@@ -146,6 +150,7 @@ class ServerStudent(EngineStudent):
         if sent:
             _run(self._send(sent))
             self._check_samples(sent)
+            self._compare_log_probs(sent)
         return Rollouts.join([self._rollouts(call) for call in calls])
 
     def _calls(self, requests: Sequence[SampleRequest]) -> list[_Call]:
@@ -219,6 +224,24 @@ class ServerStudent(EngineStudent):
                     found.n,
                     request.question.id,
                 )
+
+    def _compare_log_probs(self, calls: Sequence[_Call]) -> None:
+        """Compares the servers' log-probabilities of the first samples with the scorer's, once."""
+        report = getattr(self.scorer, "report", None)
+        if report is None or not report.wants_sampler_gap():
+            return
+        valid = ((call, call.valid_samples(self._problem_of(call))) for call in calls)
+        call, samples = next(((call, samples) for call, samples in valid if samples), (calls[0], []))
+        prefix = call.request.prefix
+        completions = [np.append(prefix, tokens).astype(np.uint32) for tokens, _ in samples[:COMPARED_SAMPLES]]
+        rollouts = Rollouts.of(completions, launch=[len(prefix)] * len(completions))
+        teacher = ServerTeacher(self.name, self.url, self.model, self.prompt, http=self.http)
+        try:
+            sampled = teacher.token_log_probs(call.request.question, rollouts)
+        except OpdAlignError as error:  # a server that returns no log-probabilities can still sample
+            report.skip_sampler_gap(error)
+            return
+        report.measure_sampler_gap(self.scorer, call.request.question, rollouts, sampled, "the server")
 
     def _body(self, call: _Call) -> dict[str, Any]:
         sampling = self.sampling
