@@ -86,6 +86,7 @@ BACKENDS: Mapping[str, Backend] = {
     "hf": Backend("opd_align.backends.hf", concurrent=False),
     "vllm": Backend("opd_align.backends.vllm", adapters=False, concurrent=False),
     "server": Backend("opd_align.backends.server", remote=True),
+    "sglang": Backend("opd_align.backends.sglang", remote=True),
 }
 
 

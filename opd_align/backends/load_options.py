@@ -32,6 +32,8 @@ class LoadOptions:
         trust_remote_code: Whether Python code in the model's repository may run.
         quantization: Quantises the weights with bitsandbytes when they are loaded. `None`: as stored, which includes
             checkpoints that are quantised already (FP8, AWQ, GPTQ).
+        rope_scaling: Extends the context, as model cards describe it, such as `{rope_type: yarn, factor: 4.0,
+            original_max_position_embeddings: 32768}`. The context length becomes their product. `None`: as stored.
         tensor_parallel_size: With a vLLM engine: number of GPUs that it divides each layer over.
         gpu_memory_utilization: With a vLLM engine: its share of a GPU's memory, in (0, 1].
         max_model_len: With a vLLM engine: longest prompt and completion, in tokens.
@@ -42,6 +44,7 @@ class LoadOptions:
     revision: str | None = None
     trust_remote_code: bool = False
     quantization: Quantization | None = None
+    rope_scaling: Mapping[str, Any] | None = None
     tensor_parallel_size: int | None = None
     gpu_memory_utilization: float | None = None
     max_model_len: int | None = None
@@ -61,6 +64,19 @@ class LoadOptions:
         share = self.gpu_memory_utilization
         if share is not None and not 0 < share <= 1:
             raise OpdAlignError(f"gpu_memory_utilization must lie in (0, 1], not {share}")
+
+        if self.rope_scaling is not None:
+            self._check_rope_scaling(self.rope_scaling)
+
+    @staticmethod
+    def _check_rope_scaling(scaling: Mapping[str, Any]) -> None:
+        kind, factor, original = (scaling.get(name) for name in ("rope_type", *_ROPE_LENGTH))
+        numbers = isinstance(factor, int | float) and isinstance(original, int) and not isinstance(factor, bool)
+        if not isinstance(kind, str) or not numbers or factor < 1 or original < 1:
+            raise OpdAlignError(
+                "rope_scaling needs rope_type, factor (at least 1) and original_max_position_embeddings, such as "
+                f"{{rope_type: yarn, factor: 4.0, original_max_position_embeddings: 32768}}; got {dict(scaling)}"
+            )
 
     def check(self, model: str, *, backend: str, device: str, options: Mapping[str, Any]) -> None:
         """Rejects what has no effect, or contradicts itself, for a model with this backend and device."""
@@ -107,6 +123,13 @@ class LoadOptions:
             )
         return arguments
 
+    def extend_context(self, config: Any) -> None:
+        """Applies `rope_scaling` to a config of transformers."""
+        if self.rope_scaling is not None:
+            config.rope_parameters = {**config.rope_parameters, **self.rope_scaling}
+            factor, original = (self.rope_scaling[name] for name in _ROPE_LENGTH)
+            config.max_position_embeddings = int(factor * original)
+
     @property
     def engine_arguments(self) -> dict[str, Any]:
         """Arguments of a vLLM engine."""
@@ -114,4 +137,5 @@ class LoadOptions:
         return self.source | {name: value for name, value in given.items() if value is not None}
 
 
+_ROPE_LENGTH = ("factor", "original_max_position_embeddings")
 _ENGINE_KEYS = ("tensor_parallel_size", "gpu_memory_utilization", "max_model_len")

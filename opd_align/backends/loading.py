@@ -74,8 +74,7 @@ def load_model(
     check_model(reference, dtype=dtype, device=device)
     load = load or LoadOptions()
     source, options = resolve_reference(reference)
-    own_files = {} if tokenizer is not None else load.source
-    loaded_tokenizer = load_tokenizer(reference if tokenizer is None else tokenizer, **own_files)
+    loaded_tokenizer = load_tokenizer(reference if tokenizer is None else tokenizer, **load.source)
     torch, transformers = _libraries()
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     _check_device(torch, reference, device)
@@ -87,6 +86,10 @@ def load_model(
     elif device != "cpu" and "gguf_file" not in options:
         # From the file to the device: a copy in host memory would have to fit there, and takes as long again.
         options["device_map"] = {"": device}
+    if load.rope_scaling is not None:
+        read = {name: value for name, value in options.items() if name == "gguf_file"} | load.source
+        options["config"] = _from_pretrained(transformers.AutoConfig, reference, source, read)
+        load.extend_context(options["config"])
     model = _from_pretrained(transformers.AutoModelForCausalLM, reference, source, options)
     if "gguf_file" in options:
         model = _unquantised(model)
@@ -208,8 +211,11 @@ def context_length(model: Any) -> int | None:
 
 
 def update_with_weights(digest: Any, model: Any) -> Any:
-    """Adds all weights and the names of the active adapters to a digest, and returns it."""
+    """Adds all weights, the names of the active adapters and an extended context to a digest, and returns it."""
     digest.update(repr(_active_adapters(model)).encode())
+    rope = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") != "default":
+        digest.update(repr(sorted(rope.items())).encode())
     for name, weight in model.named_parameters():
         digest.update(f"{name}\0{weight.dtype}\0{tuple(weight.shape)}\0{_checksum(weight)}\0".encode())
     return digest

@@ -40,6 +40,11 @@ def build_student(spec: StudentSpec) -> VLLMStudent:
     model, scorer = spec.model, spec.build_scorer()
     dtype = {} if model.dtype == "auto" else {"dtype": model.dtype}
     options = dtype | model.load.engine_arguments | dict(model.options)
+    if model.load.rope_scaling is not None:
+        # The scorer's config, which is extended: vLLM replaces the whole of `rope_parameters`, base frequency included.
+        config = scorer.model.config
+        names = ("rope_parameters", "max_position_embeddings")
+        options["hf_overrides"] = {name: getattr(config, name) for name in names}
     engine = spec.cached(
         ("engine", model.model, repr(options)), lambda: vllm_engine(resolve_reference(model.model)[0], **options)
     )

@@ -109,7 +109,10 @@ def model_size(reference: str, load: LoadOptions | None = None) -> ModelSize:
     load = load or LoadOptions()
     size = _model_size(reference, tuple(load.source.items()))
     bits = {"4bit": 4, "8bit": 8, None: size.quantised_bits}[load.quantization]
-    return replace(size, quantised_bits=bits)
+    context, scaling = size.context_length, load.rope_scaling
+    if scaling is not None:
+        context = round(scaling["factor"] * scaling["original_max_position_embeddings"])
+    return replace(size, quantised_bits=bits, context_length=context)
 
 
 @lru_cache(maxsize=64)

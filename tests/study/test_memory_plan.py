@@ -222,6 +222,9 @@ def test_engines_and_teachers_can_be_divided_over_gpus():
     halves = [use.bytes for gpu in plan.gpus for use in gpu.uses if use.what == "Qwen3-32B weights"]
     assert halves == pytest.approx([32.76e9, 32.76e9], rel=0.01)
     assert placed(divided, plan).teachers[0].model.device == "auto"
+    longer = ["student.load={rope_scaling: {rope_type: yarn, factor: 2.0, original_max_position_embeddings: 32768}}"]
+    config = read_config("boolq_qwen3_0.6b", longer)
+    assert model_size(config.student.model, config.student.load).context_length == 65_536
     small = read_config("boolq_qwen3_0.6b", [teacher.replace("device_map: balanced", "quantization: 4bit")])
     assert plan_memory(small, parse_hardware("1x40")).fits
 
