@@ -106,7 +106,8 @@ def _overview(analysis: Analysis, slices: Slices, view: TokenView, title: str) -
     ]  # fmt: skip
     if view.left_out:
         about.append(
-            f"{counted(view.left_out, 'path')} more in all statistics, but not in the token view (file size limit)"
+            f"{counted(view.left_out, 'more path')} {'is' if view.left_out == 1 else 'are'} included in all statistics, "
+            "but not in the token view (file size limit)"
         )
     return {
         "title": title,
