@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from opd_align.backends.load_options import LoadOptions
 from opd_align.settings import Scoring
 from opd_align.types import (
     Failure,
@@ -64,11 +65,13 @@ class Backend:
         remote: Whether the model runs behind a server. If so, the configuration must have a `url`, may have
             `served_as` and `http`, and the module also defines `build_teacher(name, model, prompt)`.
         adapters: Whether the backend can sample with a PEFT adapter.
+        concurrent: Whether several threads may sample at the same time.
     """
 
     module: str
     remote: bool = False
     adapters: bool = True
+    concurrent: bool = True
 
     def build_student(self, spec: StudentSpec) -> Any:
         """The student that a model configuration describes."""
@@ -80,9 +83,10 @@ class Backend:
 
 
 BACKENDS: Mapping[str, Backend] = {
-    "hf": Backend("opd_align.backends.hf"),
-    "vllm": Backend("opd_align.backends.vllm", adapters=False),
+    "hf": Backend("opd_align.backends.hf", concurrent=False),
+    "vllm": Backend("opd_align.backends.vllm", adapters=False, concurrent=False),
     "server": Backend("opd_align.backends.server", remote=True),
+    "sglang": Backend("opd_align.backends.sglang", remote=True),
 }
 
 
@@ -128,6 +132,8 @@ class ModelSpec(Protocol):
     def http(self) -> HttpSettings: ...
     @property
     def options(self) -> Mapping[str, Any]: ...
+    @property
+    def load(self) -> LoadOptions: ...
 
 
 @dataclass(frozen=True)

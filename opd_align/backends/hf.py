@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from itertools import pairwise
 from threading import RLock
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from opd_align.backends.base import (
 from opd_align.backends.hf_attention import (
     PrefixCache,
     RowGroup,
+    fitting_tokens,
     full_attention_layers,
     generation_cache,
     prefill,
@@ -129,7 +130,8 @@ class HFStudent:
         prompt: From a question to the token ids before the completion.
         end_tokens: Token ids that end a completion; the model's own generation config is ignored.
         sampling: Temperature, top-p, top-k, maximum completion length and seed.
-        batch_tokens: Upper bound on rows × tokens of a batch. A batch that runs out of memory is halved.
+        batch_tokens: Upper bound on rows × tokens of a batch. `None`: as many as fit into the memory that is free. A
+            batch that runs out of memory is halved; rows that have ended by then are kept.
         batch_rows: Upper bound on the rows of a batch.
         before_step: Called before each token of a batch is sampled; what it raises ends the sampling. `None`: nothing.
         precision: The precision in which paths are scored; sampling is always in that of the weights.
@@ -142,12 +144,13 @@ class HFStudent:
     prompt: Prompt
     end_tokens: tuple[int, ...]
     sampling: Sampling = field(default_factory=Sampling)
-    batch_tokens: int = 1 << 19
+    batch_tokens: int | None = None
     batch_rows: int = 512
     before_step: Callable[[], None] | None = None
     precision: Precision = "auto"
     scoring_gib: float | None = None
     report: ScoringReport | None = field(default=None, compare=False, repr=False)
+    concurrent: ClassVar[bool] = False
 
     @property
     def scored_in(self) -> str | None:
@@ -203,7 +206,7 @@ class HFStudent:
         waiting = rows.take(np.flatnonzero(rows.max_new_R > 0))
         # Rows of one prefix side by side, those of similar depth next to each other: they use the same part of it.
         waiting = waiting.take(np.lexsort((waiting.row_R, -waiting.cached_R, waiting.prefix_R)))
-        batch_tokens = self.batch_tokens
+        batch_tokens = self.batch_tokens or fitting_tokens(self.model)
         caches: dict[int, PrefixCache | None] = {}
         with torch.no_grad():
             while len(waiting.row_R):
@@ -225,9 +228,16 @@ class HFStudent:
                     }
                     steps += self._decode(caches, batch)
                 except RuntimeError as error:
-                    if len(batch.row_R) == 1 or not should_reduce_batch_size(error):
+                    if not should_reduce_batch_size(error):
                         raise
-                    batch_tokens = len(batch.row_R) // 2 * tokens_per_row
+                    done = error.finished_R if isinstance(error, _OutOfMemory) else np.empty(0, np.int64)
+                    if len(batch.row_R) == 1:
+                        raise error.__cause__ or error from None
+                    steps += error.steps if isinstance(error, _OutOfMemory) else []
+                    # The rows that ended are kept; those that did not start again, half as many at a time. What a row
+                    # draws depends on its key alone, so they draw the same tokens again.
+                    waiting = waiting.take(np.flatnonzero(~np.isin(waiting.row_R, done)))
+                    batch_tokens = max(1, (len(batch.row_R) - len(done)) // 2) * tokens_per_row
                 else:
                     waiting = waiting.take(np.arange(len(batch.row_R), len(waiting.row_R)))
                     continue
@@ -307,12 +317,26 @@ class HFStudent:
             raise OpdAlignError(f"token {int(prefix.max())} of a prefix is outside the vocabulary ({vocabulary})")
 
     def _decode(self, caches: Mapping[int, PrefixCache | None], rows: _Rows) -> list[tuple[Ints, Tokens]]:
-        """Decodes a batch until all rows have ended; for each step, the rows still running and their new tokens."""
+        """Decodes a batch until all rows have ended; for each step, the rows still running and their new tokens.
+
+        A device that runs out of memory raises `_OutOfMemory`, which has the rows that ended before.
+        """
+        steps: list[tuple[Ints, Tokens]] = []
+        try:
+            self._decode_into(steps, caches, rows)
+        except RuntimeError as error:
+            if not should_reduce_batch_size(error):
+                raise
+            raise _OutOfMemory.after(steps, self.end_tokens, rows, error) from error
+        return steps
+
+    def _decode_into(
+        self, steps: list[tuple[Ints, Tokens]], caches: Mapping[int, PrefixCache | None], rows: _Rows
+    ) -> None:
         device = self.model.device
         groups = _row_groups(caches, rows, device)
         cache = generation_cache()
         input_B = torch.as_tensor(rows.input_R, device=device)
-        steps: list[tuple[Ints, Tokens]] = []
         running = np.ones(len(rows.row_R), bool)
         with shared_prefix_attention(self.model):
             while True:
@@ -331,7 +355,7 @@ class HFStudent:
                 steps.append((rows.row_R[running], token_B[running].astype(np.uint32)))
                 running &= ~np.isin(token_B, self.end_tokens) & (rows.max_new_R > len(steps))
                 if not running.any():
-                    return steps
+                    return
                 # Compacting the batch copies the caches, so finished rows are kept until a fifth has ended.
                 if running.mean() < 0.8:
                     kept = np.flatnonzero(running)
@@ -378,6 +402,26 @@ class _Rows:
 
     def take(self, rows: Ints) -> _Rows:
         return _Rows(*(getattr(self, column.name)[rows] for column in fields(self)))
+
+
+class _OutOfMemory(RuntimeError):
+    """A batch that ran out of memory, with the rows that had ended before and their steps."""
+
+    finished_R: Ints
+    steps: list[tuple[Ints, Tokens]]
+
+    @staticmethod
+    def after(steps: Sequence[tuple[Ints, Tokens]], ends: Sequence[int], rows: _Rows, cause: Exception) -> _OutOfMemory:
+        """From all steps of a batch to those of the rows that ended: by an end token, or at their longest."""
+        error = _OutOfMemory(str(cause))
+        ended = [row[np.isin(token, ends)] for row, token in steps]
+        longest = dict(zip(rows.row_R.tolist(), rows.max_new_R.tolist(), strict=True))
+        ended += [np.array([row for row in running.tolist() if longest[row] == step], np.int64)
+                  for step, (running, _) in enumerate(steps, 1)]  # fmt: skip
+        error.finished_R = np.unique(np.concatenate([np.empty(0, np.int64), *ended]))
+        kept = [(row, token, np.isin(row, error.finished_R)) for row, token in steps]
+        error.steps = [(row[is_kept], token[is_kept]) for row, token, is_kept in kept]
+        return error
 
 
 def _prompted(model: HFStudent | HFTeacher, question: Question) -> PromptedModel:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from opd_align.backends.load_options import LoadOptions
 from opd_align.hub import cached_if_unreachable
 from opd_align.types import OpdAlignError, shortened
 
@@ -56,6 +57,7 @@ def load_model(
     device: str = "auto",
     name: str | None = None,
     tokenizer: str | None = None,
+    load: LoadOptions | None = None,
 ) -> LoadedModel:
     """Loads a model.
 
@@ -67,24 +69,43 @@ def load_model(
         device: A torch device; "auto" is a GPU if there is one.
         name: The model's name in tables; None takes the last part of `reference`.
         tokenizer: Where the tokenizer is loaded from; None takes `reference`.
+        load: Further settings: revision, attention, quantisation, several GPUs. `None`: the defaults.
     """
     check_model(reference, dtype=dtype, device=device)
+    load = load or LoadOptions()
     source, options = resolve_reference(reference)
-    loaded_tokenizer = load_tokenizer(reference if tokenizer is None else tokenizer)
+    loaded_tokenizer = load_tokenizer(reference if tokenizer is None else tokenizer, **load.source)
     torch, transformers = _libraries()
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    _check_device(torch, reference, device)
     precision = "float32" if dtype == "auto" and device == "cpu" else dtype
     options["dtype"] = precision if precision == "auto" else getattr(torch, precision)
+    options |= load.model_arguments(transformers, torch)
+    if load.device_map is not None:
+        options["device_map"] = load.device_map
+    elif device != "cpu" and "gguf_file" not in options:
+        # From the file to the device: a copy in host memory would have to fit there, and takes as long again.
+        options["device_map"] = {"": device}
+    if load.rope_scaling is not None:
+        read = {name: value for name, value in options.items() if name == "gguf_file"} | load.source
+        options["config"] = _from_pretrained(transformers.AutoConfig, reference, source, read)
+        load.extend_context(options["config"])
     model = _from_pretrained(transformers.AutoModelForCausalLM, reference, source, options)
     if "gguf_file" in options:
         model = _unquantised(model)
     if adapter is not None:
         model = _with_adapter(model, adapter)
-    try:
+    if "device_map" not in options:
         model = model.to(device)
+    return LoadedModel(name or short_name(reference), model.eval(), loaded_tokenizer)
+
+
+def _check_device(torch: Any, reference: str, device: str) -> None:
+    """Rejects a device that does not exist here, before weights are read."""
+    try:
+        torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:  # torch reports a device it was not built for with an assertion
         raise OpdAlignError(f"cannot move {reference!r} to the device {device!r}: {_first_line(error)}") from error
-    return LoadedModel(name or short_name(reference), model.eval(), loaded_tokenizer)
 
 
 def check_model(reference: str, *, dtype: str = "auto", device: str = "auto") -> None:
@@ -125,9 +146,10 @@ def weight_bytes(reference: str, *, dtype: str = "auto", device: str = "auto") -
     return sum(weight.numel() for weight in model.parameters()) * int(loaded.itemsize)
 
 
-def generation_configs(reference: str) -> tuple[Any, ...]:
+def generation_configs(reference: str, **kwargs: Any) -> tuple[Any, ...]:
     """The generation config without the model, if there is one: it names the end-of-sequence tokens."""
     source, options = resolve_reference(reference)
+    options |= kwargs
     with nullcontext() if Path(source).is_dir() else cached_if_unreachable():
         try:
             return (_libraries()[1].GenerationConfig.from_pretrained(source, **options),)
@@ -189,8 +211,11 @@ def context_length(model: Any) -> int | None:
 
 
 def update_with_weights(digest: Any, model: Any) -> Any:
-    """Adds all weights and the names of the active adapters to a digest, and returns it."""
+    """Adds all weights, the names of the active adapters and an extended context to a digest, and returns it."""
     digest.update(repr(_active_adapters(model)).encode())
+    rope = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") != "default":
+        digest.update(repr(sorted(rope.items())).encode())
     for name, weight in model.named_parameters():
         digest.update(f"{name}\0{weight.dtype}\0{tuple(weight.shape)}\0{_checksum(weight)}\0".encode())
     return digest

@@ -25,7 +25,10 @@ KEY_OF_FLAG = {
     "questions_from": "questions.screening", "bins": "questions.bins", "seed": "seed", "initial": "budget.initial",
     "targeted": "budget.targeted", "seconds": "budget.seconds", "allocation": "budget.allocation",
     "estimator": "estimator", "objectives": "objectives", "n_sig": "rules.n_sig", "backend": "student.backend",
-    "batch": "batch",
+    "batch": "batch", "device_map": "student.load.device_map",
+    "attn_implementation": "student.load.attn_implementation", "revision": "student.load.revision",
+    "tensor_parallel_size": "student.load.tensor_parallel_size",
+    "gpu_memory_utilization": "student.load.gpu_memory_utilization", "max_model_len": "student.load.max_model_len",
 }  # fmt: skip
 """Command-line flag → the configuration key that it sets."""
 
@@ -115,7 +118,8 @@ def _checked(config: StudyConfig) -> Study:
 
 
 def _check_flags(args: argparse.Namespace, config: StudyConfig) -> None:
-    """Refuses flags that would have no effect."""
+    """Refuses flags that would have no effect, or that the backend does not support."""
+    from opd_align.backends.base import find_backend
     from opd_align.types import OpdAlignError
 
     cost = ("hardware", "tokens_per_second", "dollars_per_gpu_hour", "calibrate_from")
@@ -150,6 +154,13 @@ def _check_flags(args: argparse.Namespace, config: StudyConfig) -> None:
                 raise OpdAlignError(f"--until-decided does not support {reason}; remove one of the two")
     if args.workers is not None and args.workers < 1:
         raise OpdAlignError(f"--workers must be at least 1, not {args.workers}")
+    in_process = args.rollouts is None and config.student.model != "exact" and args.engine == "local"
+    if (args.workers or 1) > 1 and in_process and not find_backend(config.student.backend).concurrent:
+        raise OpdAlignError(
+            f"--workers {args.workers} needs a student behind a server: backend {config.student.backend} has one model "
+            "in this process, which one thread at a time can use. To sample several questions in one call: "
+            "--set questions_per_group=8"
+        )
     if config.student.model == "exact":
         if args.dry_run:
             raise OpdAlignError("--dry-run does not support --student exact, which takes seconds; remove --dry-run")
@@ -229,11 +240,12 @@ def merge(args: argparse.Namespace) -> int:
 
 
 def screen(args: argparse.Namespace) -> int:
+    from opd_align.cli.hardware import placed_study
     from opd_align.cli.progress import progress
     from opd_align.runs.run_directory import check_directory
 
     check_directory(args.out, "screening")
-    study = _checked(_config(args))
+    study = placed_study(_checked(_config(args)))
     with progress(0, quiet=args.quiet) as (on_phase, _):
         study.screen(on_progress=on_phase).run(args.out, study.questions)
     _print_screening(args.out, args.out / "tables")
@@ -274,6 +286,7 @@ def show_prompt(args: argparse.Namespace) -> int:
 
 
 def doctor(args: argparse.Namespace) -> int:
+    from opd_align.cli.hardware import placed_study
     from opd_align.study.build import Study
     from opd_align.study.doctor import check_study
     from opd_align.teachers.findings import SetupReport
@@ -283,7 +296,8 @@ def doctor(args: argparse.Namespace) -> int:
     if config.student.model == "exact":
         raise OpdAlignError("doctor checks language models; --student exact needs no check")
     findings = []
-    for finding in check_study(Study(config), n_questions=args.sample_questions, n_rollouts=args.sample_rollouts):
+    study = placed_study(Study(config))
+    for finding in check_study(study, n_questions=args.sample_questions, n_rollouts=args.sample_rollouts):
         say(str(finding))
         findings.append(finding)
     found = SetupReport(findings)

@@ -472,6 +472,13 @@ def _add_settings_arguments(parser: argparse.ArgumentParser) -> Any:
     )
     group.add_argument("--backend", metavar="NAME", help=f"sampling backend: {_listed(BACKENDS)}")
     group.add_argument("--batch", type=int, metavar="N", help="rollouts per sampling request")
+    loading = parser.add_argument_group("loading the student (other models: keys `load` of the configuration)")
+    loading.add_argument("--revision", metavar="NAME", help="branch, tag or commit on the Hub")
+    loading.add_argument("--attn-implementation", metavar="NAME", help="attention of transformers, such as sdpa")
+    loading.add_argument("--device-map", metavar="NAME", help="divide the weights over GPUs, such as auto")
+    loading.add_argument("--tensor-parallel-size", type=int, metavar="N", help="GPUs of the vLLM engine")
+    loading.add_argument("--gpu-memory-utilization", type=float, metavar="X", help="share of a GPU for the vLLM engine")
+    loading.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence of the vLLM engine")
     return group
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from opd_align.core.allocation import Target, plan_adaptive, plan_paper, representative_paths
+from opd_align.core.allocation import Target, plan_adaptive, plan_on_path, plan_paper, representative_paths
 from opd_align.core.estimate import common_prefix, estimate
 from opd_align.core.reward_to_go import log_ratio, reward_to_go
 from opd_align.core.tree import GenerationTree
@@ -32,6 +32,9 @@ from opd_align.types import (
     Teacher,
     Tokens,
 )
+
+ON_PATH_SHARE = 0.25
+"""Share of the adaptive rollouts that follow the path and leave it where the student would."""
 
 DONE = "done"
 """Phase of the last progress report of a question."""
@@ -283,7 +286,11 @@ class _Collector:
         for round_index in range(self.budget.rounds):
             # Rounded up, so that a remainder of one rollout still gets a round.
             rollouts = -(-(limit - self.targeted) // (self.budget.rounds - round_index))
+            on_path = plan_on_path(paths, rollouts=int(ON_PATH_SHARE * rollouts))
+            rollouts -= sum(target.n for target in on_path)
             targets = plan_adaptive(paths, estimate(self.tree, paths), self.budget, self.ends, rollouts=rollouts)
+            if targets:
+                targets += on_path
             sampled = yield from self.sample(targets, "enriching", limit, self.targeted)
             self.targeted += sampled
             if sampled == 0:

@@ -436,12 +436,15 @@ class Study:
         )
 
     def _tokenizer(self, model: ModelConfig) -> Any:
-        return self._once(("tokenizer", model.model), lambda: load_tokenizer(model.model))
+        source = model.load.source
+        return self._once(("tokenizer", model.model, repr(source)), lambda: load_tokenizer(model.model, **source))
 
     def _loaded(self, model: ModelConfig) -> LoadedModel:
         return self._once(
-            ("weights", model.model, model.adapter, model.dtype, model.device),
-            lambda: load_model(model.model, adapter=model.adapter, dtype=model.dtype, device=model.device),
+            ("weights", model.model, model.adapter, model.dtype, model.device, model.load),
+            lambda: load_model(
+                model.model, adapter=model.adapter, dtype=model.dtype, device=model.device, load=model.load
+            ),
         )
 
     def _once(self, key: Any, make: Any) -> Any:

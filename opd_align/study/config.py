@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from opd_align.backends.base import find_backend
 from opd_align.backends.http_pool import HttpSettings, server_urls
+from opd_align.backends.load_options import LoadOptions
 from opd_align.core.objectives import OBJECTIVES, GeneralisedJSD, Objective
 from opd_align.settings import BATCH, Budget, Method, Rules, Scoring, Settings
 from opd_align.study.yaml_values import parse_yaml
@@ -54,6 +55,7 @@ class ModelConfig:
         served_as: With backend `server`: the model's name on the server. `None`: `model`.
         http: With backend `server`: connection settings, such as timeouts.
         options: With backend `vllm`: further arguments of the vLLM engine.
+        load: How it is loaded: revision, attention, quantisation, several GPUs, a vLLM engine's memory.
     """
 
     model: str
@@ -68,6 +70,7 @@ class ModelConfig:
     # Connection settings do not change results: not part of a study's name.
     http: HttpSettings = field(default_factory=HttpSettings, repr=False)
     options: Mapping[str, Any] = field(default_factory=dict)
+    load: LoadOptions = field(default_factory=LoadOptions)
 
     def __post_init__(self) -> None:
         _check_name(self.name)
@@ -84,6 +87,7 @@ class ModelConfig:
                 f"model {self.model!r}: backend {self.backend} would sample without the adapter; merge it into the "
                 "weights, or use a backend that supports adapters"
             )
+        self.load.check(self.model, backend=self.backend, device=self.device, options=self.options)
 
 
 @dataclass(frozen=True)

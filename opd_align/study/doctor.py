@@ -125,7 +125,7 @@ def _chat(study: Study, model: ModelConfig) -> Chat:
 
 def _chat_setup(study: Study, model: ModelConfig, name: str) -> ChatSetup:
     chat = _chat(study, model)
-    return ChatSetup(name, chat, chat.end_tokens(*generation_configs(model.model)))
+    return ChatSetup(name, chat, chat.end_tokens(*generation_configs(model.model, **model.load.source)))
 
 
 def _chat_templates(study: Study) -> Iterator[Finding]:
@@ -297,7 +297,9 @@ class _TeacherChecks:
             )
         local: Any = getattr(self.study.student, "scorer", self.study.student)
         if not same_as_student:
-            local = load_model(model.model, adapter=model.adapter, dtype=model.dtype, device=model.device)
+            local = load_model(
+                model.model, adapter=model.adapter, dtype=model.dtype, device=model.device, load=model.load
+            )
         return _server_gap(self.teacher.name, self.teacher, local, self.samples)
 
     def _precision(self) -> Finding:

@@ -25,11 +25,11 @@ PROMPT_TOKENS = 1024
 SUMMARY_TOKENS = 1024
 """Room for the summary of a demonstration."""
 RESERVE_BYTES = 2 * GIB
-"""Per GPU: CUDA context, libraries, fragments."""
+"""Per GPU: CUDA context, libraries, fragments; at most a tenth of it."""
 CHUNK_BYTES = 2 * GIB
-"""Per GPU with a model that scores: probabilities of one chunk of positions."""
+"""Per GPU with a model that scores: probabilities of one chunk of positions; at most a tenth of it."""
 MAX_FLOAT32_PARAMETERS = 5_000_000_000
-"""Larger models are scored with their output layer in float32 only, unless the configuration says otherwise."""
+"""Larger models are scored with their output layer in float32 only; that of `backends.precision`, which needs torch."""
 ENGINE_TOKENS, ENGINE_ROWS, GRAPH_BYTES = 8192, 1024, GIB
 """What vLLM holds beside weights and KV cache: a prefill of so many tokens, the logits of so many rows, CUDA graphs."""
 MAX_UTILIZATION = 0.9
@@ -189,11 +189,18 @@ def placed_on_visible_gpus(
     gpus = visible_gpus()
     if share is not None:
         gpus = [replace(gpu, free_bytes=round(share * gpu.total_bytes)) for gpu in gpus]
-    if not gpus:
+    if not gpus or not _torch_sees_gpus():
         return config
     plan = plan_memory(config, gpus, one_process=True, apart=apart)
     check_memory(plan)
     return placed(config, plan)
+
+
+def _torch_sees_gpus() -> bool:
+    """Whether models would be loaded on a GPU; creates no CUDA context."""
+    import torch
+
+    return torch.cuda.is_available()
 
 
 # -- what is loaded ---------------------------------------------------------------------------------------------------
@@ -206,7 +213,7 @@ class _Load:
     Args:
         model: Its configuration.
         size: Its size.
-        precision: In which precision it scores: `auto`, `float32`, `head` (its output layer in float32) or `native`.
+        precision: In which precision it scores; see `Scoring`.
         samples: Whether it samples here, in contrast to teachers.
         student: Whether it is the student.
         score_tokens: Length of what it scores, for each teacher with this model and for the student.
@@ -239,6 +246,10 @@ class _Load:
         return self.size.weight_bytes(self.model.dtype)
 
     @property
+    def _is_float32(self) -> bool:
+        return self.size.dtype_bytes(self.model.dtype) == 4
+
+    @property
     def _in_float32(self) -> bool:
         small = self.size.parameters <= MAX_FLOAT32_PARAMETERS and self.size.quantised_bits is None
         return self.precision == "float32" or (self.precision == "auto" and small)
@@ -247,13 +258,13 @@ class _Load:
     def forward(self) -> int:
         """Its forward pass; in float32, with a converted copy of one layer."""
         dtype = "float32" if self._in_float32 else self.model.dtype
-        copy = self.size.layer_bytes(dtype) if self._in_float32 else 0
+        copy = self.size.layer_bytes(dtype) if self._in_float32 and not self._is_float32 else 0
         return self.size.forward_bytes(max(self.score_tokens, default=0), dtype) + copy
 
     @property
     def head(self) -> int:
         """A copy of its output layer in float32, which all models have at the same time."""
-        return 0 if self.precision == "native" else self.size.head_bytes("float32")
+        return 0 if self.precision == "native" or self._is_float32 else self.size.head_bytes("float32")
 
     def hidden(self, completion_tokens: int) -> int:
         """Hidden states along a completion, of all teachers with this model and of the student."""
@@ -273,7 +284,7 @@ def _utilization(model: ModelConfig) -> float | None:
 def _loads(config: StudyConfig, apart: Collection[str]) -> Iterator[_Load]:
     """Every model that is loaded in this process, once; the student first."""
     found: dict[Key, _Load] = {}
-    precision = getattr(getattr(config, "scoring", None), "precision", "auto")
+    precision = config.scoring.precision
 
     def add(model: ModelConfig, *, samples: bool, student: bool = False) -> _Load:
         key = _key(model)
@@ -318,6 +329,8 @@ def _capped(tokens: int, size: ModelSize) -> int:
 
 def _planned(config: StudyConfig, loads: Sequence[_Load], gpus: Sequence[Gpu], processes: int) -> MemoryPlan:
     completion, row_tokens = config.sampling.max_tokens, PROMPT_TOKENS + config.sampling.max_tokens
+    given = config.scoring.memory_gib
+    chunk = [_at_most_a_tenth(CHUNK_BYTES, gpu) if given is None else round(given * GIB) for gpu in gpus]
     place = _places(loads, gpus, completion)
     uses: list[list[Use]] = []
     for index in range(len(gpus)):
@@ -326,9 +339,9 @@ def _planned(config: StudyConfig, loads: Sequence[_Load], gpus: Sequence[Gpu], p
         if scoring := [load for load in here if load.score_tokens]:
             own.append(Use("hidden states", sum(load.hidden(completion) for load in scoring)))
             # First the models read the path one after the other, then all output layers work on chunks of it.
-            heads = sum(load.head for load in scoring) + CHUNK_BYTES
+            heads = sum(load.head for load in scoring) + chunk[index]
             own.append(Use("scoring", max(heads, *(load.forward for load in scoring))))
-        own.append(Use("reserve", RESERVE_BYTES))
+        own.append(Use("reserve", _at_most_a_tenth(RESERVE_BYTES, gpus[index])))
         uses.append(own)
     samplers = [load for load in loads if load.samples]
     shares, rows = _shares(samplers, gpus[0], sum(use.bytes for use in uses[0]), row_tokens)
@@ -346,10 +359,14 @@ def _planned(config: StudyConfig, loads: Sequence[_Load], gpus: Sequence[Gpu], p
     )
 
 
+def _at_most_a_tenth(size: int, gpu: Gpu) -> int:
+    return min(size, gpu.total_bytes // 10)
+
+
 def _places(loads: Sequence[_Load], gpus: Sequence[Gpu], completion_tokens: int) -> dict[Key, int]:
     """Model → GPU: the largest first, each where most is free, and on the first GPU only if it fits nowhere else."""
     place = {_key(load.model): load.fixed for load in loads if load.fixed is not None}
-    free = [gpu.free_bytes - RESERVE_BYTES for gpu in gpus]
+    free = [gpu.free_bytes - _at_most_a_tenth(RESERVE_BYTES, gpu) for gpu in gpus]
 
     def need(load: _Load) -> int:
         # Forward passes come one after the other, so this is a little too much for all but the largest model.

@@ -94,6 +94,7 @@ class RayCluster:
             raise OpdAlignError(
                 f"GPUs per worker must be a fraction of one GPU or a whole number, not {self.gpus_per_worker:g}"
             )
+        self._check_devices(study)
         models = {spec.name: spec.model for spec in study.teacher_specs}
         for name, gpus in self.teacher_actors.items():
             if name not in models:
@@ -110,6 +111,19 @@ class RayCluster:
             if gpus is not None and gpus > 1:
                 raise OpdAlignError(
                     f"teacher {name!r} is loaded on one GPU; its actor can have at most 1 GPU, not {gpus:g}"
+                )
+
+    def _check_devices(self, study: Study) -> None:
+        """A worker numbers its GPUs from 0, however many the machine has."""
+        seen = math.ceil(self.gpus_per_worker or 1)
+        apart = {spec.name for spec in study.teacher_specs if spec.name in self.teacher_actors}
+        models = [study.config.student, *(spec.model for spec in study.teacher_specs if spec.name not in apart)]
+        for model in filter(None, models):
+            number = model.device.partition(":")[2]
+            if number and int(number) >= seen:
+                raise OpdAlignError(
+                    f"model {model.model!r} has device {model.device}, but a worker sees GPUs 0 to {seen - 1} only; "
+                    f"set --gpus-per-worker {int(number) + 1}, leave the device out, or use --teacher-actors"
                 )
 
 

@@ -88,7 +88,9 @@ class ModelActor:
 
         self.context.send(WorkStarted(self.context.name, uuid4().hex))
         config = self.config
-        return load_model(config.model, adapter=config.adapter, dtype=config.dtype, device=config.device).model
+        return load_model(
+            config.model, adapter=config.adapter, dtype=config.dtype, device=config.device, load=config.load
+        ).model
 
     @cached_property
     def _info(self) -> tuple[str, int | None]:

@@ -198,6 +198,8 @@ def _teachers(evaluator: Evaluator) -> list[TeacherRef]:
 def _teacher_model(name: str, model: Any) -> TeacherRef:
     reference = str(getattr(model.config, "_name_or_path", "") or getattr(model, "name_or_path", ""))
     try:
+        if not reference:
+            raise OpdAlignError("it has no name")
         resolve_reference(reference)
     except OpdAlignError as error:
         raise OpdAlignError(

@@ -45,7 +45,7 @@ def to_json(value: Any, what: str) -> Any:
         return {KIND: "object", "type": import_path(type(value), what)} | {
             "fields": {name: to_json(item, what) for name, item in given.items()}
         }
-    if not isinstance(value, type) and not hasattr(value, "__qualname__") and not vars_of(value):
+    if _has_no_state(value):
         return {KIND: "object", "type": import_path(type(value), what), "fields": {}}
     return {KIND: "import", "path": import_path(value, what)}
 
@@ -106,9 +106,11 @@ def import_object(path: str) -> Any:
     return found
 
 
-def vars_of(value: Any) -> Mapping[str, Any]:
-    """The attributes of an instance; empty if it has none."""
-    return getattr(value, "__dict__", None) or {}
+def _has_no_state(value: Any) -> bool:
+    """Whether an object is what calling its class without arguments gives, such as an objective without parameters."""
+    kind = type(value)
+    made_plainly = kind.__init__ is object.__init__ and kind.__new__ is object.__new__
+    return made_plainly and hasattr(value, "__dict__") and not vars(value)
 
 
 def _found(module: str, name: str) -> Any:

@@ -321,9 +321,9 @@ def test_a_watcher_killed_at_random_loses_no_evaluation_and_repeats_none(tmp_pat
     for name in ("whole", *(f"killed-{number}" for number in range(kills + 1))):
         shutil.copytree(checkpoints, tmp_path / name)
     before = contents(checkpoints)
-    size = ["--limit", "2", "--initial", "16", "--targeted", "32", "--n-sig", "6", "--set", "sampling.max_tokens=48"]
+    size = ["--limit", "1", "--initial", "12", "--targeted", "16", "--n-sig", "4", "--set", "sampling.max_tokens=40"]
     watch = ["--settle", "0", "--poll", "0.01"]
-    command = ["watch", "OUT", "--task", "arithmetic", "--teachers", "Self-1C,embedded:teacher", *size, *watch]
+    command = ["watch", "OUT", "--task", "arithmetic", "--teachers", "Self-1C", *size, *watch]
     output = run_children(ANYWHERE, command, str(tmp_path), kills, [None], 11)
     assert output["steps"] > 20
     assert sum(run["kills"] for run in output["runs"]) == kills

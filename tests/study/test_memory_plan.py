@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import stat
+import sys
 from dataclasses import replace
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
 import pytest
 
 import opd_align.backends.loading
+from opd_align.backends import precision
 from opd_align.backends.loading import HubUnreachable
 from opd_align.cli.main import main
-from opd_align.study import hardware, model_sizes
+from opd_align.study import hardware, memory_plan, model_sizes
 from opd_align.study.config import builtin_configs, read_config
 from opd_align.study.hardware import Gpu, parse_gpu_numbers, parse_hardware, visible_devices, visible_gpus
 from opd_align.study.memory_plan import check_memory, placed, plan_memory
@@ -129,10 +133,11 @@ def test_the_plan_agrees_with_a_table_made_by_hand(name):
 
 
 def test_the_demonstration_of_the_package_fits_anywhere():
+    assert plan_memory(read_config("demo"), parse_hardware("1x2")).fits
     plan = plan_memory(read_config("demo"), parse_hardware("8x8"))
     assert (plan.fits, plan.processes, len(plan.gpus)) == (True, 8, 1)
     weights = sum(use.bytes for use in plan.gpus[0].uses if use.what.endswith("weights"))
-    assert weights < 6 << 20  # two models of 0.7 M parameters
+    assert weights == pytest.approx(3 * 0.7e6 * 2, rel=0.05)  # three models of 0.7 M parameters in half precision
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -200,11 +205,35 @@ def test_a_large_teacher_needs_a_gpu_of_its_own():
     assert not plan_memory(read_config("boolq_qwen3_0.6b", [teachers]), parse_hardware("8x40")).fits
 
 
+def test_scoring_settings_change_the_plan():
+    def scoring(*overrides):
+        plan = plan_memory(read_config("boolq_qwen3_1.7b", overrides), parse_hardware("1x80"))
+        return next(use.bytes for use in plan.gpus[0].uses if use.what == "scoring") / GIB
+
+    heads = sum(4 * VOCABULARY * QWEN3[name][0] for name in ("Qwen3-1.7B", *TEACHERS)) / GIB
+    assert scoring() == pytest.approx(heads + 2)
+    assert scoring("scoring.memory_gib=5") == pytest.approx(heads + 5)
+    assert scoring("scoring.precision=native") == pytest.approx(2)
+    assert scoring("student.dtype=float32") == pytest.approx(heads + 2 - 4 * VOCABULARY * 2048 / GIB)
+    assert precision.MAX_FLOAT32_PARAMETERS == memory_plan.MAX_FLOAT32_PARAMETERS
+
+
 def test_quantised_weights_are_smaller():
     plain = model_size("Qwen/Qwen3-14B")
     for bits, ratio in ((8, 0.55), (4, 0.36)):
         quantised = replace(plain, quantised_bits=bits)
         assert quantised.weight_bytes("bfloat16") / plain.weight_bytes("bfloat16") == pytest.approx(ratio, abs=0.03)
+
+
+def test_the_benchmark_for_a_gpu_measures_what_was_planned():
+    """On a CPU: weights and KV cache of a model that is loaded and run."""
+    file = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
+    spec = spec_from_file_location("gpu_benchmark", file)
+    benchmark = module_from_spec(spec)
+    sys.modules["gpu_benchmark"] = benchmark  # dataclasses look their module up
+    spec.loader.exec_module(benchmark)
+    figures = benchmark.memory(benchmark.Sizes("embedded:student", "embedded:teacher", "cpu", 8, 8, 1, 1))
+    assert figures == {"weights_over_plan": 1.0, "kv_over_plan": 1.0, "scoring_peak_over_plan": None}
 
 
 def test_dry_run_prints_the_plan_without_a_gpu_a_connection_or_questions(capsys, monkeypatch):
@@ -222,15 +251,18 @@ def test_dry_run_prints_the_plan_without_a_gpu_a_connection_or_questions(capsys,
 
 
 def test_a_run_is_refused_before_anything_is_loaded_or_written(capsys, monkeypatch, tmp_path):
-    gpu = Gpu(3 * GIB, 3 * GIB, "small")
+    gpu = Gpu(3 * GIB, GIB // 4, "full")
+    monkeypatch.setattr(memory_plan, "_torch_sees_gpus", lambda: True)
     monkeypatch.setattr(hardware, "_installed", lambda: {"0": gpu, "1": gpu})
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("opd_align.study.build.load_model", lambda *_, **__: pytest.fail("a model was loaded"))
     for more in ([], ["--gpus", "0-1"], ["--processes", "2"]):
         assert main(["analyze", "--limit", "2", *more, "--out", str(tmp_path / "run")]) == 2
-        assert "the study does not fit: GPU 0 has 3.0 GiB free" in capsys.readouterr().err
+        assert "the study does not fit: GPU 0 has 0.2 GiB free" in capsys.readouterr().err
     assert main(["analyze", "--gpus", "0,2", "--out", str(tmp_path / "run")]) == 2
     assert "there is no GPU 2; 2 GPUs are visible" in capsys.readouterr().err
+    assert main(["screen", "--limit", "2", "--teachers", "Self-1C", "--out", str(tmp_path / "run")]) == 2
+    assert "the study does not fit" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
