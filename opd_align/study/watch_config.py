@@ -73,6 +73,7 @@ def spec_of_study(study: Study, *, student_named: bool) -> WatchSpec:
         thinking=config.student.thinking,
         dtype=config.student.dtype,
         device=config.student.device,
+        load=config.student.load,
         base=config.student.model if student_named else None,
     )
 
@@ -93,7 +94,15 @@ def _teachers(study: Study) -> list[TeacherRef]:
         else:
             check_model(model.model, dtype=model.dtype, device=model.device)
             made.append(
-                TeacherRef(spec.name, spec.context, model.model, model.adapter, dtype=model.dtype, device=model.device)
+                TeacherRef(
+                    spec.name,
+                    spec.context,
+                    model.model,
+                    model.adapter,
+                    dtype=model.dtype,
+                    device=model.device,
+                    load=model.load,
+                )  # fmt: skip
             )
     return made
 
