@@ -1,18 +1,15 @@
-"""Rows of a watcher on W&B: each line of the history once, at its step, in the run that was chosen."""
+"""Where a watcher logs on W&B, and that a tracker that fails does no harm; the rows are tested in `test_watch`."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support import wandb_offline
 from support.made_trainings import made_training
 
-from opd_align.report.history import HISTORY
 from opd_align.study.watch_tracking import WandbRows, wandb_rows
 from opd_align.training.outside import _wandb_run
 from opd_align.types import OpdAlignError
@@ -35,30 +32,6 @@ def folder(training: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     shutil.copytree(training, copy)
     (copy / "watch").mkdir()
     return copy
-
-
-def test_rows_are_logged_once_at_their_steps_in_the_run_of_the_training(folder, tmp_path):
-    lines = [json.loads(line) for line in (folder / HISTORY).read_text().splitlines()]
-    rows = WandbRows(folder, RUN)
-    rows()
-    rows()
-    rows.finish()
-    (file,) = (tmp_path / "wandb").rglob("run-*.wandb")
-    assert file.name == "run-training1.wandb"
-    logged = wandb_offline.history(tmp_path / "wandb")
-    assert [row["train/global_step"] for row in logged] == [line["step"] for line in lines] == [0, 100]
-    for row, line in zip(logged, lines, strict=True):
-        known = {f"train/{key}": value for key, value in line["metrics"].items() if value is not None}
-        assert known.items() <= row.items()
-        assert row["train/opd_align/student/top_nodes/_type"] == "table-file", "media of the run directory"
-    # Another process, after a restart: only what is new.
-    with (folder / HISTORY).open("a") as history:
-        history.write(json.dumps({**lines[1], "step": 200, "run": None}) + "\n")
-    again = WandbRows(folder, {**RUN, "id": "training2"})
-    again()
-    again.finish()
-    assert len(list((tmp_path / "wandb").rglob("run-training2.wandb"))) == 1
-    assert (folder / "watch" / "tracked").read_text() == "3\n"
 
 
 def test_a_tracker_that_fails_is_mentioned_once_and_its_rows_wait(folder, monkeypatch, caplog):
