@@ -307,8 +307,7 @@ EVALUATION_METRICS = (
     Metric("evaluation", "failures", "Number of evaluations that have failed so far.", "evaluations", "lower",
         charts={"Failed evaluations": ""}),
     Metric("evaluation", "verifier_failures",
-        "Number of verifier calls that raised or timed out so far; their completions count as unknown.", "calls",
-        "lower"),
+        "Verifier calls that raised or timed out so far; their completions count as unknown.", "calls", "lower"),
     Metric("evaluation", "without_demonstration",
         "1 if there is no result because the student could not write a demonstration for any question yet.", "0 or 1",
         "lower"),
@@ -316,12 +315,8 @@ EVALUATION_METRICS = (
         "1 if the objective is the trainer's loss, or was passed as `objectives`; 0 if part of the loss is not "
         "evaluated, such as an overridden `compute_loss`, a KL penalty, other completions or another reward.", "0 or 1",
         "higher"),
-    Metric("evaluation", "delay",
-        "Time from the checkpoint to its result; only for evaluations outside the training (`opd-align watch`).",
-        "seconds", "lower"),
-    Metric("evaluation", "staleness",
-        "Steps that the training was ahead of the checkpoint when its result was written; only for evaluations outside "
-        "the training.", "steps", "lower"),
+    Metric("evaluation", "delay", "Time from a checkpoint to its result (`opd-align watch` only).", "seconds", "lower"),
+    Metric("evaluation", "staleness", "Steps that the training was ahead of it (`opd-align watch`).", "steps", "lower"),
 )  # fmt: skip
 
 GATE_METRICS = (
