@@ -113,9 +113,7 @@ def counts(grid: Grid, truth: Grid) -> dict[str, float]:
     return {name: float(value) for name, value in found.items()}
 
 
-def coverage_counts(
-    world: ExactWorld, evidence: Evidence, estimates: Sequence[PathEstimate]
-) -> dict[str, float]:
+def coverage_counts(world: ExactWorld, evidence: Evidence, estimates: Sequence[PathEstimate]) -> dict[str, float]:
     """How many 90 % intervals of Q contain the exact value: on the path, off it, and in worlds with a low pass rate."""
     low_pass = world.value_LS[0, world.start] < LOW_PASS
     found = dict.fromkeys(("on", "on_inside", "off", "off_inside", "low_pass", "low_pass_inside"), 0.0)

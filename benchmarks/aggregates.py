@@ -95,6 +95,8 @@ def null_world(seed: int, length: int) -> tuple[ExactWorld, list[ExactTeacher]]:
         next_LSV[..., token + 1] = next_LSV[..., token]
         share_LS = rng.uniform(0.1, 0.9, log_p_LSV.shape[:2])
         shift_LSV[..., token], shift_LSV[..., token + 1] = np.log(2 * share_LS), np.log(2 - 2 * share_LS)
+    # Not below τ, where the teacher could lift one of two tokens above it without the other.
+    shift_LSV[log_p_LSV <= np.log(SETTINGS.rules.tau)] = 0.0
     world = ExactWorld(log_p_LSV, next_LSV, world.success_S, world.start)
     return world, [ExactTeacher("within pairs", log_p_LSV + shift_LSV)]
 
