@@ -107,8 +107,10 @@ class Rules:
     """Which nodes and children count, and how certain a verdict must be.
 
     Args:
-        n_sig: Minimum effective visits for a child to be part of the node's set `S_u`. Above 0.
-        tau: A child below this probability for the student and all teachers is left out of `S_u`. In [0, 1).
+        n_sig: Minimum visits for a child to be part of the node's set `S_u` with the estimators `"direct"` and
+            `"pooled"`. `"backup"` keeps every child above `tau`: its posterior knows how uncertain it is. Above 0.
+        tau: A child below this probability for the student and the teacher of the row is left out of `S_u`, unless it
+            is on the path. In [0, 1).
         resolution: A success-rate (SR) range up to this value counts as zero. Shrunk estimates are never exactly equal,
             and without a real difference the sign of the alignment is noise. In [0, 1).
         restrict: `"renormalise"` renormalises student and teacher on `S_u` before computing the update. `"full"`

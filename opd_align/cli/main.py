@@ -340,7 +340,9 @@ def _add_settings_arguments(parser: argparse.ArgumentParser) -> Any:
         "--objectives", metavar="LIST",
         help=f"comma-separated: {', '.join(objective.name for objective in OBJECTIVES)}; jsd(0.3) for another beta",
     )  # fmt: skip
-    group.add_argument("--n-sig", type=float, metavar="N", help="minimum effective visits of a candidate token")
+    group.add_argument(
+        "--n-sig", type=float, metavar="N", help="minimum visits of a candidate token (estimators direct and pooled)"
+    )
     group.add_argument("--backend", metavar="NAME", help=f"sampling backend: {_listed(BACKENDS)}")
     group.add_argument("--batch", type=int, metavar="N", help="rollouts per sampling request")
     return group

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,35 +30,37 @@ CERTAIN = 1e9
 
 _ROUNDS = 5
 _MAX_COMMON = 0.7
+"""Largest share of an exit's variance that is attributed to the centre it has in common with its siblings."""
 
 
 @dataclass(frozen=True)
 class PathEstimate:
     """Estimates for every kept child along one path; `_C` arrays have the layout of the path's scores.
 
-    The posterior of child k is `q_k + load_k · δ + ε_k`: δ is the error of the on-path child's value, shared by all
-    children of the node (variance `path_var_T`), and ε_k is the child's own error (variance `own_var_C`). Alignment
-    depends on differences between siblings, so their shared error must not be counted as independent noise.
+    The posterior of child k is `q_k + load_k · δ + sibling_sd_k · η + ε_k`: δ is the error of the on-path child's value
+    (variance `path_var_T`) and η that of the centre that the other children are shrunk toward (variance 1), both shared
+    by all children of the node; ε_k is the child's own error (variance `own_var_C`). Alignment depends on differences
+    between siblings, so shared errors must not be counted as independent noise.
 
     Args:
         q_C: Success probability after each child.
         own_var_C: Variance of the child's own error.
-        load_C: Coefficient of the shared error.
-        path_var_T: Variance of the shared error at each node.
+        load_C: Coefficient of the on-path error δ.
+        sibling_sd_C: Coefficient of the centre's error η.
+        path_var_T: Variance of δ at each node.
         path_q_T: Success probability after the path's own token at each node.
         visits_C: Rollouts that count as evidence about the child.
         effective_C: Effective visits, `q (1 − q)` divided by the variance.
         value_T: Success probability at each node.
         tail_mass_T: Student probability of the tokens without any evidence.
         offsets: First child of each node, plus the number of children.
-        sibling_sd_C: Standard deviation that the error of the siblings' common centre causes in each child; the errors
-            of one node's children have correlation 1. `None`: 0.
         counted: Whether the estimate is a fraction of counted rollouts (`direct`, `pooled`), not a posterior mean.
     """
 
     q_C: Floats
     own_var_C: Floats
     load_C: Floats
+    sibling_sd_C: Floats
     path_var_T: Floats
     path_q_T: Floats
     visits_C: Ints
@@ -66,18 +68,13 @@ class PathEstimate:
     value_T: Floats
     tail_mass_T: Floats
     offsets: Ints
-    sibling_sd_C: Floats | None = None
     counted: bool = False
 
     @property
     def se_C(self) -> Floats:
         """Standard error of each child's `q`."""
         path_var_C = np.repeat(self.path_var_T, np.diff(self.offsets))
-        return np.sqrt(self.load_C**2 * path_var_C + self._sibling_sd_C**2 + self.own_var_C)
-
-    @property
-    def _sibling_sd_C(self) -> Floats:
-        return np.zeros(len(self.q_C)) if self.sibling_sd_C is None else self.sibling_sd_C
+        return np.sqrt(self.load_C**2 * path_var_C + self.sibling_sd_C**2 + self.own_var_C)
 
     def interval_C(self, level: float = 0.9) -> tuple[Floats, Floats]:
         """Equal-tailed credible interval of each child's Beta posterior."""
@@ -88,12 +85,13 @@ class PathEstimate:
 
     def draws(self, child_NK: Ints, depth_N: Ints, *, n: int, rng: np.random.Generator) -> Floats:
         """`n` joint posterior draws of `Q` for N nodes with K selected children each: shape (n, N, K)."""
-        shared_DN = _beta_draws(self.path_q_T[depth_N], self.path_var_T[depth_N], n, rng) - self.path_q_T[depth_N]
-        own_DNK = _beta_draws(self.q_C[child_NK], self.own_var_C[child_NK], n, rng)
-        moved_DNK = own_DNK + self.load_C[child_NK] * shared_DN[..., None]
-        if self.sibling_sd_C is not None:
-            moved_DNK += self.sibling_sd_C[child_NK] * rng.standard_normal((n, len(depth_N), 1))
-        return np.clip(moved_DNK, 0.0, 1.0)
+        # Gaussian, though Q is bounded: only differences matter here, and under a skewed distribution of the same mean
+        # a child that nothing is known about would be on one side of its sibling more often than not.
+        path_DN1, centre_DN1 = rng.standard_normal((2, n, len(depth_N), 1))
+        error_DNK = rng.standard_normal((n, *child_NK.shape)) * np.sqrt(self.own_var_C[child_NK])
+        error_DNK += self.load_C[child_NK] * np.sqrt(self.path_var_T[depth_N])[:, None] * path_DN1
+        error_DNK += self.sibling_sd_C[child_NK] * centre_DN1
+        return self.q_C[child_NK] + error_DNK
 
 
 def estimate(
@@ -122,7 +120,7 @@ def exact_estimate(scores: PathScores, q_C: Floats) -> PathEstimate:
     zero_C, zero_T = np.zeros(len(q_C)), np.zeros(len(scores))
     value_T = _sum_by(scores.depth_C, np.exp(scores.log_p_C) * q_C, len(scores))
     return PathEstimate(
-        q_C, zero_C, zero_C, zero_T, q_C[_on_path(scores)], np.ones(len(q_C), np.int64),
+        q_C, zero_C, zero_C, zero_C, zero_T, q_C[_on_path(scores)], np.ones(len(q_C), np.int64),
         np.full(len(q_C), CERTAIN), value_T, zero_T, scores.offsets,
     )  # fmt: skip
 
@@ -141,7 +139,7 @@ def _count(tree: GenerationTree, scores: PathScores, *, pooled: bool) -> PathEst
     value_T = _sum_by(depth_C, np.where(sampled_C, p_C * q_C, 0.0), len(scores)) / np.maximum(mass_T, 1e-300)
     on_path = _on_path(scores)
     return PathEstimate(
-        q_C, var_C, np.zeros_like(q_C), np.zeros(len(scores)), np.nan_to_num(q_C[on_path], nan=0.5),
+        q_C, var_C, np.zeros_like(q_C), np.zeros_like(q_C), np.zeros(len(scores)), np.nan_to_num(q_C[on_path], nan=0.5),
         n_C, n_C.astype(float), value_T, np.clip(1 - mass_T, 0.0, 1.0), scores.offsets, counted=True,
     )  # fmt: skip
 
@@ -211,7 +209,12 @@ class _Backup:
         for _ in range(_ROUNDS):
             compared = [self._sibling_means(segment) for segment in self.segments]
             if self.shrink:
-                self.prior = self.prior.fitted([exits for exits, _ in compared])
+                # A rest slot is an average over tokens, which varies less than a token does.
+                tokens = [
+                    exits.take(np.flatnonzero(segment.exit_S) < len(segment.scores.token_C))
+                    for segment, (exits, _) in zip(self.segments, compared, strict=True)
+                ]
+                self.prior = self.prior.fitted(tokens)
             for segment, (exits, siblings) in zip(self.segments, compared, strict=True):
                 self._value_exits(segment, exits, siblings)
             for segment in reversed(self.segments):
@@ -295,11 +298,11 @@ class _Backup:
             for slot in np.flatnonzero(segment.branch_S >= 0):
                 segment.n_S[slot] = 1 + self.segments[segment.branch_S[slot]].rollouts
             segment.n_S[segment.on_path_T] = 0
-            here_T = _sum_by(segment.depth_S, segment.n_S, len(segment.scores)).astype(np.int64)
+            sampled_S = np.where(segment.fixed_S, 0, segment.n_S)  # certain ends are not rollouts
+            here_T = _sum_by(segment.depth_S, sampled_S, len(segment.scores)).astype(np.int64)
             segment.rollouts = int(here_T.sum())
-            # The path itself was chosen for its outcome, but every child on it has been seen.
-            below_T = 1 + here_T.sum() - np.cumsum(here_T)
-            segment.n_S[segment.on_path_T] = below_T
+            # One more: the path itself.
+            segment.n_S[segment.on_path_T] = 1 + segment.rollouts - np.cumsum(here_T)
 
     def _path_estimates(self) -> list[PathEstimate]:
         self._count_below()
@@ -336,14 +339,12 @@ def _path_estimate(segment: _Segment, parent: PathEstimate | None) -> PathEstima
         return found
     # Up to the branching point, the nodes are those of the parent path.
     shared = {"C": int(scores.offsets[segment.first]), "T": segment.first}
-    columns = [name for name in PathEstimate.__dataclass_fields__ if name[-2:] in ("_C", "_T")]
-    return replace(
-        found,
-        **{
-            name: np.concatenate([getattr(parent, name)[: shared[name[-1]]], getattr(found, name)[shared[name[-1]] :]])
-            for name in columns
-        },
-    )
+    joined: dict[str, Any] = {
+        name: np.concatenate([getattr(parent, name)[: shared[name[-1]]], getattr(found, name)[shared[name[-1]] :]])
+        for name in PathEstimate.__dataclass_fields__
+        if name[-2:] in ("_C", "_T")
+    }
+    return replace(found, **joined)
 
 
 def _unshrunk(exits: ExitSamples) -> Posterior:
@@ -449,8 +450,3 @@ def _beta_shape(mean: Floats, var: Floats) -> tuple[Floats, Floats]:
     mean = np.clip(mean, 1e-4, 1 - 1e-4)
     strength = np.clip(mean * (1 - mean) / np.maximum(var, 1e-12) - 1, 1e-2, CERTAIN)
     return mean * strength, (1 - mean) * strength
-
-
-def _beta_draws(mean: Floats, var: Floats, n: int, rng: np.random.Generator) -> Floats:
-    a, b = _beta_shape(mean, var)
-    return np.where(var > 0, rng.beta(a, b, (n, *np.shape(mean))), mean)
