@@ -4,7 +4,7 @@
 
 Questions are exact worlds of three families (`_worlds.py`), analyzed with the budget of `opd-align analyze --quick`.
 The truth uses exact success probabilities of all tokens above τ at all nodes of the paths, whether the analysis has a
-row for them or not. Samples of 6 and of 40 questions are drawn, with replacement, from each family; an interval covers
+row for them or not. Samples of 6 and of 40 questions are drawn from each family, without replacement; an interval covers
 if it contains the mean of the true values of all questions of the family. "Before" is the same interval without the
 correction for attenuation (`core.attenuation`), on the same rows.
 
@@ -24,18 +24,21 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from _worlds import FAMILIES, TEST_SEED, teachers_of, world_of
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from opd_align.backends.exact import ExactTeacher, ExactWorld
-from opd_align.core import metrics
+from opd_align.core import attenuation, metrics
 from opd_align.core.alignment import EstimatedPath, node_table
 from opd_align.core.attenuation import MOMENTS
 from opd_align.core.collect import Evidence, collect
 from opd_align.core.engine import align
 from opd_align.core.estimate import exact_estimate
+from opd_align.core.intervals import COSINE, interval
+from opd_align.core.node_rows import select_rows
 from opd_align.settings import Budget, Rules, Settings
 from opd_align.types import Question
 
@@ -44,8 +47,11 @@ SETTINGS = Settings(
     rules=Rules(draws=100),
 )
 SIZES = (6, 40)
-QUANTITIES = ("alignment", "weighted_cosine", "advantage")
-DELTAS = {"alignment": "mean_cosine", "weighted_cosine": "weighted_cosine", "advantage": "advantage"}
+QUANTITIES = {
+    "mean_cosine": attenuation.alignment_values,
+    "weighted_cosine": attenuation.weighted_values,
+    "advantage": attenuation.advantage_values,
+}
 
 
 @dataclass(frozen=True)
@@ -101,50 +107,47 @@ def null_world(seed: int, length: int) -> tuple[ExactWorld, list[ExactTeacher]]:
     return world, [ExactTeacher("within pairs", log_p_LSV + shift_LSV)]
 
 
-def intervals(nodes: pa.Table) -> Iterator[Interval]:
-    """The intervals of all teachers: means, then correct minus incorrect."""
-    for rank in metrics.teacher_ranking(nodes):
-        for quantity in QUANTITIES:
-            found = getattr(rank, quantity)
-            yield Interval(quantity, rank.teacher, found.mean, found.low, found.high)
-        for row in metrics.correct_vs_incorrect(nodes, teacher=rank.teacher):
-            ends = row.delta - row.half_width, row.delta + row.half_width
-            yield Interval(f"Δ {row.metric}", rank.teacher, row.delta, *ends)
+def intervals(nodes: pa.Table, teacher: str) -> Iterator[Interval]:
+    """The intervals of one teacher: means, then correct minus incorrect."""
+    rows = select_rows(nodes, None, teacher)
+    for quantity, values in QUANTITIES.items():
+        found = interval(values(rows), bounds=COSINE)
+        yield Interval(quantity, teacher, found.mean, found.low, found.high)
+    for row in metrics.correct_vs_incorrect(nodes, teacher=teacher):
+        yield Interval(f"Δ {row.metric}", teacher, row.delta, row.delta - row.half_width, row.delta + row.half_width)
 
 
 def sampled(tables: Sequence[pa.Table], index: np.ndarray) -> pa.Table:
-    """The rows of some questions; one that was drawn twice counts as two."""
-    parts = []
-    for number, at in enumerate(index.tolist()):
-        table = tables[at]
-        name = pa.array([f"question-{number}"] * table.num_rows, pa.string())
-        parts.append(table.set_column(0, "question", name))
-    return pa.concat_tables(parts).unify_dictionaries()
+    """The rows of some questions."""
+    return pa.concat_tables([tables[at] for at in index.tolist()]).unify_dictionaries()
 
 
 def coverage(pool: Sequence[tuple[pa.Table, pa.Table]], replicates: int, seed: int) -> list[dict[str, object]]:
     """Coverage and width of every interval, with and without the correction."""
-    estimated, exact = [nodes for nodes, _ in pool], [truth for _, truth in pool]
-    truth = {(one.quantity, one.teacher): one.mean for one in intervals(sampled(exact, np.arange(len(pool))))}
-    rng = np.random.default_rng(seed)
     rows: list[dict[str, object]] = []
-    for size in SIZES:
-        found: dict[tuple[str, str, bool], list[Interval]] = {}
-        for _ in range(replicates):
-            table = sampled(estimated, rng.integers(0, len(pool), size))
-            for corrected, nodes in ((True, table), (False, table.drop_columns(list(MOMENTS)))):
-                for one in intervals(nodes):
-                    found.setdefault((one.quantity, one.teacher, corrected), []).append(one)
-        for (quantity, teacher, corrected), made in found.items():
-            true = truth[quantity, teacher]
-            known = [one for one in made if np.isfinite(one.high - one.low)]
-            inside = [one.low <= true <= one.high for one in known]
-            rows.append(
-                {"questions": size, "quantity": quantity, "teacher": teacher, "corrected": corrected, "true": true,
-                 "mean": float(np.mean([one.mean for one in known])) if known else nan,
-                 "coverage": float(np.mean(inside)) if known else nan,
-                 "width": float(np.mean([one.high - one.low for one in known])) if known else nan}
-            )  # fmt: skip
+    for teacher in pool[0][1]["teacher"].unique().to_pylist():
+        estimated, exact = (
+            [tables[side].filter(pc.equal(tables[side]["teacher"], teacher)) for tables in pool] for side in (0, 1)
+        )
+        everything = sampled(exact, np.arange(len(pool)))
+        truth = {one.quantity: one.mean for one in intervals(everything, teacher)}
+        rng = np.random.default_rng(seed)
+        for size in SIZES:
+            found: dict[tuple[str, bool], list[Interval]] = {}
+            for _ in range(replicates):
+                table = sampled(estimated, rng.permutation(len(pool))[:size])
+                for corrected, nodes in ((True, table), (False, table.drop_columns(list(MOMENTS)))):
+                    for one in intervals(nodes, teacher):
+                        found.setdefault((one.quantity, corrected), []).append(one)
+            for (quantity, corrected), made in found.items():
+                known = [one for one in made if np.isfinite(one.high - one.low)]
+                inside = [one.low <= truth[quantity] <= one.high for one in known]
+                rows.append(
+                    {"questions": size, "quantity": quantity, "teacher": teacher, "corrected": corrected,
+                     "true": truth[quantity], "mean": float(np.mean([one.mean for one in known])) if known else nan,
+                     "coverage": float(np.mean(inside)) if known else nan,
+                     "width": float(np.mean([one.high - one.low for one in known])) if known else nan}
+                )  # fmt: skip
     return rows
 
 
@@ -157,16 +160,16 @@ def null_oracle(tables: Sequence[pa.Table]) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="10 worlds per family and 10 samples, under 60 s")
+    parser.add_argument("--quick", action="store_true", help="12 worlds per family and 10 samples, under 60 s")
     parser.add_argument("--seed", type=int, default=TEST_SEED, help="first seed of the worlds")
     parser.add_argument("--worlds", type=int, help="worlds per family")
     parser.add_argument("--replicates", type=int, help="samples of questions per family and size")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
-    worlds = args.worlds or (10 if args.quick else 100)
+    worlds = args.worlds or (12 if args.quick else 200)
     replicates = args.replicates or (10 if args.quick else 100)
-    lengths = np.random.default_rng(args.seed).integers(60, 161, worlds)
+    lengths = np.random.default_rng(args.seed).integers(40, 121, worlds)
     families = (*FAMILIES, "null")
     jobs = [(family, args.seed + 10 * at, int(length)) for family in families for at, length in enumerate(lengths)]
     with ProcessPoolExecutor(args.workers) as executor:
@@ -188,7 +191,7 @@ def main() -> None:
                 values = row["true"], row["mean"], row["coverage"], row["width"], old["coverage"], old["width"]
                 shown.add_row(*cells, *(f"{value:.3f}" for value in values))
     figures: dict[str, object] = {"worlds": worlds, "replicates": replicates}
-    for quantity in (*QUANTITIES, *(f"Δ {name}" for name in DELTAS.values())):
+    for quantity in (*QUANTITIES, *(f"Δ {name}" for name in QUANTITIES)):
         for size in SIZES:
             for corrected in (True, False):
                 key = f"{quantity}/{size}_questions{'' if corrected else '/uncorrected'}"

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +40,9 @@ MOMENTS = ALIGNMENT_MOMENTS + ADVANTAGE_MOMENTS
 """Columns of the node table that corrections need. Posterior means of alignment², signal, signal², signal × alignment
 and SR range; then, for each kind of token, the advantage from tokens with rollouts, their part of the gap, and the mean
 gap of all nodes of the path. The gap of a token is `(t − p)(log t − log p)`."""
-MODEL_SD = 0.25
-"""Standard deviation of a correction's own error, as a share of what it adds (measured on exact worlds)."""
+MODEL_SD = 0.2
+"""Standard deviation of a correction's own error as a share of the value where nothing is left of the truth; it falls
+with the square root of what is missing (chosen on exact worlds)."""
 LEAST = 0.02
 """Smallest attenuation that is corrected in full: below, there is too little evidence to divide by."""
 _SMALLEST_P = 1e-9
@@ -65,7 +67,7 @@ class QuestionValues:
     def model_sd(self) -> float:
         """Standard deviation of the correction's own error, which more questions do not reduce."""
         known_Q = self.value_Q[np.isfinite(self.value_Q)]
-        return MODEL_SD * abs(float(known_Q.mean())) * (1 - self.attenuation) if len(known_Q) else 0.0
+        return MODEL_SD * abs(float(known_Q.mean())) * sqrt(1 - self.attenuation) if len(known_Q) else 0.0
 
 
 def alignment_values(rows: NodeRows, mean: Mean | None = None) -> QuestionValues:
