@@ -4,9 +4,9 @@
 
 Questions are exact worlds of three families (`_worlds.py`), analyzed with the budget of `opd-align analyze --quick`.
 The truth uses exact success probabilities of all tokens above τ at all nodes of the paths, whether the analysis has a
-row for them or not. Samples of 6 and of 40 questions are drawn from each family, without replacement; an interval covers
-if it contains the mean of the true values of all questions of the family. "Before" is the same interval without the
-correction for attenuation (`core.attenuation`), on the same rows.
+row for them or not. Samples of 6 and of 40 questions are drawn from each family, without replacement; an interval
+covers if it contains the mean of the true values of all questions of the family. "Before" is the same interval without
+the correction for attenuation (`core.attenuation`), on the same rows.
 
 The cross-fitted oracle is measured on worlds in which tokens come in pairs that lead to the same state. The teacher
 moves probability within pairs only, so its true signal is 0 at every node.

@@ -143,8 +143,8 @@ def _spearman(stem: str, column: str, label: str, feature: str) -> Metric:
 
 
 TEACHER_METRICS = (
-    Metric("teacher", "alignment/mean", "Mean cosine between the ideal update and the objective's update.", "cosine",
-        "higher", lambda r: r.rank.alignment.mean, half_width="alignment/half_width", charts={"Alignment": ""},
+    Metric("teacher", "alignment/mean", "Mean cosine of ideal update and objective's update, corrected for shrinkage.",
+        "cosine", "higher", lambda r: r.rank.alignment.mean, half_width="alignment/half_width", charts={"Alignment": ""},
         column="alignment"),
     _half_width("alignment/half_width", "alignment/mean", "cosine", lambda r: r.rank.alignment),
     Metric("teacher", "alignment/weighted",
@@ -152,6 +152,9 @@ TEACHER_METRICS = (
         "higher", lambda r: r.rank.weighted_cosine.mean, charts={"SR-weighted alignment": ""}),
     _half_width("alignment/weighted_half_width", "alignment/weighted", "cosine",
         lambda r: r.rank.weighted_cosine, logged=False),
+    Metric("teacher", "alignment/attenuation",
+        "Share of the SR-weighted alignment that shrinkage leaves; `alignment/weighted` is divided by it.", "share",
+        "higher", lambda r: r.rank.weighted_cosine.attenuation, logged=False),
     Metric("teacher", "alignment/fraction_positive", "Share of nodes with positive alignment.", "share", "higher",
         lambda r: r.rank.fraction_positive.mean, charts={"Decisions with positive alignment": ""}),
     _half_width("alignment/fraction_positive_half_width", "alignment/fraction_positive", "share",
@@ -244,8 +247,9 @@ TEACHER_METRICS = (
     Metric("teacher", "filter/signal", "Mean signal of the nodes that the divergence filter keeps.",
         "SR range × cosine", "higher", lambda r: r.filter.signal.mean, needs_teacher=True,
         charts={"Signal of the divergence filter": "divergence filter"}),
-    Metric("teacher", "filter/oracle_share", "Gain of the divergence filter divided by `oracle/gain`.", "ratio",
-        "higher", lambda r: r.filter.share_of_oracle_gain, needs_teacher=True,
+    Metric("teacher", "filter/oracle_share",
+        "Gain of the divergence filter divided by the cross-fitted gain of the oracle; unknown if that is not larger "
+        "than its error.", "ratio", "higher", lambda r: r.filter.share_of_oracle_gain, needs_teacher=True,
         charts={"Oracle gain recovered by the filter": ""}),
     _spearman("spearman/depth", "depth_normalised", "depth", "the position in the completion"),
     _spearman("spearman/kl", "kl", "KL", "KL(student ‖ teacher)"),
