@@ -144,8 +144,8 @@ def _spearman(stem: str, column: str, label: str, feature: str) -> Metric:
 
 TEACHER_METRICS = (
     Metric("teacher", "alignment/mean", "Mean cosine of ideal update and objective's update, corrected for shrinkage.",
-        "cosine", "higher", lambda r: r.rank.alignment.mean, half_width="alignment/half_width", charts={"Alignment": ""},
-        column="alignment"),
+        "cosine", "higher", lambda r: r.rank.alignment.mean, half_width="alignment/half_width",
+        charts={"Alignment": ""}, column="alignment"),
     _half_width("alignment/half_width", "alignment/mean", "cosine", lambda r: r.rank.alignment),
     Metric("teacher", "alignment/weighted",
         "Alignment weighted by the SR range of each node: tokens that hardly affect success hardly count.", "cosine",
