@@ -9,7 +9,7 @@ covers if it contains the mean of the true values of all questions of the family
 the correction for attenuation (`core.attenuation`), on the same rows.
 
 The cross-fitted oracle is measured on worlds in which tokens come in pairs that lead to the same state. The teacher
-moves probability within pairs only, so its true signal is 0 at every node.
+raises one log-probability of a pair as much as it lowers the other, so its true signal is 0 at every node.
 """
 
 from __future__ import annotations
@@ -99,12 +99,14 @@ def null_world(seed: int, length: int) -> tuple[ExactWorld, list[ExactTeacher]]:
         log_p_LSV[..., token : token + 2] = np.logaddexp.reduce(log_p_LSV[..., token : token + 2], axis=-1)[..., None]
         log_p_LSV[..., token : token + 2] -= np.log(2)
         next_LSV[..., token + 1] = next_LSV[..., token]
-        share_LS = rng.uniform(0.1, 0.9, log_p_LSV.shape[:2])
-        shift_LSV[..., token], shift_LSV[..., token + 1] = np.log(2 * share_LS), np.log(2 - 2 * share_LS)
+        shift_LSV[..., token] = rng.normal(0.0, 1.0, log_p_LSV.shape[:2])
+        shift_LSV[..., token + 1] = -shift_LSV[..., token]
     # Not below τ, where the teacher could lift one of two tokens above it without the other.
     shift_LSV[log_p_LSV <= np.log(SETTINGS.rules.tau)] = 0.0
     world = ExactWorld(log_p_LSV, next_LSV, world.success_S, world.start)
-    return world, [ExactTeacher("within pairs", log_p_LSV + shift_LSV)]
+    log_t_LSV = log_p_LSV + shift_LSV
+    log_t_LSV -= np.logaddexp.reduce(log_t_LSV, axis=-1, keepdims=True)
+    return world, [ExactTeacher("within pairs", log_t_LSV)]
 
 
 def intervals(nodes: pa.Table, teacher: str) -> Iterator[Interval]:

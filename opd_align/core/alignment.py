@@ -384,7 +384,8 @@ def _mean_gap(scores: PathScores, teacher: str, rules: Rules) -> dict[str, float
     kept_C = _candidates(scores, rules, teacher)
     kept_C &= (np.bincount(scores.depth_C, kept_C, len(scores)) >= 2)[scores.depth_C]
     depth_C = scores.depth_C[kept_C]
-    p_C, t_C = (np.exp(log_C[kept_C]) for log_C in (scores.log_p_C, scores.teachers[teacher].log_t_C))
+    log_t_C = scores.teachers[teacher].log_t_C
+    p_C, t_C = (np.exp(np.maximum(log_C[kept_C], LOG_FLOOR)) for log_C in (scores.log_p_C, log_t_C))
     p_C, t_C = (each_C / np.bincount(depth_C, each_C, len(scores))[depth_C] for each_C in (p_C, t_C))
     return mean_gap(p_C, t_C, depth_C)
 

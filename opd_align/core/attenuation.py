@@ -76,7 +76,7 @@ def alignment_values(rows: NodeRows, mean: Mean | None = None) -> QuestionValues
     if not is_corrected(rows):
         return QuestionValues(mean(rows["alignment"]))
     alignment_N = rows["alignment"]
-    left_Q = mean(alignment_N * rows["signal_mean"]) / _positive(mean(rows["signal_alignment"]))
+    left_Q = _share_left(mean(alignment_N * rows["signal_mean"]), mean(rows["signal_alignment"]))
     return _divided(mean(alignment_N), left_Q)
 
 
@@ -91,7 +91,7 @@ def weighted_values(rows: NodeRows, kept_N: NDArray[np.bool_] | None = None) -> 
         sr_N = np.where(kept_N, rows["sr_range"], 0.0)
         return QuestionValues(mean_by(rows.question_N, rows["alignment"], rows.n_questions, sr_N))
     signal_N = rows["signal_mean"]
-    left_Q = total(signal_N**2) / _positive(total(rows["signal_square"]))
+    left_Q = _share_left(total(signal_N**2), total(rows["signal_square"]))
     return _divided(total(signal_N) / _positive(total(rows["sr_range_mean"])), left_Q)
 
 
@@ -136,6 +136,11 @@ def _extrapolated(gain_Q: Floats, seen_Q: Floats, gap_Q: Floats) -> Floats:
         return np.where(known_Q, 0.0, np.nan)
     slope = gain / seen
     return np.asarray(slope * gap_Q + (gain_Q - slope * seen_Q) * gap / seen)
+
+
+def _share_left(known_Q: Floats, whole_Q: Floats) -> Floats:
+    """The attenuation of each question; 1 where there is nothing to lose, as for a teacher equal to the student."""
+    return np.where(whole_Q > 0, known_Q / _positive(whole_Q), 1.0)
 
 
 def _positive(value_Q: Floats) -> Floats:

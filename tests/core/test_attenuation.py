@@ -158,7 +158,7 @@ def test_corrected_aggregates_of_exact_worlds_are_closer_to_the_truth():
 
 
 def test_the_cross_fitted_oracle_finds_nothing_where_nothing_is():
-    # Tokens come in pairs with the same next state; the teacher moves probability within pairs only.
+    # Tokens come in pairs with the same next state; the teacher raises one as much as it lowers the other.
     parts = []
     for seed in range(8):
         base = ExactWorld.random(8200 + seed, length=40, vocabulary=9, stakes=2.0)
@@ -169,8 +169,9 @@ def test_the_cross_fitted_oracle_finds_nothing_where_nothing_is():
             next_LSV[..., token + 1] = next_LSV[..., token]
         world = ExactWorld(log_p_LSV, next_LSV, base.success_S, base.start)
         # Not below tau, where the teacher could lift one of two tokens into S_u without the other.
-        shift_LSV = np.where(log_p_LSV > np.log(0.02), np.log([1.0, *[1.6, 0.4] * 4]), 0.0)
-        nodes, truth = exact_nodes(world, [ExactTeacher("T", log_p_LSV + shift_LSV)], f"q{seed}")
+        log_t_LSV = log_p_LSV + np.where(log_p_LSV > np.log(0.02), [0.0, *[0.7, -0.7] * 4], 0.0)
+        log_t_LSV -= np.logaddexp.reduce(log_t_LSV, axis=-1, keepdims=True)
+        nodes, truth = exact_nodes(world, [ExactTeacher("T", log_t_LSV)], f"q{seed}")
         assert np.nan_to_num(truth["alignment"].to_numpy()) == pytest.approx(0.0, abs=1e-6)
         parts.append(nodes)
     oracle = metrics.selective_oracle(pa.concat_tables(parts).unify_dictionaries())[1]
