@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
@@ -103,6 +104,18 @@ class EstimatedPath:
     pass_rate: float
     halves: tuple[PathEstimate, PathEstimate] | None = None
     to_go: Mapping[str, Floats] | None = None
+
+    @cached_property
+    def gain_C(self) -> Floats:
+        """Fraction of correct rollouts after each child minus the value after the path's own; NaN without rollouts.
+
+        Children whose value comes from exits further down (on this or on another scored path) have their estimate.
+        """
+        counts, estimate = self.counts.reindex(self.scores.offsets, self.scores.token_C), self.estimate
+        n_C = counts.evidence_C
+        plain_C = np.where(n_C > 0, counts.evidence_wins_C / np.maximum(n_C, 1), np.nan)
+        success_C = np.where(self.scores.on_path_C | (estimate.visits_C != n_C), estimate.q_C, plain_C)
+        return np.asarray(success_C - estimate.path_q_T[self.scores.depth_C])
 
 
 def node_table(paths: Sequence[EstimatedPath], objectives: Sequence[Objective], rules: Rules) -> pa.Table:
@@ -375,7 +388,7 @@ def _teacher_columns(
             "teacher_entropy": teacher_scores.entropy_T[group.depth_N],
             "advantage": ((t_NK - p_NK) * np.where(selected_NK, path.estimate.q_C[group.child_NK], 0.0)).sum(-1),
         }
-        | advantage_moments(p_NK, t_NK, _gains(path)[group.child_NK], _mean_gap(path.scores, teacher, rules))
+        | advantage_moments(p_NK, t_NK, path.gain_C[group.child_NK], _mean_gap(path.scores, teacher, rules))
     )
 
 
@@ -388,18 +401,6 @@ def _mean_gap(scores: PathScores, teacher: str, rules: Rules) -> dict[str, float
     p_C, t_C = (np.exp(np.maximum(log_C[kept_C], LOG_FLOOR)) for log_C in (scores.log_p_C, log_t_C))
     p_C, t_C = (each_C / np.bincount(depth_C, each_C, len(scores))[depth_C] for each_C in (p_C, t_C))
     return mean_gap(p_C, t_C, depth_C)
-
-
-def _gains(path: EstimatedPath) -> Floats:
-    """Fraction of correct rollouts after each child minus the value after the path's own; NaN without rollouts.
-
-    Children whose value comes from exits further down (on this or on another scored path) have their estimate.
-    """
-    counts, estimate = path.counts.reindex(path.scores.offsets, path.scores.token_C), path.estimate
-    n_C = counts.evidence_C
-    plain_C = np.where(n_C > 0, counts.evidence_wins_C / np.maximum(n_C, 1), np.nan)
-    success_C = np.where(path.scores.on_path_C | (estimate.visits_C != n_C), estimate.q_C, plain_C)
-    return np.asarray(success_C - estimate.path_q_T[path.scores.depth_C])
 
 
 def _update_C(
