@@ -12,7 +12,7 @@ UNMARKED := not real and not vllm and not browser and not distributed and not tr
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-all setup-suites check format test fuzz test-browser test-distributed test-ray test-s3 test-real test-training test-trl test-vllm \
-	bench bench-vllm recipes-results demo docs clean
+	bench bench-vllm prediction recipes-results demo docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -120,6 +120,10 @@ bench: setup ## every benchmark, results in build/bench/*.json; QUICK=1 for smal
 bench-vllm: setup $(VLLM_STAMP) ## our vLLM backend beside raw vLLM, result in build/bench/vllm.json; QUICK=1 for small sizes
 	@mkdir -p build/bench
 	VLLM_CPU_KVCACHE_SPACE=1 $(BIN)/python benchmarks/sampling.py --vllm $(VLLM_BIN)/python $(if $(QUICK),--quick) --json build/bench/vllm.json
+
+# One thread: the models are small, and a second one only waits.
+prediction: setup ## does alignment predict what training gains? docs/prediction.md (an hour or two on a free core; resumes)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/prediction.py --json build/prediction/figures.json --markdown build/prediction/tables.md --picture build/prediction/prediction.svg
 
 recipes-results: setup ## gates and controls on the embedded models: recipes/RESULTS.md (half an hour on two free cores)
 	$(BIN)/python recipes/compare.py

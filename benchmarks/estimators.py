@@ -172,12 +172,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
-    worlds = 4 if args.quick else 24
+    worlds = 3 if args.quick else 24
     fractions = (0.35, 0.5) if args.quick else FRACTIONS
     first = DEVELOPMENT_SEED if args.development else TEST_SEED
     jobs: list[Job] = []
     for family in FAMILIES:
-        longest = min(LONGEST[family], 300) if args.quick else LONGEST[family]
+        longest = min(LONGEST[family], 120) if args.quick else LONGEST[family]
         lengths = np.geomspace(60, longest, worlds).astype(int).tolist()
         # The longest world must not be the last to start.
         jobs += [(family, first + 10 * i, length, fractions) for i, length in reversed(list(enumerate(lengths)))]

@@ -2,7 +2,7 @@
 
 A report with a path of 30,000 tokens is opened and scrolled; for comparison, so is a bare page with the same text as
 plain spans, all of them at once. The file size is for 200 questions, 4 paths of 400 tokens each, 8 teachers. Without
-Chromium or Playwright the times are null.
+Chromium or Playwright the times are null. CPU seconds of summary and report are for 1,000 questions.
 
     python benchmarks/report.py [--quick] [--json FILE]
 """
@@ -16,12 +16,16 @@ import re
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from _made import made_analysis
 
+from opd_align.core.metric_registry import summary
 from opd_align.report.html import MAX_PATH_BYTES, report_html, write_report
 
 MIB = 2**20
@@ -103,18 +107,40 @@ def file_size(quick: bool) -> dict[str, float | None]:
     }
 
 
+def many_questions(quick: bool) -> dict[str, float | None]:
+    """Summary and report of 1,000 questions (4 paths of 60 tokens, 3 teachers); `quick`: of 100."""
+    analysis = made_analysis(100 if quick else 1000, length=60)
+    # As the engine made them before: one chunk per question, path and teacher.
+    size = max(1, analysis.nodes.num_rows // (len(analysis.questions) * 12))
+    chunked = pa.concat_tables(analysis.nodes.slice(at, size) for at in range(0, analysis.nodes.num_rows, size))
+    times = [cpu_seconds(lambda each=each: summary(each)) for each in (analysis, replace(analysis, nodes=chunked))]
+    return {
+        "many_questions": len(analysis.questions),
+        "many_rows": analysis.nodes.num_rows,
+        "summary_s": times[0],
+        "summary_chunked_over_contiguous": times[1] / times[0],
+        "report_s": cpu_seconds(lambda: report_html(analysis)),
+    }
+
+
+def cpu_seconds(function: Callable[[], object]) -> float:
+    start = time.process_time()
+    function()
+    return time.process_time() - start
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="use small sizes (for CI)")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        result = browser_times(Path(folder), args.quick) | file_size(args.quick)
+        result = browser_times(Path(folder), args.quick) | file_size(args.quick) | many_questions(args.quick)
     for name, value in result.items():
-        print(f"{name:24} {'–' if value is None else f'{value:.3g}'}")
+        print(f"{name:32} {'–' if value is None else f'{value:.3g}'}")
     own, bare = result["open_seconds_30k"], result["open_seconds_bare"]
     if own and bare:
-        print(f"{'open vs. bare spans':24} {own / bare:.2f} x")
+        print(f"{'open vs. bare spans':32} {own / bare:.2f} x")
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

@@ -26,9 +26,10 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from support import verdict_table, verdict_table_2, verdicts
+from support import verdict_table, verdict_table_2, verdict_table_3, verdicts
 
 from opd_align.tasks import Choice, Maths, Number, TrueFalse, Verdict, Verifier
+from opd_align.tasks.math_pool import POOL
 from opd_align.tasks.number_values import canonical_number
 from opd_align.tasks.numbers import gold_number
 
@@ -101,7 +102,7 @@ def cases() -> list[Case]:
         for case in verdict_table.VERDICT_TABLE
         if case.expected != "unknown"
     ]
-    third = [Case(*row[:4], row[4] == "correct") for row in verdict_table_2.CASES]
+    third = [Case(*row[:4], row[4] == "correct") for row in (*verdict_table_2.CASES, *verdict_table_3.CASES)]
     return first + second + third
 
 
@@ -148,6 +149,24 @@ def seconds(verifier: Verifier, text: str, gold: Any, choices: Any = None) -> fl
     return time.perf_counter() - start
 
 
+def repeated_answers(n: int) -> dict[str, float]:
+    """Verdicts on `n` outputs with 20 different answers, as rollouts of one question have them: cached and not."""
+    gold = "\\sqrt{7}"
+    outputs = [
+        f"Step {i} gives it, so the answer is \\boxed{{{1 + i % 20}\\sqrt{{7}}/{1 + i % 20}}}." for i in range(n)
+    ]
+    verifier = Maths()
+    verifier.judge(outputs[0], gold)  # the worker is running
+    uncached = []
+    for output in outputs[:100]:
+        POOL.clear_cache()
+        uncached.append(seconds(verifier, output, gold))
+    cached_ms, uncached_ms = (
+        1e3 * statistics.median(times) for times in ([seconds(verifier, each, gold) for each in outputs], uncached)
+    )
+    return {"repeated_answer_ms": cached_ms, "uncached_over_repeated": uncached_ms / cached_ms}
+
+
 def measure(*, quick: bool) -> dict[str, float]:
     table = cases()
     exact = [case for case in table if case.kind in ("number", "maths")]
@@ -166,6 +185,7 @@ def measure(*, quick: bool) -> dict[str, float]:
         results[f"{name}_false_incorrect"] = false_incorrect / len(rows)
     times = [seconds(VERIFIERS[case.kind], case.output, case.gold, case.choices) for case in table]
     results["median_ms"] = 1e3 * statistics.median(times)
+    results |= repeated_answers(500 if quick else 3000)
     Maths().judge("\\boxed{\\sqrt{5}}", "\\sqrt{2}")  # the worker is running
     longest = 0.0
     for piece in PIECES[:: 4 if quick else 1]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         SingleSample,
     )
     from opd_align.core.tree import GenerationTree
+    from opd_align.runs.run_directory import load_run
     from opd_align.settings import Budget, Rules, Settings
     from opd_align.training.callback import AlignmentCallback
     from opd_align.types import OpdAlignError, Question, Rollouts, SampleRequest
@@ -55,6 +56,7 @@ __all__ = [
     "SingleSample",
     "__version__",
     "analyze",
+    "load_run",
     "metrics",
 ]
 
@@ -81,6 +83,7 @@ _MODULE_OF = {
     "Settings": "settings",
     "SingleSample": "core.objectives",
     "analyze": "core.engine",
+    "load_run": "runs.run_directory",
 }
 
 

@@ -183,7 +183,7 @@ def _local_models(
     models: list[ModelConfig] = [config.student, *(spec.model for spec in specs if spec.model is not None)]
     for model in models:
         check_model(model.model, dtype=model.dtype, device=model.device)
-    tokenizers = [load_tokenizer(model.model) for model in models]
+    tokenizers = [load_tokenizer(model.model, **model.load.source) for model in models]
     if recording.tokenizer not in (None, config.student.model):
         try:
             check_tokenizers(tokenizers[0], load_tokenizer(str(recording.tokenizer)), "")
@@ -202,21 +202,26 @@ def _local_models(
     temperature = recording.temperature or config.sampling.temperature
     sampling = Sampling(temperature, config.sampling.top_p, config.sampling.top_k, longest, config.seed)
     loaded = {
-        (model.model, model.adapter, model.dtype, model.device): load_model(
-            model.model, adapter=model.adapter, dtype=model.dtype, device=model.device
-        )
-        for model in {(each.model, each.adapter, each.dtype, each.device): each for each in models}.values()
+        key: load_model(model.model, adapter=model.adapter, dtype=model.dtype, device=model.device, load=model.load)
+        for key, model in {_weights_key(each): each for each in models}.items()
     }
-    weights = [loaded[model.model, model.adapter, model.dtype, model.device] for model in models]
+    weights = [loaded[_weights_key(model)] for model in models]
     name = config.student.name or short_name(config.student.model)
-    scorer = HFStudent(name, weights[0].model, prompt, chat.end_tokens(*weights[0].configs), sampling)
-    teachers = [HFTeacher(spec.name, each.model, prompt) for spec, each in zip(specs, weights[1:], strict=True)]
+    ends, precision = chat.end_tokens(*weights[0].configs), config.scoring.precision
+    scorer = HFStudent(name, weights[0].model, prompt, ends, sampling, precision=precision)
+    teachers = [
+        HFTeacher(spec.name, each.model, prompt, precision) for spec, each in zip(specs, weights[1:], strict=True)
+    ]
     readers: list[HFStudent | HFTeacher] = [scorer, *teachers]
     for reader in readers:
         for question in questions:
             tokens = max(map(len, completions[question.id]))
             check_fits(question, prompt(question), tokens, reader.context_length, repr(reader.name))
     return ReplayStudent(recording, scorer, settings.estimator != "backup"), teachers
+
+
+def _weights_key(model: ModelConfig) -> tuple[Any, ...]:
+    return model.model, model.adapter, model.dtype, model.device, model.load
 
 
 def description(recording: Recording, questions: Sequence[Question], analysis: Analysis) -> list[str]:

@@ -112,7 +112,7 @@ def advantage_values(rows: NodeRows, mean: Mean | None = None) -> QuestionValues
 
 def is_corrected(rows: NodeRows) -> bool:
     """Whether the rows have what corrections need, and are shrunk posterior means of a teacher."""
-    if rows.teachers == [REWARD] or any(name not in rows.table.column_names for name in MOMENTS):
+    if rows.teachers == [REWARD] or any(name not in rows.source.column_names for name in MOMENTS):
         return False
     return bool(np.isfinite(rows["signal_mean"]).all())
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from opd_align.core.allocation import Target, plan_adaptive, plan_paper, representative_paths
+from opd_align.core.allocation import Target, plan_adaptive, plan_on_path, plan_paper, representative_paths
 from opd_align.core.estimate import common_prefix, estimate
 from opd_align.core.reward_to_go import log_ratio, reward_to_go
 from opd_align.core.tree import GenerationTree
@@ -32,6 +32,9 @@ from opd_align.types import (
     Teacher,
     Tokens,
 )
+
+ON_PATH_SHARE = 0.25
+"""Share of the adaptive rollouts that follow the path and leave it where the student would."""
 
 DONE = "done"
 """Phase of the last progress report of a question."""
@@ -99,14 +102,15 @@ def collect(
     return evidence
 
 
-def available_teachers(teachers: Sequence[Teacher], question: Question) -> list[Teacher]:
-    """The teachers that can be used on a question.
+def unavailable_teachers(teachers: Sequence[Teacher], question: Question, completion_tokens: int = 1) -> dict[str, str]:
+    """Teacher → why it cannot read completions of this length to a question. The other teachers are not affected.
 
-    Optional: the `prompt` of a teacher may have a method `unavailable`, which returns the reason why it cannot be used
-    on a question (no demonstration, a prompt that does not fit), or `None`. The other teachers are not affected.
+    Optional: the `prompt` of a teacher may have a method `unavailable`, which returns the reason (no demonstration,
+    prompt and completion do not fit), or `None`.
     """
-    checks = [getattr(getattr(teacher, "prompt", None), "unavailable", None) for teacher in teachers]
-    return [each for each, check in zip(teachers, checks, strict=True) if check is None or check(question) is None]
+    checks = {each.name: getattr(getattr(each, "prompt", None), "unavailable", None) for each in teachers}
+    reasons = {name: check(question, completion_tokens) for name, check in checks.items() if check is not None}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
 def collect_group(
@@ -121,10 +125,7 @@ def collect_group(
     """`collect` for several questions concurrently: their pending requests are sampled in one call."""
     report = on_progress or (lambda progress: None)
     collectors = [
-        _Collector(student, available_teachers(teachers, question), question, grader, settings, report).run(
-            len(questions)
-        )
-        for question in questions
+        _Collector(student, teachers, question, grader, settings, report).run(len(questions)) for question in questions
     ]
     evidence: dict[int, Evidence] = {}
     pending: dict[int, list[SampleRequest]] = {}
@@ -174,7 +175,10 @@ class _Collector:
         settings: Settings,
         on_progress: Callable[[Progress], None],
     ) -> None:
-        self.student, self.teachers, self.question, self.grader = student, teachers, question, grader
+        self.student, self.question, self.grader = student, question, grader
+        unavailable = unavailable_teachers(teachers, question)
+        self.teachers = [teacher for teacher in teachers if teacher.name not in unavailable]
+        self.too_long: dict[str, str] = {}
         self.settings, self.budget, self.on_progress = settings, settings.budget, on_progress
         self.ends = np.array(sorted(student.end_tokens), np.uint32)
         self.tree = GenerationTree.build()
@@ -193,9 +197,10 @@ class _Collector:
             self.deadline = time.monotonic() + concurrent * budget.seconds
         yield from self.sample([Target(np.empty(0, np.uint32), budget.initial)], "sampling", budget.initial)
         chosen = representative_paths(self.tree, budget)
+        self.drop_teachers(max((len(completion) for completion, _ in chosen), default=0))
         paths = self.score([completion for completion, _ in chosen])
         certain = self.grade_certain_ends(paths)
-        if paths:
+        if paths and self.has_signal:
             yield from self.enrich(paths)
         correct = [is_correct for _, is_correct in chosen]
         to_go, note = self.rewards_to_go(paths), self.note(correct)
@@ -224,6 +229,16 @@ class _Collector:
         outcome_R = self.grader.grade(self.question, rollouts)
         outcome_R = np.where(rollouts.finish_R == Finish.TRUNCATED, Outcome.INCORRECT, outcome_R)
         return replace(rollouts, outcome_R=outcome_R.astype(np.int8))
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether anything is left to compare; nothing is if no teacher can read the paths."""
+        return not self.too_long or bool(self.teachers) or any(o.signal == "reward" for o in self.settings.objectives)
+
+    def drop_teachers(self, longest: int) -> None:
+        """Drops the teachers that cannot read the longest path: known only now, and often less than the limit."""
+        self.too_long = unavailable_teachers(self.teachers, self.question, longest)
+        self.teachers = [teacher for teacher in self.teachers if teacher.name not in self.too_long]
 
     def score(self, completions: Sequence[Tokens]) -> list[PathScores]:
         """Scores the paths, keeping every token that the tree contains at their nodes."""
@@ -267,7 +282,11 @@ class _Collector:
         for round_index in range(self.budget.rounds):
             # Rounded up, so that a remainder of one rollout still gets a round.
             rollouts = -(-(limit - self.targeted) // (self.budget.rounds - round_index))
+            on_path = plan_on_path(paths, rollouts=int(ON_PATH_SHARE * rollouts))
+            rollouts -= sum(target.n for target in on_path)
             targets = plan_adaptive(paths, estimate(self.tree, paths), self.budget, self.ends, rollouts=rollouts)
+            if targets:
+                targets += on_path
             sampled = yield from self.sample(targets, "enriching", limit, self.targeted)
             self.targeted += sampled
             if sampled == 0:
@@ -298,6 +317,7 @@ class _Collector:
                 f"{int((outcome_R > 0).sum())} of {len(outcome_R)} initial rollouts correct: {n_correct} of "
                 f"{budget.correct_paths} correct and {n_incorrect} of {budget.incorrect_paths} incorrect paths found"
             )
+        notes += [f"without {teacher}: {reason}" for teacher, reason in self.too_long.items()]
         if self.timed_out:
             notes.append(f"stopped after {budget.seconds:g} s")
         return "; ".join(notes)

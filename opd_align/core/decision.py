@@ -258,7 +258,7 @@ def question_values(nodes: pa.Table) -> tuple[list[tuple[str, str]], Floats, Flo
         rows = select_rows(nodes, objective, teacher)
         if rows.n_questions:
             _, first_Q = group_rows(rows.question_N)
-            own = rows.table["question"].cast(pa.string()).to_pylist()
+            own = rows.column("question").cast(pa.string()).to_pylist()
             index_Q = [index_of[own[row]] for row in first_Q]
             value_QP[index_Q, at], sd_QP[index_Q, at] = HEADLINE.values(rows)
     known_P = np.isfinite(value_QP).any(0)

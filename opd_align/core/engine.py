@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from importlib import import_module
 from math import nan
 from threading import Event
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,7 @@ from opd_align.settings import Settings
 from opd_align.types import REWARD, Finish, Floats, Grader, OpdAlignError, PathScores, Question, Student, Teacher
 
 LISTS = pa.list_(pa.field("element", pa.float64()))  # the field name Parquet uses
+TableName = Literal["nodes", "children", "questions"]
 _A = TypeVar("_A")
 _R = TypeVar("_R")
 
@@ -120,9 +122,9 @@ class QuestionResult:
     texts: Mapping[int, str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Analysis:
-    """The result of `analyze`.
+    """The result of `analyze`. In a notebook it shows its recommendation and its main tables.
 
     Args:
         nodes: One row per node, teacher and objective (columns: `core.alignment.SCHEMA`).
@@ -137,6 +139,34 @@ class Analysis:
     settings: Settings
     children: pa.Table = field(default_factory=CHILDREN.empty_table)
     texts: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def plot(self) -> Any:
+        """Charts as matplotlib axes: `plot.ranking()`, `plot.correct_vs_incorrect()`, `plot.path()`,
+        `plot.histogram()`; see `report.plots.AnalysisPlots`.
+        """
+        return _report("plots").AnalysisPlots(self)
+
+    def to_pandas(self, table: TableName = "nodes") -> Any:
+        """One of the tables as a pandas data frame.
+
+        Args:
+            table: Which table. In `nodes` and `children`, the column `token_text` has the text of `token`.
+        """
+        return _report("data_frame").data_frame(self, table)
+
+    def __repr__(self) -> str:
+        teachers = len(set(self.nodes["teacher"].unique().to_pylist()) - {REWARD})
+        counts = [(self.questions.num_rows, "question"), (teachers, "teacher"), (self.nodes.num_rows, "node row")]
+        return f"Analysis({', '.join(f'{n:,} {name}' if n == 1 else f'{n:,} {name}s' for n, name in counts)})"
+
+    def _repr_html_(self) -> str:
+        return str(_report("notebook").analysis_html(self))
+
+
+def _report(module: str) -> Any:
+    """A module of the report, by name and when it is asked for: the report knows the analysis, not the reverse."""
+    return import_module(f"opd_align.report.{module}")
 
 
 def analyze(
@@ -257,7 +287,11 @@ def combine_results(results: Sequence[QuestionResult], settings: Settings) -> An
 
 
 def dictionary_encoded(table: pa.Table) -> pa.Table:
-    """Encodes text columns by first appearance, so that equal rows give equal tables however they were combined."""
+    """Encodes text columns by first appearance, so that equal rows give equal tables however they were combined.
+
+    Columns become contiguous: thousands of small chunks make every later step slow.
+    """
+    table = table.combine_chunks()
     for index, column in enumerate(table.schema):
         if pa.types.is_dictionary(column.type) or pa.types.is_string(column.type):
             text = table[column.name].cast(pa.string()).combine_chunks().dictionary_encode()

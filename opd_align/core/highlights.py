@@ -115,11 +115,11 @@ def highlights(nodes: pa.Table, texts: Mapping[int, str], *, objective: str, tea
     rows = select_rows(nodes, objective, teacher)
     alignment_N, depth_N = rows["alignment"], rows["depth"]
     signal_N = rows["sr_range"] * alignment_N
-    kind_of = {token: token_kind(texts.get(token)) for token in rows.table["token"].unique().to_pylist()}
-    kind_N = np.array([kind_of[token] for token in rows.table["token"].to_pylist()], object)
+    kind_of = {token: token_kind(texts.get(token)) for token in rows.column("token").unique().to_pylist()}
+    kind_N = np.array([kind_of[token] for token in rows.column("token").to_pylist()], object)
     third_N = np.minimum(3 * depth_N // np.maximum(rows["path_length"], 1), 2).astype(np.int64)
     position_N = np.array(THIRDS, object)[third_N] if len(third_N) else np.empty(0, object)
-    verdict_N = np.array(rows.table["verdict"].cast(pa.string()).to_pylist(), object)
+    verdict_N = np.array(rows.column("verdict").cast(pa.string()).to_pylist(), object)
     weight_N = node_weights(rows)
 
     def parts(name_N: np.ndarray, names: tuple[str, ...]) -> tuple[Part, ...]:

@@ -27,6 +27,8 @@ from opd_align.core import metrics
 from opd_align.core.alignment import pairs_of, teachers_of
 from opd_align.core.engine import Analysis
 from opd_align.core.metric_schema import RANGES, ROOT, Level, Metric, Unit
+from opd_align.core.training_metrics import EVALUATION_METRICS, GATE_METRICS
+from opd_align.core.whole_update import WHOLE_UPDATE_METRICS, WholeUpdate, whole_update
 from opd_align.types import OVERLAP_TOP_K, REWARD, Floats
 
 FILTER_MEASURE, FILTER_QUANTILE = "kl", 0.5
@@ -63,6 +65,10 @@ class TeacherRecords:
     @cached_property
     def gated(self) -> metrics.Gated:
         return metrics.gated_alignment(self.rows, self.objective, teacher=self.teacher)
+
+    @cached_property
+    def whole_update(self) -> WholeUpdate:
+        return whole_update(self.analysis, self.teacher, self.objective)
 
     def question_mean(self, column: str) -> float:
         """Mean over questions of a column of `Analysis.questions` with one entry per teacher."""
@@ -203,6 +209,7 @@ TEACHER_METRICS = (
         charts={"Teacher advantage": ""}),
     _half_width("advantage/half_width", "advantage/mean", "probability", lambda r: r.rank.advantage, (-1, 1),
         needs_teacher=True, logged=False),
+    *WHOLE_UPDATE_METRICS,
     Metric("teacher", "overlap_ratio",
         f"Share of the student's {OVERLAP_TOP_K} most likely next tokens that are also among the teacher's "
         f"{OVERLAP_TOP_K}, averaged over the tokens of the analyzed rollouts; verl's `distillation/overlap_ratio`, "
@@ -292,51 +299,6 @@ STUDENT_METRICS = (
     Metric("student", "paths", "A few rollouts token by token, coloured by alignment.", "HTML"),
 )  # fmt: skip
 
-EVALUATION_METRICS = (
-    Metric("evaluation", "seconds", "Wall time of the evaluation.", "seconds", "lower",
-        charts={"Seconds per evaluation": ""}, column="seconds"),
-    Metric("evaluation", "overhead_share", "Share of the training's wall time spent on evaluations so far.", "share",
-        "lower", charts={"Share of wall time": ""}),
-    Metric("evaluation", "scale",
-        "Share of the held-out questions that were evaluated, reduced to respect `max_overhead`.", "share", "higher",
-        charts={"Evaluation size": ""}),
-    Metric("evaluation", "interval", "Training steps since the previous evaluation; absent at the first one.", "steps",
-        "lower", charts={"Steps since last evaluation": ""}),
-    Metric("evaluation", "failures", "Number of evaluations that have failed so far.", "evaluations", "lower",
-        charts={"Failed evaluations": ""}),
-    Metric("evaluation", "verifier_failures",
-        "Number of verifier calls that raised or timed out so far; their completions count as unknown.", "calls",
-        "lower"),
-    Metric("evaluation", "without_demonstration",
-        "1 if there is no result because the student could not write a demonstration for any question yet.", "0 or 1",
-        "lower"),
-    Metric("evaluation", "loss_recognised",
-        "1 if the objective is the trainer's loss, or was passed as `objectives`; 0 if part of the loss is not "
-        "evaluated, such as an overridden `compute_loss`, a KL penalty, other completions or another reward.", "0 or 1",
-        "higher"),
-)  # fmt: skip
-
-GATE_METRICS = (
-    Metric("gate", "sequences_kept", "Share of completions with at least one token that is distilled.", "share"),
-    Metric("gate", "tokens_kept", "Share of completion tokens that are distilled.", "share"),
-    Metric("gate", "tokens_distilled", "Sum of the token weights.", "tokens"),
-    Metric("gate", "denominator", "Number that the summed distillation loss is divided by.", "tokens"),
-    Metric("gate", "renormalised",
-        "1 if the denominator is the sum of the token weights, 0 if it is the number of tokens.", "0 or 1"),
-    Metric("gate", "loss", "Distillation loss with the gate.", "nats", "lower"),
-    Metric("gate", "loss_open", "Distillation loss without the gate: mean divergence over all completion tokens.",
-        "nats", "lower"),
-    Metric("gate", "kept_divergence",
-        "Weighted mean divergence of the distilled tokens; absent if no token is distilled.", "nats"),
-    Metric("gate", "correct", "Share of completions that are correct.", "share", "higher"),
-    Metric("gate", "unknown", "Share of completions that the verifier could not grade.", "share", "lower"),
-    Metric("gate", "verifier_failures", "Verifier calls that raised or timed out.", "calls", "lower"),
-    Metric("gate", "threshold",
-        "Divergence from which on a calibrated gate distills a token; absent while the gate is open.", "nats"),
-    Metric("gate", "calibrated_open",
-        "1 while a calibrated gate distills all tokens, because no filter has a significant gain.", "0 or 1"),
-)  # fmt: skip
-
 HEADLINE = ("alignment/mean", "alignment/weighted", "overlap_ratio", "pass_rate")
 """Stems of what to watch during a training."""
 
@@ -357,7 +319,7 @@ HEADLINE_SECTION = (
 PAGE_SECTIONS: Mapping[Level, tuple[str, str]] = {
     "teacher": ("Per teacher and objective", "Objectives without a teacher, such as GRPO, have the teacher `reward`."),
     "student": ("Student", "Independent of teachers and objectives."),
-    "evaluation": ("Cost of evaluations", "Logged by `AlignmentCallback`."),
+    "evaluation": ("Cost of evaluations", "Logged by `AlignmentCallback` and `opd-align watch`."),
     "gate": ("Gates", "Logged by the gated trainers at each logging step."),
 }
 """Headings and introductions of `metrics_markdown`."""

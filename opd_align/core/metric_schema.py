@@ -55,6 +55,8 @@ CHARTS = (
     Chart("Alignment by rollout outcome", "alignment", tall=True),
     Chart("Alignment by position", "alignment"),
     Chart("SR-weighted alignment", "alignment"),
+    Chart("Cosine of the whole update", "alignment", clip=(-1, 1)),
+    Chart("First-order gain", "alignment"),
     Chart("Decisions with positive alignment", "alignment", include=(0.5,)),
     Chart("Teacher advantage", "alignment"),
     Chart("Student pass rate", "alignment"),

@@ -26,7 +26,7 @@ from opd_align.core.intervals import COSINE, LEVEL, NORMAL
 from opd_align.core.intervals import TAILS as TAILS
 from opd_align.core.intervals import Estimate as Estimate
 from opd_align.core.intervals import interval as interval
-from opd_align.core.node_rows import group_rows, mean_by, select_rows, share, spearman_within
+from opd_align.core.node_rows import centred_ranks, group_rows, mean_by, rank_correlation, select_rows, share
 from opd_align.core.oracle import MEASURES as MEASURES
 from opd_align.core.oracle import ROUNDING
 from opd_align.core.oracle import FilterRow as FilterRow
@@ -198,7 +198,7 @@ def teacher_ranking(nodes: pa.Table, objective: Name = None) -> list[TeacherRank
     ranks = []
     for teacher in select_rows(nodes, objective).teachers:
         rows = select_rows(nodes, objective, teacher)
-        alignment_N, verdict_N = rows["alignment"], rows.table["verdict"]
+        alignment_N, verdict_N = rows["alignment"], rows.column("verdict")
         rank = TeacherRank(
             teacher=teacher,
             objective=rows.objective,
@@ -224,7 +224,7 @@ def teacher_difference(nodes: pa.Table, first: str, second: str, objective: Name
     for teacher in (first, second):
         rows = select_rows(nodes, objective, teacher)
         _, first_row_Q = group_rows(rows.question_N)
-        names = rows.table["question"].cast(pa.string()).to_pylist()
+        names = rows.column("question").cast(pa.string()).to_pylist()
         mean_Q = alignment_values(rows).value_Q
         value_of[teacher] = {names[row]: float(mean_Q[rows.question_N[row]]) for row in first_row_Q}
     shared = [name for name in value_of[first] if name in value_of[second]]
@@ -252,7 +252,9 @@ def noise_ceiling(nodes: pa.Table, objective: Name = None, *, teacher: Name = No
     varies = (var_a > ROUNDING**2) & (var_b > ROUNDING**2)
     pearson_D = (ab / total - a * b / total**2) / np.sqrt(np.where(varies, var_a * var_b, nan))
     tied = np.round(a_N / ROUNDING), np.round(b_N / ROUNDING)
-    spearman_1 = spearman_within(np.zeros(len(a_N), np.int64), *tied, 1)
+    whole_N = np.zeros(len(a_N), np.int64)
+    rank_a_N, rank_b_N = (centred_ranks(whole_N, half_N, 1) for half_N in tied)
+    spearman_1 = rank_correlation(whole_N, rank_a_N, rank_b_N, 1)
     half = np.clip(np.append(spearman_1, pearson_D), -1, 1)
     whole = 2 * np.maximum(half, 0) / (1 + np.maximum(half, 0))  # Spearman-Brown; NaN stays NaN
     ceilings = np.sqrt(whole[2:][np.isfinite(whole[2:])])
@@ -334,12 +336,17 @@ def within_path_correlations(nodes: pa.Table, objective: Name = None) -> list[Co
     Paths with fewer than three nodes, or on which either column is constant, are skipped and counted.
     """
     rows = select_rows(nodes, objective)
-    alignment_N = np.round(rows["alignment"] / ROUNDING)
+    alignment_N, size = np.round(rows["alignment"] / ROUNDING), len(rows.question_U)
+    # Ranking is the expensive part; wherever a feature is known at all nodes, the alignment has the same ranks.
+    rank_N = centred_ranks(rows.path_N, alignment_N, size)
     rho = {}
     for feature in FEATURES:
-        known_N = np.isfinite(rows[feature])
-        sides = alignment_N[known_N], rows[feature][known_N]
-        rho[feature] = spearman_within(rows.path_N[known_N], *sides, len(rows.question_U))
+        feature_N = rows[feature]
+        known_N = np.isfinite(feature_N)
+        path_N, side_N = rows.path_N[known_N], rank_N
+        if not known_N.all():
+            side_N = centred_ranks(path_N, alignment_N[known_N], size)
+        rho[feature] = rank_correlation(path_N, side_N, centred_ranks(path_N, feature_N[known_N], size), size)
     table = []
     for teacher in (None, *rows.teachers):
         teacher_rows_U = (rows.teacher_U == teacher) | (teacher is None)

@@ -7,24 +7,24 @@ combinations, `_Q` questions.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from math import nan
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from scipy import stats
 
 from opd_align.types import REWARD, Floats, Ints, OpdAlignError
 
 
 @dataclass(frozen=True)
 class NodeRows:
-    """The rows of one objective that count.
+    """The rows of one objective that count. Columns are read when they are used: a table has dozens.
 
     Args:
-        table: The rows.
+        source: The table that the rows are taken from.
+        selected: Which of its rows count.
         objective: Name of the objective.
         teachers: Names of the teachers of this objective.
         question_N: Index of each row's question.
@@ -34,7 +34,8 @@ class NodeRows:
         n_questions: Number of questions.
     """
 
-    table: pa.Table
+    source: pa.Table
+    selected: pa.ChunkedArray
     objective: str
     teachers: list[str]
     question_N: Ints
@@ -43,9 +44,18 @@ class NodeRows:
     teacher_U: NDArray[np.object_]
     n_questions: int
 
+    @cached_property
+    def table(self) -> pa.Table:
+        """The rows with all columns."""
+        return self.source.filter(self.selected)
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """One column of the rows."""
+        return self.source[name].filter(self.selected)
+
     def __getitem__(self, name: str) -> Floats:
         # Missing values of any type, including booleans, become NaN.
-        return np.asarray(self.table[name].to_numpy(), np.float64)
+        return np.asarray(self.column(name).to_numpy(), np.float64)
 
     def path_means(self, value_N: Floats) -> Floats:
         return mean_by(self.path_N, value_N, len(self.question_U))
@@ -78,26 +88,42 @@ def select_rows(
     teachers = teachers if teacher is None else [teacher]
     selected = pc.equal(nodes["objective"], objective), pc.is_in(nodes["teacher"], pa.array(teachers, pa.string()))
     counts = *map(pc.is_finite, (nodes["alignment"], nodes[known])), pc.greater(nodes["sr_range"], 0)
-    table = nodes.filter(reduce(pc.and_, (*selected, *counts)))
-    (questions, question_N), (names, teacher_N) = _codes(table, "question"), _codes(table, "teacher")
-    path_N, first_U = group_rows(teacher_N, question_N, table["path"].to_numpy().astype(np.int64))
+    kept = reduce(pc.and_, (*selected, *counts))
+    question, teacher_name, path = (nodes[name].filter(kept) for name in ("question", "teacher", "path"))
+    (questions, question_N), (names, teacher_N) = _codes(question), _codes(teacher_name)
+    path_N, first_U = group_rows(teacher_N, question_N, path.to_numpy().astype(np.int64))
     of_path = question_N[first_U], names[teacher_N[first_U]]
-    return NodeRows(table, objective, teachers, question_N, path_N, *of_path, len(questions))
+    return NodeRows(nodes, kept, objective, teachers, question_N, path_N, *of_path, len(questions))
 
 
-def spearman_within(group_N: Ints, a_N: Floats, b_N: Floats, size: int) -> Floats:
-    """Rank correlation within each group; NaN with fewer than three rows or where either column is constant."""
+def rank_correlation(group_N: Ints, a_N: Floats, b_N: Floats, size: int) -> Floats:
+    """Spearman correlation within each group, from `centred_ranks`.
+
+    NaN for groups with fewer than three rows or where either column is constant.
+    """
     count = np.bincount(group_N, minlength=size)
-    centred = []
-    for side_N in (a_N, b_N):
-        _, dense_N = np.unique(side_N, return_inverse=True)
-        rank_N = stats.rankdata(group_N * len(side_N) + dense_N)  # ranks over all rows, ordered by group
-        # The mean rank of a group does not depend on ties, so a constant column gives exact zeros.
-        centred.append(rank_N - (np.cumsum(count) - count + (count + 1) / 2)[group_N])
-    a_N, b_N = centred
     aa, bb, ab = (np.bincount(group_N, term, size) for term in (a_N * a_N, b_N * b_N, a_N * b_N))
     varies = (count >= 3) & (aa > 0) & (bb > 0)
     return np.where(varies, ab, nan) / np.sqrt(np.where(varies, aa * bb, nan))
+
+
+def centred_ranks(group_N: Ints, value_N: Floats, size: int) -> Floats:
+    """The rank of each value within its group minus the group's mean rank; ties have the mean of their ranks.
+
+    Twice the mean rank of ties is an integer, as is twice that of the group, so a constant column gives exact zeros.
+    """
+    count = np.bincount(group_N, minlength=size)
+    # A stable sort of 16-bit integers is a radix sort, several times as fast as a second sort of floats.
+    order = np.argsort(value_N)
+    order = order[np.argsort(group_N[order].astype(np.uint16 if size < 2**16 else np.int64), kind="stable")]
+    group, value = group_N[order], value_N[order]
+    starts = np.flatnonzero(np.concatenate([[True], (np.diff(group) != 0) | (np.diff(value) != 0)])[: len(order)])
+    run = np.diff(np.append(starts, len(order)))
+    twice_rank = np.repeat(2 * starts + run + 1, run)  # first and last rank of the run
+    before = np.cumsum(count) - count
+    centred_N = np.empty(len(order))
+    centred_N[order] = (twice_rank - (2 * before + count + 1)[group]) / 2
+    return centred_N
 
 
 def mean_by(group: Ints, value: Floats, size: int, weight: Floats | None = None) -> Floats:
@@ -120,8 +146,22 @@ def group_rows(*codes: Ints) -> tuple[Ints, Ints]:
     return dense, first
 
 
-def _codes(nodes: pa.Table, name: str) -> tuple[NDArray[np.object_], Ints]:
+def _codes(column: pa.ChunkedArray) -> tuple[NDArray[np.object_], Ints]:
     """The sorted distinct values of a string column, and each row's index into them."""
-    encoded = nodes[name].cast(pa.string()).combine_chunks().dictionary_encode()
-    names, index = np.unique(np.array(encoded.dictionary.to_pylist(), object), return_inverse=True)
-    return names, index[encoded.indices.to_numpy()]
+    if not pa.types.is_dictionary(column.type):
+        column = column.dictionary_encode()
+    encoded = column.unify_dictionaries().combine_chunks()
+    if isinstance(encoded, pa.ChunkedArray):  # no chunks at all
+        return np.empty(0, object), np.empty(0, np.int64)
+    code_N = encoded.indices.to_numpy().astype(np.int64)
+    listed = np.array(encoded.dictionary.to_pylist(), object)
+    used, dense_N = _distinct(code_N, len(listed))
+    names, index = np.unique(listed[used], return_inverse=True)
+    return names, index[dense_N]
+
+
+def _distinct(code_N: Ints, size: int) -> tuple[Ints, Ints]:
+    """The codes that occur, and each row's index into them; without sorting."""
+    occurs = np.zeros(size, bool)
+    occurs[code_N] = True
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[code_N]

@@ -101,7 +101,7 @@ def selective_oracle(
 
 def half_signals(rows: NodeRows) -> tuple[Floats, Floats]:
     """The signal of each node in both halves of the rollouts, each with the half's own SR range."""
-    halves = "sr_range_a" in rows.table.column_names  # made tables may have one range only
+    halves = "sr_range_a" in rows.source.column_names  # made tables may have one range only
     a_N, b_N = (rows[f"sr_range_{half}" if halves else "sr_range"] * rows[f"alignment_{half}"] for half in ("a", "b"))
     return a_N, b_N
 

@@ -17,6 +17,7 @@ from opd_align.runs.filesystem import AnyPath, PathLike, as_path, error_reason
 from opd_align.runs.manifest import merge_manifests, read_manifest
 from opd_align.runs.rollout_store import ROLLOUTS, DamagedFileError, DamagedFileWarning, read_shard
 from opd_align.runs.run_directory import DEMONSTRATIONS, MANIFEST, SPENT, RunDirectory, Usage
+from opd_align.runs.run_prompts import RunPrompts
 from opd_align.types import OpdAlignError
 
 
@@ -46,6 +47,9 @@ def merge(runs: Sequence[PathLike], out: PathLike) -> Analysis:
             with RunDirectory(run.path / DEMONSTRATIONS, demonstrations_manifest) as inner:
                 _copy_rollouts(demonstrations, inner)
         (run.path / SPENT).unlink(missing_ok=True)  # from an earlier merge into the same directory
+        prompts = RunPrompts.merged([RunPrompts.load(folder) for folder in folders])
+        if prompts is not None:
+            prompts.save(run.path)
         run.finish(merged, sum((Usage.load(folder) for folder in folders), Usage()))
     return merged
 

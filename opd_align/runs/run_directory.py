@@ -6,6 +6,7 @@
     nodes.parquet, children.parquet, questions.parquet, tokens.parquet      the analysis
     summary.json        its main numbers and the recommendation; written last, so it marks the run as finished
     provenance.json     student, task and teachers in words, for the report; not part of the result
+    prompts.json        the student's prompts as chat messages, for exports; not part of the result
     spent.json          tokens and time used; not part of the result
 
 The directory may be on a local disk, a shared disk or in an object store (`as_path`). An object store has no locks:
@@ -134,7 +135,7 @@ class RunDirectory:
         try:
             fresh = _is_fresh(self.path)
             self.store.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = _acquire_lock(self.path / LOCK)
+            self._lock = acquire_lock(self.path / LOCK)
         except OSError as error:
             raise OpdAlignError(
                 f"cannot write to {str(self.path)!r}: {error_reason(error)}; choose another directory or make this one "
@@ -280,6 +281,15 @@ class RunDirectory:
         write_atomic(self.path / MANIFEST, manifest_bytes(self.manifest, made_with, results))
 
 
+def load_run(path: PathLike) -> Analysis:
+    """The analysis of a finished run directory, checked against its digests; needs no model.
+
+    Args:
+        path: The directory: local, or a URL such as s3://bucket/run.
+    """
+    return RunDirectory.load(path)
+
+
 def read_result(folder: AnyPath, manifest: Mapping[str, Any], name: str) -> bytes:
     """The content of a file of the result; raises `DamagedFileError` if it is not what the run wrote."""
     data = read_file(folder / name)
@@ -333,7 +343,7 @@ def check_directory(path: PathLike, kind: str) -> None:
             )
 
 
-def _acquire_lock(file: AnyPath) -> int | None:
+def acquire_lock(file: AnyPath) -> int | None:
     """Locks a file until the returned handle is closed or the process ends; `None` where locks are not supported."""
     if isinstance(file, RemotePath):
         return None

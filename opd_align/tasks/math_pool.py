@@ -82,6 +82,11 @@ class MathPool:
         for worker in workers:
             worker.kill()
 
+    def clear_cache(self) -> None:
+        """Forgets the replies, for measurements."""
+        with self._lock:
+            self._replies.clear()
+
     def forget(self) -> None:
         """Starts afresh without ending the workers: they belong to another process (the parent of a fork)."""
         self._lock = threading.Lock()

@@ -116,15 +116,24 @@ class Context:
                 return f"a {kind} response by {self.source!r} has no summary"
         return None
 
-    def select(self, available: Sequence[Demonstration]) -> list[Demonstration]:
-        """The demonstrations to show: the first correct ones, then the first wrong ones."""
+    def select(self, available: Sequence[Demonstration], *, shortest: bool = False) -> list[Demonstration]:
+        """The demonstrations to show, correct ones first: the first that were found, or the shortest ones."""
         usable = [demo for demo in available if demo.source == self.source]
+        if shortest and not self.summarised:  # only the first ones have a summary
+            usable = sorted(usable, key=lambda demo: len(demo.text))
         selected = [demo for demo in usable if demo.correct][: self.correct]
         selected += [demo for demo in usable if not demo.correct][: self.wrong]
         return [replace(demo, text=demo.summary or "") for demo in selected] if self.summarised else selected
 
-    def apply(self, question: Question, message: str, demonstrations: Mapping[str, Sequence[Demonstration]]) -> str:
-        """The user message with the question's demonstrations added.
+    def apply(
+        self,
+        question: Question,
+        message: str,
+        demonstrations: Mapping[str, Sequence[Demonstration]],
+        *,
+        shortest: bool = False,
+    ) -> str:
+        """The user message with the question's demonstrations added, see `select`.
 
         Raises:
             OpdAlignError: If the question does not have all demonstrations that the context needs.
@@ -133,7 +142,7 @@ class Context:
         missing = self.missing(available)
         if missing is not None:
             raise OpdAlignError(f"question {question.id!r} cannot be used with context {self.name!r}: {missing}")
-        return self.write(question, message, self.select(available))
+        return self.write(question, message, self.select(available, shortest=shortest))
 
 
 CONTEXTS = {
@@ -142,12 +151,16 @@ CONTEXTS = {
         Context("Self-1C", correct=1),
         Context("Self-3C", correct=3),
         Context("Self-1C1W", correct=1, wrong=1),
+        Context("Self-1W", wrong=1),
         Context("Self-Sum-1C", correct=1, summarised=True),
         Context("Self-Sum-1C1W", correct=1, wrong=1, summarised=True),
         Context("Self-1C (source)", correct=1, source="source"),
     )
 }
-"""The paper's contexts by name. In the last one, the demonstration is written by another model, not the student."""
+"""The paper's contexts by name, and `Self-1W`, which shows only a wrong response.
+
+In the last one, the demonstration is written by another model, not the student.
+"""
 
 
 def context(name: str) -> Context:
@@ -169,7 +182,9 @@ class ContextPrompt:
         task: Task that formats the question as messages.
         context: Context added to the last user message; `None` for the plain prompt.
         demonstrations: Demonstrations by question id; needed where `context` shows any.
-        max_length: Longest prompt that the model can be used with, in tokens; `None` for any length.
+        max_length: Tokens that the model can read, prompt and completion together; `None` for any number.
+        preferred_length: A prompt beyond this many tokens shows the shortest demonstrations that were found, not the
+            first ones. `None`: always the first.
     """
 
     chat: Chat
@@ -177,6 +192,7 @@ class ContextPrompt:
     context: Context | None = None
     demonstrations: Mapping[str, Sequence[Demonstration]] = field(default_factory=dict)
     max_length: int | None = None
+    preferred_length: int | None = None
 
     @property
     def tokenizer_hash(self) -> str:
@@ -185,12 +201,21 @@ class ContextPrompt:
     def __call__(self, question: Question) -> tuple[int, ...]:
         return self.chat.prompt(self.messages(question))
 
-    def unavailable(self, question: Question) -> str | None:
-        """Why the model cannot be used on a question: a missing demonstration or a long prompt; `None` if it can."""
+    def unavailable(self, question: Question, completion_tokens: int = 1) -> str | None:
+        """Why the model cannot read a completion of this many tokens to a question; `None` if it can.
+
+        A demonstration may be missing, or prompt and completion may be too long.
+        """
         missing = self.context and self.context.missing(self.demonstrations.get(question.id, ()))
-        if missing or self.max_length is None or len(self(question)) <= self.max_length:
+        if missing or self.max_length is None:
             return missing or None
-        return f"a prompt of {len(self(question))} tokens does not fit ({self.max_length})"
+        prompt_tokens = len(self(question))
+        if prompt_tokens + completion_tokens <= self.max_length:
+            return None
+        return (
+            f"{prompt_tokens} prompt tokens and {completion_tokens} of the completion do not fit the context "
+            f"({self.max_length})"
+        )
 
     def token_text(self, token: int) -> str:
         """The text of one token."""
@@ -206,5 +231,8 @@ class ContextPrompt:
         if self.context is None:
             return messages
         user = next(message for message in reversed(messages) if message["role"] == "user")
-        user["content"] = self.context.apply(question, user["content"], self.demonstrations)
+        plain = user["content"]
+        user["content"] = self.context.apply(question, plain, self.demonstrations)
+        if self.preferred_length is not None and len(self.chat.prompt(messages)) > self.preferred_length:
+            user["content"] = self.context.apply(question, plain, self.demonstrations, shortest=True)
         return messages

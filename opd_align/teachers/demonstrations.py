@@ -186,7 +186,9 @@ def collect_from_source(
     batch: int = 512,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, list[Demonstration]]:
-    """Question id → up to `correct` correct and `wrong` wrong responses, earliest trials first.
+    """Question id → up to `correct` correct and `wrong` wrong responses, earliest trials first, then shorter ones.
+
+    Where shorter responses than these were sampled, as many of them follow, for prompts that would be too long.
 
     `on_progress` is called with the number of finished questions and the number of questions. At most `batch`
     responses are requested at a time.
@@ -217,7 +219,7 @@ def collect_from_source(
                 collected[question.id] += _demonstrations(source, question, rollouts, trial_R)
     if on_progress:
         on_progress(len(questions), len(questions))
-    return {name: _first(responses, correct, wrong) for name, responses in collected.items()}
+    return {name: _first_and_shortest(responses, correct, wrong) for name, responses in collected.items()}
 
 
 def add_summaries(
@@ -295,3 +297,10 @@ def _demonstrations(
 def _first(responses: Sequence[Demonstration], correct: int, wrong: int) -> list[Demonstration]:
     first_correct = [demo for demo in responses if demo.correct][:correct]
     return [*first_correct, *[demo for demo in responses if not demo.correct][:wrong]]
+
+
+def _first_and_shortest(responses: Sequence[Demonstration], correct: int, wrong: int) -> list[Demonstration]:
+    """The first responses of each kind, followed by those of the shortest ones that are not among them."""
+    first = _first(responses, correct, wrong)
+    shortest = _first(sorted(responses, key=lambda demo: len(demo.text)), correct, wrong)
+    return [*first, *sorted((demo for demo in shortest if demo not in first), key=lambda demo: demo.trial)]

@@ -451,10 +451,24 @@ def check_demonstrations(
     )  # fmt: skip
 
 
-def check_prompt_length(too_long: Mapping[str, str], n_questions: int) -> Finding:
-    """Whether prompts and completions fit the context of every model; `too_long`: question → reason."""
-    if not too_long:
+def check_prompt_length(too_long: Mapping[str, str], perhaps: Mapping[str, str], n_questions: int) -> Finding:
+    """Whether prompts and completions fit the context of every model.
+
+    Args:
+        too_long: Question → reason, where they do not fit.
+        perhaps: Question → reason, where a teacher cannot read the longest completions.
+        n_questions: Number of questions.
+    """
+    if not too_long and not perhaps:
         return Finding("OK", "context length", f"prompts and completions of {n_questions} questions fit")
+    if not too_long:
+        name, reason = next(iter(perhaps.items()))
+        return Finding(
+            "WARN", "context length",
+            f"the longest completions of {len(perhaps)} of {n_questions} questions would not fit; {name!r}: {reason}",
+            "a teacher is left out on questions whose paths are too long for it; lower the maximum completion length, "
+            "or use shorter demonstrations (demonstrations.max_tokens)",
+        )  # fmt: skip
     name, reason = next(iter(too_long.items()))
     return Finding(
         "FAIL" if len(too_long) == n_questions else "WARN", "context length",

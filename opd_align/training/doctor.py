@@ -43,7 +43,8 @@ from opd_align.teachers.setup_checks import (
     sample_questions,
 )
 from opd_align.training.adapters import TrainerAdapter, adapt_trainer
-from opd_align.training.evaluator import OWN, Evaluator, TeacherSet
+from opd_align.training.evaluation import OWN
+from opd_align.training.evaluator import Evaluator, TeacherSet
 from opd_align.training.held_out import HeldOut
 from opd_align.training.model_state import autocast_dtype, is_zero3, preserve_rng_state
 from opd_align.training.rewards import CORRECT_FROM
@@ -315,7 +316,7 @@ class _TrainerChecks:
         for model in (student, *teachers):
             readable = [question for question in self.questions if _has_prompt(model, question)]
             too_long |= prompts_too_long(model, readable, self.adapter.sampling.max_tokens)
-        return check_prompt_length(too_long, len(self.questions))
+        return check_prompt_length(too_long, {}, len(self.questions))
 
     def _precision(self, local: Any, teacher: HFTeacher, sampled: Sampled) -> Finding:
         mixed = autocast_dtype(local.model)

@@ -477,13 +477,19 @@ def test_paths_are_chosen_by_key_correct_ones_first() -> None:
     assert len(paths_from(rollouts, correct_paths=9, incorrect_paths=9)) == 6
 
 
-def test_paths_are_never_forced_rollouts_and_prefer_stopped_ones() -> None:
+def test_paths_are_never_forced_rollouts() -> None:
+    rollouts = Rollouts.of([[1, 0], [2, 0], [3, 0]], outcome=[0, 0, 0], launch=[1, 0, 0])
+    assert paths_from(rollouts, incorrect_paths=3) == [([2, 0], False), ([3, 0], False)]
+
+
+@pytest.mark.parametrize(("truncated", "expected"), [(0, 0), (2, 0), (3, 1), (5, 1), (8, 2), (10, 2)])
+def test_incorrect_paths_are_truncated_as_often_as_the_rollouts_are(truncated: int, expected: int) -> None:
     rollouts = Rollouts.of(
-        [[1, 0], [2, 2], [3, 0], [4, 0]],
-        outcome=[0, 0, 0, 0], launch=[1, 0, 0, 0], truncated=[False, True, False, False],
-    )  # fmt: skip
-    assert paths_from(rollouts, incorrect_paths=2) == [([3, 0], False), ([4, 0], False)]
-    assert paths_from(rollouts, incorrect_paths=3)[2] == ([2, 2], False)
+        [[k, 5] for k in range(1, 11)], outcome=[0] * 10, truncated=[k < truncated for k in range(10)]
+    )
+    chosen = paths_from(rollouts, incorrect_paths=2)
+    assert len(chosen) == 2
+    assert sum(completion[0] <= truncated for completion, _ in chosen) == expected
 
 
 def test_the_same_completion_is_chosen_once_with_inconsistent_grades() -> None:
@@ -528,7 +534,7 @@ def test_thirty_thousand_tokens() -> None:
     rows = align(evidence, settings)
     assert min(len(scores) for scores in evidence.paths) > 20_000
     assert evidence.targeted == 40
-    assert rows.num_rows > 30
+    assert rows.num_rows > 10
     # Thousands of exits with prefixes of thousands of tokens: a plan creates only the prefixes it needs.
     estimates = estimate(evidence.tree, evidence.paths)
     tracemalloc.start()
@@ -537,3 +543,40 @@ def test_thirty_thousand_tokens() -> None:
     tracemalloc.stop()
     assert sum(target.n for target in targets) == 40
     assert peak < 100e6
+
+
+@dataclass(frozen=True)
+class ShortSighted:
+    """A teacher of an exact world that reads at most `limit` tokens of a completion."""
+
+    teacher: ExactTeacher
+    limit: int
+
+    @property
+    def prompt(self) -> SimpleNamespace:
+        return SimpleNamespace(unavailable=lambda _, tokens: f"{tokens} tokens" if tokens > self.limit else None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.teacher, name)
+
+
+def test_a_teacher_is_dropped_where_the_paths_are_too_long_for_it_and_the_others_are_not_affected(world, teachers):
+    longest = max(len(path) for path, _ in representative_paths(first_tree(world), SMALL))
+    for limit, kept in ((longest, True), (longest - 1, False)):
+        both = [teachers[0], ShortSighted(teachers[1], limit)]
+        result = analyze(world, both, [A], world, settings=Settings(budget=SMALL))
+        assert (teachers[1].name in result.nodes["teacher"].unique().to_pylist()) == kept
+        assert teachers[0].name in result.nodes["teacher"].unique().to_pylist()
+        assert result.questions["note"].to_pylist() == ["" if kept else f"without {both[1].name}: {longest} tokens"]
+
+
+def test_nothing_is_spent_on_paths_that_no_teacher_can_read(world, teachers):
+    result = analyze(world, [ShortSighted(teachers[0], 1)], [A], world, settings=Settings(budget=SMALL))
+    assert result.nodes.num_rows == 0
+    assert result.questions["targeted"].to_pylist() == [0]
+
+
+def first_tree(world: ExactWorld) -> GenerationTree:
+    """The initial rollouts of question A."""
+    rollouts = world.sample([SampleRequest(A, np.empty(0, np.uint32), SMALL.initial)])
+    return GenerationTree.build(replace(rollouts, outcome_R=world.grade(A, rollouts)))

@@ -308,7 +308,7 @@ def test_the_curves_are_the_logged_numbers(made: Path) -> None:
         for stem, curve in variant["curves"].items():
             assert curve == [row[f"opd_align/{variant['name']}/{stem}"] for row in logged]
             checked += 1
-    assert checked == 2 * 31
+    assert checked == 2 * 35
     assert current["common"]["student/pass_rate"] == [row["opd_align/student/pass_rate"] for row in logged]
     assert current["log"]["loss"][0] == (10, 2 / 1.1)
     assert current["step"] == 200

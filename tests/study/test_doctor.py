@@ -442,14 +442,15 @@ def test_a_teacher_that_equals_the_student_is_warned_about():
     assert "exactly the student's probabilities" in finding.found
 
 
-def test_a_teacher_with_a_short_context_is_reported(tmp_path):
+@pytest.mark.parametrize(("limit", "level"), [(20, "FAIL"), (150, "WARN")])  # prompts have 40 to 140 tokens
+def test_a_teacher_with_a_short_context_is_reported(tmp_path, limit, level):
     def shorten(model: Any) -> None:
-        model.config.max_position_embeddings = 100
+        model.config.max_position_embeddings = limit
 
     teacher = edited_copy(tmp_path / "short", "teacher", edit=shorten)
     finding = named("context length", findings(teachers=[{"model": teacher, "name": "short"}]))
-    assert finding.level == "FAIL"
-    assert "do not fit the context of 'short' (100)" in finding.found
+    assert finding.level == level
+    assert f"do not fit the context of 'short' ({limit})" in finding.found
 
 
 def test_unused_rows_with_probability_are_warned_about(tmp_path):
@@ -473,7 +474,7 @@ def test_padding(rows, mass, level):
 def test_bfloat16_is_enough_for_a_teacher_that_differs():
     half = {"model": "embedded:teacher", "dtype": "bfloat16"}
     teachers = [{"name": "Teacher", "model": half}]
-    finding = named("precision", findings("student.dtype=bfloat16", teachers=teachers))
+    finding = named("precision", findings("student.dtype=bfloat16", "scoring.precision=native", teachers=teachers))
     assert finding.level == "OK"
     assert "the update in bfloat16 has a cosine of" in finding.found
 
@@ -486,9 +487,12 @@ def test_bfloat16_is_not_enough_for_a_teacher_close_to_the_student(tmp_path):
 
     close = {"model": edited_copy(tmp_path / "close", "student", edit=nudge), "dtype": "bfloat16"}
     teachers = [{"name": "close", "model": close}]
-    finding = named("precision", findings("student.dtype=bfloat16", teachers=teachers))
+    finding = named("precision", findings("student.dtype=bfloat16", "scoring.precision=native", teachers=teachers))
     assert finding.level == "FAIL"
     assert "float32" in finding.remedy
+    default = named("precision", findings("student.dtype=bfloat16", teachers=teachers))
+    assert default.level == "OK"
+    assert "student and teacher are in float32" in default.found
 
 
 @pytest.mark.parametrize(("cosine", "level"), [(None, "OK"), (0.995, "OK"), (0.95, "WARN"), (0.5, "FAIL")])

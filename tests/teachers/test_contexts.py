@@ -282,3 +282,31 @@ def test_a_context_without_name_or_with_negative_counts_is_refused(wrong):
 
 if __name__ == "__main__":
     PROMPTS.write_text(all_prompts(), encoding="utf-8")
+
+
+def test_a_prompt_beyond_the_preferred_length_shows_the_shortest_demonstrations():
+    question = QUESTIONS["boolq"]
+    responses = [
+        Demonstration(question.id, SELF, 0, True, "a long correct response " * 20),
+        Demonstration(question.id, SELF, 1, False, "a long wrong response " * 20),
+        Demonstration(question.id, SELF, 2, True, "short and correct"),
+        Demonstration(question.id, SELF, 3, False, "short and wrong"),
+    ]
+    first = replace(prompting("boolq", context("Self-1C1W")), demonstrations={question.id: responses})
+    length = len(first(question))
+    fits, short = replace(first, preferred_length=length), replace(first, preferred_length=length - 1)
+    assert fits(question) == first(question)
+    assert "short and correct" in short.text(question)
+    assert "short and wrong" in short.text(question)
+    assert "long" not in short.text(question)
+
+
+def test_a_context_is_available_if_prompt_and_completion_fit():
+    question = QUESTIONS["boolq"]
+    prompt = prompting("boolq", context("Self-1C"))
+    length = len(prompt(question))
+    limited = replace(prompt, max_length=length + 10)
+    assert limited.unavailable(question, 10) is None
+    reason = f"{length} prompt tokens and 11 of the completion do not fit the context ({length + 10})"
+    assert limited.unavailable(question, 11) == reason
+    assert prompt.unavailable(question, 10**9) is None

@@ -304,3 +304,10 @@ def test_with_a_run_directory_a_finished_collection_samples_and_grades_nothing(t
     with open_run(tmp_path) as run:
         assert collect_demonstrations(recorded_writers(run, strict), ALL, MANY) == expected
     assert again.sources[SELF].sampler.sampled == again.summariser.sampler.sampled == []
+
+
+def test_shorter_responses_of_the_same_rounds_follow_the_first_ones():
+    long, short = Reply(f"at length: Answer: {GOLD}"), RIGHT
+    writer = source(SELF, replies_in_order(long, long, short, WRONG))
+    assert trials_of(collect_from_source(writer, [Q], correct=1, wrong=0)["q"]) == [(0, True), (2, True)]
+    assert trials_of(collect_from_source(writer, [Q], correct=2, wrong=0)["q"]) == [(0, True), (1, True), (2, True)]

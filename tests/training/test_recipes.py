@@ -18,7 +18,9 @@ import trl
 import yaml
 from accelerate.commands.config import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-from accelerate.utils.launch import prepare_simple_launcher_cmd_env
+from accelerate.utils import FullyShardedDataParallelPlugin
+from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
+from torch.distributed.fsdp import StateDictType
 from transformers import TrainerCallback
 
 from opd_align.backends.chat import Chat
@@ -33,7 +35,10 @@ from opd_align.training.trainers.gkd import DataCollatorWithColumns
 from opd_align.types import OpdAlignError
 
 RECIPES = sorted(launch.recipes())
-SIZES = ["1gpu", "8gpu_zero3", "cpu_tiny"]
+SIZES = ["1gpu", "8gpu_zero2", "8gpu_zero3", "cpu_tiny"]
+LAUNCHED = sorted([*SIZES, "8gpu_fsdp2"])
+PROMPT_TOKENS = 512
+"""Longest prompt that the engine of a recipe makes room for."""
 ALL = [(recipe, size) for recipe in RECIPES for size in launch.configs(recipe)]
 CALLBACK = {"latest": None, "settings": Settings([ReverseKL()]), "teachers": ["teacher"]}
 """What a gate reads of a callback that has not evaluated yet."""
@@ -58,9 +63,9 @@ def line(recipe, *flags, size="cpu_tiny"):
 def test_all_recipes_and_configurations_are_listed():
     names = ["distillation_divergence", "gkd_incorrect_only", "grpo_distill_on_failures", "self_distillation_contexts"]
     assert names == RECIPES
-    assert len(ALL) == 12
+    assert len(ALL) == 16
     every = set(launch.folder().rglob("*.yaml"))
-    launched = {launch.folder() / "accelerate" / f"{size}.yaml" for size in SIZES}
+    launched = {launch.folder() / "accelerate" / f"{size}.yaml" for size in LAUNCHED}
     assert every == {launch.configs(recipe)[size] for recipe, size in ALL} | launched
 
 
@@ -84,6 +89,32 @@ def test_a_configuration_is_accepted_by_its_recipe(recipe, size, monkeypatch, ca
     monkeypatch.setattr(sys, "argv", line(recipe, "--dry_run", "--use_cpu", "--output_dir", tmp_path, size=size))
     module.main()
     assert yaml.safe_load(config.read_text())["model_name_or_path"] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("recipe", "size"), ALL)
+def test_engines_reserve_no_more_than_prompt_and_completion(recipe, size):
+    """Without vllm_max_model_length the engine reserves the model's whole context: 40,960 tokens for Qwen3."""
+    config = yaml.safe_load(launch.configs(recipe)[size].read_text())
+    assert config.get("use_vllm", False) == (size != "cpu_tiny" and recipe != "gkd_incorrect_only")
+    if config.get("use_vllm"):
+        assert config["vllm_max_model_length"] == PROMPT_TOKENS + config["max_completion_length"]
+        assert config.get("max_prompt_length", PROMPT_TOKENS) == PROMPT_TOKENS
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_zero2_and_zero3_train_alike(recipe):
+    two, three = (yaml.safe_load(launch.configs(recipe)[size].read_text()) for size in ("8gpu_zero2", "8gpu_zero3"))
+    assert two == three
+
+
+def test_sdpo_fits_its_long_teacher_prompts_with_a_micro_batch_of_two():
+    batches = {}
+    for size in ("1gpu", "8gpu_zero2", "8gpu_zero3"):
+        config = yaml.safe_load(launch.configs("self_distillation_contexts")[size].read_text())
+        assert config["per_device_train_batch_size"] == 2
+        batches[size] = 2 * config["gradient_accumulation_steps"] * (1 if size == "1gpu" else 8)
+        assert batches[size] % config["num_generations"] == 0
+    assert batches == {"1gpu": 64, "8gpu_zero2": 256, "8gpu_zero3": 256}
 
 
 GKD, DISTILLATION = "gkd_incorrect_only", "distillation_divergence"
@@ -214,7 +245,7 @@ def test_quantization_and_teacher_options_reach_the_trainer(monkeypatch, tmp_pat
 
 
 @quiet
-@pytest.mark.parametrize("size", ["1gpu", "8gpu_zero3"])
+@pytest.mark.parametrize("size", ["1gpu", "8gpu_zero2", "8gpu_zero3"])
 def test_gkd_uses_the_same_prompts_as_the_other_recipes(size):
     """With Qwen3's template: collator and callback write the prompts of a trainer that passes template arguments."""
     config = yaml.safe_load(launch.configs(GKD)[size].read_text())
@@ -242,15 +273,30 @@ def test_gkd_uses_the_same_prompts_as_the_other_recipes(size):
     assert plain.decode(first).startswith("Answer: ")
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", LAUNCHED)
 def test_accelerate_accepts_its_configurations(size):
     file = launch.folder() / "accelerate" / f"{size}.yaml"
     known = load_config_from_file(str(file))
-    assert known.num_processes == (8 if size == "8gpu_zero3" else 1)
+    assert known.num_processes == (8 if size.startswith("8gpu") else 1)
     assert known.use_cpu == (size == "cpu_tiny")
     assert known.gpu_ids == ("0" if size == "1gpu" else None)
-    if size == "8gpu_zero3":
-        assert known.deepspeed_config["zero_stage"] == 3
+    stage = {"8gpu_zero2": 2, "8gpu_zero3": 3}.get(size)
+    assert known.deepspeed_config.get("zero_stage") == stage
+
+
+def test_a_recipe_can_be_launched_with_fsdp2(monkeypatch):
+    """What accelerate's launcher hands to the processes makes an FSDP2 plugin whose checkpoints are whole."""
+    command = launch.command(DISTILLATION, ["--config", "8gpu_zero2", "--accelerate", "8gpu_fsdp2"])
+    assert Path(command[4]).name == "8gpu_fsdp2.yaml"
+    args, _, mixed_precision = _validate_launch_command(launch_command_parser().parse_args(command[3:]))
+    assert args.use_fsdp
+    assert mixed_precision
+    for name, value in prepare_multi_gpu_env(args).items():
+        monkeypatch.setenv(name, value)
+    plugin = FullyShardedDataParallelPlugin()
+    assert plugin.fsdp_version == 2
+    assert plugin.reshard_after_forward is True
+    assert plugin.state_dict_type == StateDictType.FULL_STATE_DICT
 
 
 def test_cuda_visible_devices_selects_the_gpu(monkeypatch):
@@ -294,7 +340,10 @@ def test_the_command_selects_the_configurations():
     ("arguments", "message"),
     [
         (("gkd_incorect_only",), "did you mean 'gkd_incorrect_only'"),
-        (("gkd_incorrect_only", ["--config", "2gpu"]), "use a YAML file or one of 1gpu, 8gpu_zero3, cpu_tiny"),
+        (
+            ("gkd_incorrect_only", ["--config", "2gpu"]),
+            "or one of 1gpu, 8gpu_zero2, 8gpu_zero3, cpu_tiny",
+        ),
         (("gkd_incorrect_only", ["--config"]), "--config requires a value"),
         (
             ("gkd_incorrect_only", ["--accelerate", "9gpu"]),
