@@ -32,6 +32,7 @@ PREDICTORS = {
 """Fixed before the first training. The first one is the headline."""
 
 HEADLINE = next(iter(PREDICTORS))
+SAME_LOSS = "reverse_kl"
 DRAWS = 10_000
 TAILS = (0.025, 0.975)
 
@@ -123,21 +124,27 @@ class Study:
     def families(self) -> list[str]:
         return list(dict.fromkeys(entry.family for entry in self.entries))
 
-    def correlation(self, predictor: str, method: Callable[[Floats, Floats], float], seed: int = 0) -> Correlation:
+    def correlation(self, predictor: str, method: Callable[[Floats, Floats], Floats], seed: int = 0) -> Correlation:
         value_E = self.value_of[predictor]
         known = np.isfinite(value_E)
         x_E, y_E = value_E[known], self.gain_E[known]
-        rng = np.random.default_rng(seed)
-        drawn = [rng.integers(0, len(x_E), len(x_E)) for _ in range(DRAWS)]
-        found = np.array([method(x_E[at], y_E[at]) for at in drawn])
-        found = found[np.isfinite(found)]
-        low, high = np.quantile(found, TAILS) if len(found) else (nan, nan)
-        return Correlation(method(x_E, y_E), float(low), float(high), len(x_E))
+        at_DE = np.random.default_rng(seed).integers(0, len(x_E), (DRAWS, len(x_E)))
+        found_D = method(x_E[at_DE], y_E[at_DE])
+        found_D = found_D[np.isfinite(found_D)]
+        low, high = np.quantile(found_D, TAILS) if len(found_D) else (nan, nan)
+        return Correlation(float(method(x_E, y_E)), float(low), float(high), len(x_E))
+
+    def with_loss(self, loss: str) -> Study:
+        """Only the teachers with one loss. Added after the results were seen, to find what the figures depend on."""
+        kept = [at for at, entry in enumerate(self.entries) if entry.loss == loss]
+        columns = [{name: value[kept] for name, value in of.items()} for of in (self.value_of, self.half_width_of)]
+        chosen = [self.entries[at] for at in kept], *columns, [self.gains[at] for at in kept]
+        return Study(*chosen, self.before, self.cpu_seconds)
 
     def without(self, family: str, predictor: str) -> float:
         """The Spearman correlation without the teachers of one family."""
         kept = np.array([entry.family != family for entry in self.entries]) & np.isfinite(self.value_of[predictor])
-        return spearman(self.value_of[predictor][kept], self.gain_E[kept])
+        return float(spearman(self.value_of[predictor][kept], self.gain_E[kept]))
 
     def reliability(self) -> float:
         """Mean Spearman correlation between the gains of two seeds: how well gains predict gains."""
@@ -153,14 +160,17 @@ class Study:
         return sum(np.sign(value_E[n]) == np.sign(self.gains[n].mean) for n in clear), len(clear)
 
 
-def spearman(x: Floats, y: Floats) -> float:
-    return pearson(stats.rankdata(x), stats.rankdata(y))
+def spearman(x: Floats, y: Floats) -> Floats:
+    """Rank correlation along the last axis."""
+    return pearson(stats.rankdata(x, axis=-1), stats.rankdata(y, axis=-1))
 
 
-def pearson(x: Floats, y: Floats) -> float:
-    if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
-        return nan
-    return float(np.corrcoef(x, y)[0, 1])
+def pearson(x: Floats, y: Floats) -> Floats:
+    """Correlation along the last axis; NaN where either side is constant, or with fewer than three values."""
+    x, y = (side - side.mean(-1, keepdims=True) for side in (x, y))
+    scale = np.sqrt((x * x).sum(-1) * (y * y).sum(-1))
+    known = (scale > 0) & (x.shape[-1] >= 3)
+    return np.asarray(np.where(known, (x * y).sum(-1) / np.where(known, scale, 1.0), nan))
 
 
 def _gain(runs: list[dict[str, Any]], before_Q: Floats, two_step_Q: Any) -> Gain:
@@ -192,7 +202,11 @@ def figures(study: Study) -> dict[str, Any]:
             correlation = study.correlation(name, method)
             found |= {f"{label}_{name}": correlation.value, f"{label}_{name}_low": correlation.low}
             found[f"{label}_{name}_high"] = correlation.high
+            alone = study.with_loss(SAME_LOSS).correlation(name, method)
+            ends = {"": alone.value, "_low": alone.low, "_high": alone.high}
+            found |= {f"{label}_{name}_{SAME_LOSS}{end}": value for end, value in ends.items()}
         found[f"n_{name}"] = correlation.n
+        found[f"n_{name}_{SAME_LOSS}"] = alone.n
         found[f"without_family_{name}"] = {family: study.without(family, name) for family in study.families}
         right, clear = study.signs(name)
         found |= {f"sign_right_{name}": right, "clear_gains": clear}
@@ -226,6 +240,8 @@ def correlation_rows(study: Study) -> list[list[str]]:
         for method in (spearman, pearson):
             c = study.correlation(name, method)
             cells.append(f"{c.value:.2f} [{c.low:.2f}, {c.high:.2f}]")
+        alone = study.with_loss(SAME_LOSS).correlation(name, spearman)
+        cells.append(f"{alone.value:.2f} [{alone.low:.2f}, {alone.high:.2f}]")
         left = [study.without(family, name) for family in study.families]
         right, clear = study.signs(name)
         sign = "–" if name == "teacher_accuracy" else f"{right} of {clear}"
@@ -244,7 +260,14 @@ def teacher_rows(study: Study) -> list[list[str]]:
     return rows
 
 
-CORRELATION_HEAD = ["predictor, before any training", "Spearman [95 %]", "Pearson [95 %]", "a family left out", "sign"]
+CORRELATION_HEAD = [
+    "predictor, before any training",
+    "Spearman [95 %]",
+    "Pearson [95 %]",
+    "Spearman, KL(student ‖ teacher) only",
+    "a family left out",
+    "sign",
+]
 TEACHER_HEAD = ["teacher", "loss", "gain [95 %]", "SR-weighted", "whole update", "mean", "first-order", "advantage",
                 "own accuracy"]  # fmt: skip
 

@@ -88,6 +88,8 @@ def collect_evidence(
 def _to_go(world: World, entries: Sequence[Entry], evidence: Evidence) -> list[dict[str, Floats]]:
     """The reward-to-go along each path, for the teachers that are distilled with MiniLLM."""
     names = {entry.model_key: entry for entry in entries if entry.loss == "minillm"}
+    if not names:
+        return [{} for _ in evidence.paths]
     tree = evidence.tree
     keep_R = np.zeros(len(tree), bool)
     keep_R[np.argsort(tree.key_R, kind="stable")[:TO_GO_ROLLOUTS]] = True

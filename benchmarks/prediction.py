@@ -26,12 +26,15 @@ from typing import Any
 
 import torch
 from _prediction_analysis import Study, show, write_outputs
+from _prediction_long import TEACHERS, run_long
 from _prediction_measurement import collect_evidence, own_accuracy, predictors
 from _prediction_teachers import Entry, World, entries
 from _prediction_training import correct_counts, run
 
-QUICK = ("interp-1.0", "noise-0.3-s2", "anti-0.8", "op-S-plus-2.5")
+QUICK = ("interp-1.0", "anti-0.8", "op-S-plus-2.5")
 """Teachers of `--quick`."""
+ACCURACY_QUESTIONS = 128
+"""Held-out questions on which a teacher's own accuracy is measured, with one sample each."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Size:
     """
 
     train: int = 288
-    measured: int = 32
+    measured: int = 22
     initial: int = 128
     targeted: int = 1800
     held_out: int = 256
@@ -59,7 +62,7 @@ class Size:
     seeds: int = 3
 
 
-SMALL = Size(train=16, measured=4, initial=48, targeted=200, held_out=24, samples=1, steps=3, seeds=1)
+SMALL = Size(train=16, measured=3, initial=32, targeted=100, held_out=16, samples=1, steps=2, seeds=1)
 
 
 def write(file: Path, content: Any) -> None:
@@ -73,7 +76,7 @@ def measure(world: World, size: Size, listed: list[Entry], folder: Path) -> None
     """Writes `measured.json`: every predictor of every teacher."""
     evidence = collect_evidence(world, listed, folder / "measurement", initial=size.initial, targeted=size.targeted)
     held_out = world.task.load(split="test", limit=size.held_out, seed=31)
-    accuracies = _accuracies(world, listed, held_out, folder / "accuracies.json")
+    accuracies = _accuracies(world, listed, held_out[:ACCURACY_QUESTIONS], folder / "accuracies.json")
     found = {
         entry.name: predictors(evidence, entry) | {"teacher_accuracy": (accuracies[entry.model_key], None)}
         for entry in listed
@@ -116,9 +119,9 @@ def train_all(world: World, size: Size, listed: list[Entry], folder: Path) -> No
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="four teachers, three steps: numbers mean nothing")
+    parser.add_argument("--quick", action="store_true", help="three teachers, two steps: numbers mean nothing")
     parser.add_argument("--folder", type=Path, default=Path("build/prediction"), help="where results are kept")
-    parser.add_argument("--stage", choices=("all", "measure", "train"), default="all", help="what to do")
+    parser.add_argument("--stage", choices=("all", "measure", "train", "long"), default="all", help="what to do")
     parser.add_argument("--report", action="store_true", help="only tables and picture, from the finished runs")
     parser.add_argument("--development", action="store_true", help="the teachers of the development, in any figure")
     parser.add_argument("--picture", type=Path, help="write the scatter plot to this file (SVG)")
@@ -143,6 +146,10 @@ def main() -> None:
                 measure(world, size, listed, folder)
             if arguments.stage in ("all", "train"):
                 train_all(world, size, listed, folder)
+            if arguments.stage == "long":
+                held_out = world.task.load(split="test", limit=size.held_out, seed=31)
+                for entry in (each for each in entries() if each.name in TEACHERS):
+                    run_long(world, entry, held_out, folder)
         study = Study.load(folder, listed, seeds=size.seeds)
     show(study)
     write_outputs(study, json_file=arguments.json, picture=arguments.picture, markdown_file=arguments.markdown)

@@ -39,9 +39,9 @@ def analyze(args: argparse.Namespace) -> int:
     if args.rollouts is not None:
         from opd_align.cli.replay import analyze_rollouts
 
-        return _present(analyze_rollouts(args, config), args.out)
+        return _present(analyze_rollouts(args, config), args)
     if config.student.model == "exact":
-        return _present(_analyze_exact(args, config), args.out)
+        return _present(_analyze_exact(args, config), args)
     from opd_align.cli.hardware import other_processes, placed_study, print_memory
     from opd_align.cli.running import run_study
     from opd_align.runs.rollout_store import check_reuse
@@ -60,7 +60,7 @@ def analyze(args: argparse.Namespace) -> int:
         return _print_plan(args, study)
     where = _cluster(args) if args.engine == "ray" else other_processes(args, config)
     analysis = run_study(args, placed_study(study) if where is None else study, where)
-    return _present(analysis, args.out)
+    return _present(analysis, args)
 
 
 def _with_room_to_grow(args: argparse.Namespace, config: StudyConfig) -> StudyConfig:
@@ -183,7 +183,7 @@ def _analyze_exact(args: argparse.Namespace, config: StudyConfig) -> Analysis:
         family.teacher("adversarial", lambda world: world.adversarial_teacher(seed=seed)),
     ]
     args.out = args.out or Path("runs") / f"exact-{seed}"
-    with progress(args.worlds) as (_, on_progress):
+    with progress(args.worlds, quiet=args.quiet) as (_, on_progress):
         return analyze_into(
             args.out, family, teachers, family.questions, family, settings=settings, on_progress=on_progress,
             workers=args.workers or 1, reuse=args.reuse,
@@ -215,40 +215,28 @@ def _print_plan(args: argparse.Namespace, study: Study) -> int:
     return 0
 
 
-def _present(analysis: Analysis, out: AnyPath) -> int:
-    """Prints the tables of a finished run and writes them, with the report, into its directory."""
+def _present(analysis: Analysis, args: argparse.Namespace) -> int:
+    """Prints the conclusion of a finished run and writes tables and report into its directory."""
+    from opd_align.cli.conclusion import print_conclusion
     from opd_align.report.html import write_report
     from opd_align.report.provenance import Provenance
     from opd_align.report.tables import write_tables
 
-    _print_analysis(analysis)
+    out = args.out
     write_tables(analysis, out / "tables")
     page = write_report(analysis, out / "report.html", title=out.name, provenance=Provenance.load(out))
-    say(f"run directory  {out}")
-    say(f"tables         {out / 'tables'}")
+    print_conclusion(analysis, verbose=args.verbose, quiet=args.quiet)
+    if not args.quiet:
+        say(f"run directory  {out}")
+        say(f"tables         {out / 'tables'}")
     say(f"report         {page.resolve().as_uri()}")
     return 0
-
-
-def _print_analysis(analysis: Analysis) -> None:
-    """The tables, then the recommendation and what supports it as sentences, as in the report."""
-    from rich.console import Console
-
-    from opd_align.report.prose import verdict
-    from opd_align.report.recommendation import recommendation
-    from opd_align.report.slices import Slices
-    from opd_align.report.tables import all_tables
-
-    Console().print(all_tables(analysis))
-    slices = Slices(analysis.nodes, n_analyzed=analysis.questions.num_rows)
-    conclusion = verdict(slices, analysis.settings.objectives[0].name)
-    say("\n".join([recommendation(slices.decision), conclusion.headline, *conclusion.points]), end="\n\n")
 
 
 def merge(args: argparse.Namespace) -> int:
     from opd_align.runs.merge import merge
 
-    return _present(merge(args.directories, args.out), args.out)
+    return _present(merge(args.directories, args.out), args)
 
 
 def screen(args: argparse.Namespace) -> int:
@@ -258,7 +246,7 @@ def screen(args: argparse.Namespace) -> int:
 
     check_directory(args.out, "screening")
     study = placed_study(_checked(_config(args)))
-    with progress(0) as (on_phase, _):
+    with progress(0, quiet=args.quiet) as (on_phase, _):
         study.screen(on_progress=on_phase).run(args.out, study.questions)
     _print_screening(args.out, args.out / "tables")
     say(f"Screening saved in {args.out}. To analyze its questions: opd-align analyze --questions-from {args.out} ...")
@@ -318,6 +306,7 @@ def doctor(args: argparse.Namespace) -> int:
 
 
 def report(args: argparse.Namespace) -> int:
+    from opd_align.cli.conclusion import print_conclusion
     from opd_align.report.html import write_report
     from opd_align.report.provenance import Provenance
     from opd_align.report.tables import write_tables
@@ -339,7 +328,7 @@ def report(args: argparse.Namespace) -> int:
     page = write_report(analysis, args.html, title=title, provenance=provenance) if args.html else None
     if args.tables:
         write_tables(analysis, args.tables)
-    _print_analysis(analysis)
+    print_conclusion(analysis, verbose=args.verbose, quiet=args.quiet)
     if page is not None:
         print(f"report  {page.resolve().as_uri()}")
     if args.tables:

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from opd_align.backends.base import BACKENDS
-from opd_align.cli import commands, watching
+from opd_align.cli import commands, editor, watching
+from opd_align.cli.completion import SHELLS
 from opd_align.cli.export import export
+from opd_align.cli.suggestions import Parser
 from opd_align.cli.terminal import complain
 from opd_align.core.objectives import OBJECTIVES
 from opd_align.runs.filesystem import AnyPath, as_path
@@ -131,6 +133,21 @@ takes the better token and an incorrect one that takes the worse, in the format 
   opd-align export runs/first --preferences preferences.jsonl --min-difference 0.2 --pairs-per-decision 4
 """
 
+COMPLETION = """\
+Prints a script that completes commands, flags and names.
+
+  opd-align completion bash > ~/.local/share/bash-completion/completions/opd-align
+  opd-align completion zsh  > ~/.zfunc/_opd-align          with fpath+=~/.zfunc before compinit in ~/.zshrc
+  opd-align completion fish > ~/.config/fish/completions/opd-align.fish
+"""
+
+SCHEMA = """\
+Prints the JSON schema of the configuration. An editor with a YAML language server then completes keys, shows what they
+mean and marks mistakes, in files that begin with: # yaml-language-server: $schema=opd-align.schema.json
+
+  opd-align schema > opd-align.schema.json
+"""
+
 TRAIN = """\
 Starts a training recipe with `accelerate launch` and prints the command. Without a recipe, lists all recipes.
 
@@ -185,6 +202,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help()
         return 0
+    # Libraries fill log files with their own progress bars; a training's are kept.
+    if args.command != "train" and (getattr(args, "quiet", False) or not sys.stderr.isatty()):
+        os.environ.setdefault("TQDM_DISABLE", "1")
     try:
         with _warnings_for_users():
             code = int(args.run(args))
@@ -225,7 +245,7 @@ def _warnings_for_users() -> Iterator[None]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("opd-align", description=ABOUT, formatter_class=_Formatter)
+    parser = Parser("opd-align", description=ABOUT, formatter_class=_Formatter)
     parser.add_argument("--version", action="store_true", help="show the version and exit")
     parsers = parser.add_subparsers(dest="command", metavar="COMMAND")
 
@@ -237,11 +257,13 @@ def _parser() -> argparse.ArgumentParser:
     analyze = command("analyze", commands.analyze, "measure alignment, token by token", ANALYZE)
     _add_study_arguments(analyze)
     _add_analysis_arguments(analyze)
+    _add_output_arguments(analyze)
     screen = command("screen", commands.screen, "pass rates by context and difficulty", SCREEN)
     _add_study_arguments(screen)
     screen.add_argument(
         "--out", type=_path, metavar="DIR", required=True, help="run directory; resumed if it already exists"
     )
+    screen.add_argument("--quiet", "-q", action="store_true", help="no progress")
     prompt = command("show-prompt", commands.show_prompt, "print the prompts of student and teachers", PROMPT)
     _add_study_arguments(prompt)
     prompt.add_argument("--demonstrations-from", type=_path, metavar="DIR", help="run directory of a screening")
@@ -259,9 +281,11 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("directory", type=_path, metavar="DIR", help="run directory (the --out of analyze or screen)")
     report.add_argument("--html", type=_path, metavar="FILE", help="write the HTML report to FILE")
     report.add_argument("--tables", type=_path, metavar="FOLDER", help="write the tables as Markdown, LaTeX and CSV")
+    _add_output_arguments(report)
     merge = command("merge", commands.merge, "merge runs on different questions into one", MERGE)
     merge.add_argument("directories", type=_path, nargs="+", metavar="DIR", help="finished run directories")
     merge.add_argument("--out", type=_path, metavar="DIR", required=True, help="run directory to create")
+    _add_output_arguments(merge)
     compare = command("compare", commands.compare, "several runs side by side", COMPARE)
     compare.add_argument("directories", type=_path, nargs="+", metavar="DIR", help="finished run directories")
     compare.add_argument("--tables", type=_path, metavar="FOLDER", help="write the tables as Markdown, LaTeX and CSV")
@@ -283,7 +307,17 @@ def _parser() -> argparse.ArgumentParser:
     _add_watch_arguments(watch)
     _add_study_arguments(watch)
     _add_settings_arguments(watch)
+    completion = command("completion", editor.completion, "completion script of a shell", COMPLETION)
+    completion.add_argument("shell", choices=SHELLS)
+    completion.set_defaults(parser=parser)
+    command("schema", editor.schema, "JSON schema of the configuration, for editors", SCHEMA)
     return parser
+
+
+def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--verbose", "-v", action="store_true", help="print all tables, not only the conclusion")
+    group.add_argument("--quiet", "-q", action="store_true", help="print the recommendation only, and no progress")
 
 
 def _add_export_arguments(parser: argparse.ArgumentParser) -> None:

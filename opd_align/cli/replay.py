@@ -24,7 +24,7 @@ from opd_align.cli.terminal import say
 from opd_align.runs.execute import analyze_into
 from opd_align.runs.run_directory import check_directory
 from opd_align.study.teacher_specs import teacher_spec
-from opd_align.types import OpdAlignError, Question, Tokens
+from opd_align.types import OpdAlignError, Question, Tokens, counted
 
 if TYPE_CHECKING:
     from opd_align.core.engine import Analysis
@@ -58,17 +58,21 @@ def analyze_rollouts(args: argparse.Namespace, config: StudyConfig) -> Analysis:
         student, teachers = _local_models(recording, config, settings, questions)
     else:
         student, teachers = _recorded(recording, config, settings)
-    with progress(len(questions)) as (_, on_progress):
+    with progress(len(questions), quiet=args.quiet) as (_, on_progress):
         analysis = analyze_into(
             args.out, student, teachers, questions, student, settings=settings, on_progress=on_progress,
             workers=args.workers or 1,
         )  # fmt: skip
     source = f"computed by {config.student.model}" if local else "as recorded"
     names = ", ".join(teacher.name for teacher in teachers) or "none"
-    for line in [
-        f"{recording.file}: probabilities {source}; teachers: {names}",
-        *description(recording, questions, analysis),
-    ]:
+    for line in (
+        []
+        if args.quiet
+        else [
+            f"{recording.file}: probabilities {source}; teachers: {names}",
+            *description(recording, questions, analysis),
+        ]
+    ):
         say(line)
     return analysis
 
@@ -232,7 +236,9 @@ def description(recording: Recording, questions: Sequence[Question], analysis: A
         len(entry.forced) + sum(len(branch.outcome_R) for branch in recording.outcome_branches(entry))
         for entry in entries
     )
-    lines = [f"{len(entries)} questions, {len(natural)} natural rollouts, {forced or 'no'} targeted ones."]
+    lines = [
+        f"{counted(len(entries), 'question')}, {counted(len(natural), 'natural rollout')}, {forced or 'no'} targeted."
+    ]
     if forced:
         lines.append(
             "Success rates are known where rollouts were recorded. Targeted rollouts that the plan asks for and the "
@@ -247,7 +253,9 @@ def description(recording: Recording, questions: Sequence[Question], analysis: A
         )
     tokens, judged, decided = _judged(analysis)
     share = f"{100 * judged / max(tokens, 1):.2g}%"
-    lines.append(f"Of {tokens} tokens on the analyzed paths, {judged} ({share}) could be compared, {decided} decided.")
+    lines.append(
+        f"Of {counted(tokens, 'token')} on the analyzed paths, {judged} ({share}) could be compared, {decided} decided."
+    )
     if not decided:
         lines.append("No verdict is certain: the tables below are inconclusive.")
     if len(natural) < FEW_ROLLOUTS * len(entries):

@@ -35,7 +35,7 @@ def run_study(args: argparse.Namespace, study: Study, where: RayCluster | Sequen
     from opd_align.study.describe import describe_study
 
     prepared: list[PreparedStudy] = []
-    if where is None:
+    if where is None and not args.quiet:
         _say_expected_duration(args, study)
     if args.until_decided is not None:
         analysis = _until_decided(args, study, prepared)
@@ -57,7 +57,7 @@ def _run(
 ) -> Analysis:
     from opd_align.cli.progress import progress
 
-    with progress(n_questions) as (on_phase, on_progress):
+    with progress(n_questions, quiet=args.quiet) as (on_phase, on_progress):
         options |= {"on_phase": on_phase, "on_progress": on_progress, "on_prepared": prepared.append}
         if isinstance(where, Sequence):
             from opd_align.study.processes import analyze_with_processes
@@ -83,6 +83,8 @@ def _until_decided(args: argparse.Namespace, study: Study, prepared: list[Prepar
     def on_stage(n: int, decision: Decision) -> None:
         from opd_align.report.recommendation import recommendation
 
+        if args.quiet:
+            return
         state = "decided" if decision.decided else "all questions are used" if len(done) >= most else "going on"
         say(f"{n} questions, {state}: {recommendation(decision)}")
 

@@ -42,11 +42,11 @@ DONE = "done"
 
 @dataclass(frozen=True)
 class Progress:
-    """A progress report.
+    """A progress report: one when a phase begins, and one after every step of it.
 
     Args:
         question: Id of the question.
-        phase: `"sampling"`, `"scoring"`, `"enriching"` or `"done"`.
+        phase: `"sampling"`, `"scoring"`, `"enriching"`, `"estimating"` or `"done"`.
         done: Rollouts (or paths, while scoring) finished in this phase.
         planned: Rollouts (or paths) planned for this phase.
     """
@@ -202,6 +202,7 @@ class _Collector:
         certain = self.grade_certain_ends(paths)
         if paths and self.has_signal:
             yield from self.enrich(paths)
+        self.on_progress(Progress(self.question.id, "estimating", 0, 1))
         correct = [is_correct for _, is_correct in chosen]
         to_go, note = self.rewards_to_go(paths), self.note(correct)
         return Evidence(self.question, self.tree, paths, correct, to_go, self.targeted, certain, note)
@@ -211,6 +212,8 @@ class _Collector:
     ) -> Generator[list[SampleRequest], Rollouts, int]:
         """Samples and grades all targets in batches until done or out of time; returns the number of rollouts."""
         sampled = 0
+        if not done:  # a later round continues the phase
+            self.on_progress(Progress(self.question.id, phase, 0, planned))
         for batch in _batches(targets, self.settings.batch):
             if phase != "sampling" and self.deadline is not None and time.monotonic() > self.deadline:
                 self.timed_out = True
@@ -243,6 +246,7 @@ class _Collector:
     def score(self, completions: Sequence[Tokens]) -> list[PathScores]:
         """Scores the paths, keeping every token that the tree contains at their nodes."""
         scored: list[PathScores] = []
+        self.on_progress(Progress(self.question.id, "scoring", 0, len(completions)))
         for completion in completions:
             counts = self.tree.counts_along(completion)
             request = ScoreRequest(self.question, completion, counts.depth_C, counts.token_C, self.budget.tau)

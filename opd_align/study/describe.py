@@ -11,6 +11,7 @@ from opd_align.study.config import ModelConfig
 from opd_align.study.prepared import PreparedStudy
 from opd_align.study.teacher_specs import TeacherSpec
 from opd_align.teachers.contexts import SELF
+from opd_align.types import counted
 
 
 def describe_study(study: Study, prepared: PreparedStudy) -> Provenance:
@@ -29,7 +30,7 @@ def describe_study(study: Study, prepared: PreparedStudy) -> Provenance:
     skipped = f", {len(prepared.skipped)} skipped" if prepared.skipped else ""
     facts = {
         "student": _model(config.student),
-        "task": f"{study.task.name}: {len(prepared.questions)} questions{source}{skipped}",
+        "task": f"{study.task.name}: {counted(len(prepared.questions), 'question')}{source}{skipped}",
         "seed": f"{config.seed}",
         "sampling": ", ".join(
             [f"temperature {sampling.temperature:g}", *limits, f"at most {sampling.max_tokens:,} tokens"]
