@@ -43,6 +43,8 @@ gap of all nodes of the path. The gap of a token is `(t − p)(log t − log p)`
 MODEL_SD = 0.2
 """Standard deviation of a correction's own error as a share of the value where nothing is left of the truth; it falls
 with the square root of what is missing (chosen on exact worlds)."""
+ADVANTAGE_SD = 0.4
+"""The same for the advantage: tokens without rollouts often gain more than those with rollouts."""
 LEAST = 0.02
 """Smallest attenuation that is corrected in full: below, there is too little evidence to divide by."""
 _SMALLEST_P = 1e-9
@@ -58,16 +60,18 @@ class QuestionValues:
     Args:
         value_Q: The values; NaN where unknown. Their mean is the estimate over all questions.
         attenuation: Share of the truth that the values had before; 1 if they are not corrected.
+        error: `MODEL_SD` of the correction.
     """
 
     value_Q: Floats
     attenuation: float = 1.0
+    error: float = MODEL_SD
 
     @property
     def model_sd(self) -> float:
         """Standard deviation of the correction's own error, which more questions do not reduce."""
         known_Q = self.value_Q[np.isfinite(self.value_Q)]
-        return MODEL_SD * abs(float(known_Q.mean())) * sqrt(1 - self.attenuation) if len(known_Q) else 0.0
+        return self.error * abs(float(known_Q.mean())) * sqrt(1 - self.attenuation) if len(known_Q) else 0.0
 
 
 def alignment_values(rows: NodeRows, mean: Mean | None = None) -> QuestionValues:
@@ -107,7 +111,7 @@ def advantage_values(rows: NodeRows, mean: Mean | None = None) -> QuestionValues
         value_Q += _extrapolated(gain_Q, seen_Q, gap_Q)
     estimate, plain = (float(np.nanmean(each_Q)) if np.isfinite(each_Q).any() else 0.0 for each_Q in (value_Q, plain_Q))
     left = plain / estimate if abs(estimate) > abs(plain) else 1.0
-    return QuestionValues(value_Q, float(np.clip(left, 0.0, 1.0)))
+    return QuestionValues(value_Q, float(np.clip(left, 0.0, 1.0)), ADVANTAGE_SD)
 
 
 def is_corrected(rows: NodeRows) -> bool:
