@@ -80,13 +80,10 @@ class WandbRows:
             # In shared mode several processes write to one run, and only the primary one ends it. Offline there is no
             # such mode: both write files of the same id, which `wandb sync` puts into one run.
             offline = os.environ.get("WANDB_MODE") in ("offline", "dryrun", "disabled")
-            shared: dict[str, Any] = {} if offline else {"mode": "shared"}
-            wandb.init(
-                **{name: self.run.get(name) for name in ("id", "project", "entity")},
-                settings=wandb.Settings(
-                    x_primary=False, x_label="opd-align watch", x_update_finish_state=False, **shared
-                ),
-            )
+            shared = {"mode": "shared", "x_primary": False, "x_label": "watch", "x_update_finish_state": False}
+            settings: dict[str, Any] = {} if offline else {"settings": shared}
+            known: dict[str, Any] = {name: self.run.get(name) for name in ("id", "project", "entity")}
+            wandb.init(**known, **settings)
         wandb.define_metric(STEP)
         wandb.define_metric("*", step_metric=STEP, step_sync=True)
         return wandb

@@ -86,8 +86,9 @@ def exact_analysis(family: ExactFamily, paths_per_outcome: int) -> Analysis:
             many_C, zero_C, zero_T = np.full(len(q_C), 10**6), np.zeros(len(q_C)), np.zeros(len(scores))
             own = scores.on_path_C
             estimate = PathEstimate(
-                q_C, zero_C, zero_C, zero_T, q_C[own], many_C, many_C.astype(float), zero_T, zero_T, scores.offsets
-            )
+                q_C, zero_C, zero_C, zero_C, zero_T, q_C[own], many_C, many_C.astype(float), zero_T, zero_T,
+                scores.offsets,
+            )  # fmt: skip
             counts = PathCounts(scores.offsets, zero_T.astype(np.int64), scores.token_C, *[many_C] * 6, *[zero_C] * 2)
             correct = bool(correct_R[row])
             paths.append(EstimatedPath(question.id, row, correct, scores, estimate, counts, 0.5, (estimate, estimate)))
