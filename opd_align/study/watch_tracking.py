@@ -100,7 +100,7 @@ def wandb_rows(folder: Path, which: WhichRun, training: Mapping[str, Any] | None
 
     Args:
         folder: The folder `opd_align` of the training.
-        which: The run to log to; "auto": that of the training if it reports to W&B, else none.
+        which: The run to log to; "auto": one of its own if the training reports to W&B, else none.
         training: The run of the training. `None`: it does not report there, or this is not known.
     """
     if which == "off" or (which == "auto" and training is None):
@@ -111,4 +111,4 @@ def wandb_rows(folder: Path, which: WhichRun, training: Mapping[str, Any] | None
         import wandb  # noqa: F401
     except ImportError as error:
         raise OpdAlignError("--wandb needs wandb: pip install 'opd-align[wandb]'") from error
-    return WandbRows(folder, None if which == "own" else training)
+    return WandbRows(folder, training if which == "training" else None)

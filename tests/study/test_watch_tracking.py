@@ -46,10 +46,11 @@ def test_a_tracker_that_fails_is_mentioned_once_and_its_rows_wait(folder, monkey
 def test_which_run_is_logged_to(folder):
     assert wandb_rows(folder, "auto", None) is None
     assert wandb_rows(folder, "off", RUN) is None
-    chosen: Any = wandb_rows(folder, "auto", RUN)
-    assert chosen.run == RUN
-    own: Any = wandb_rows(folder, "own", RUN)
-    assert own.run is None
+    joined: Any = wandb_rows(folder, "training", RUN)
+    assert joined.run == RUN
+    for which in ("auto", "own"):
+        own: Any = wandb_rows(folder, which, RUN)
+        assert own.run is None
     with pytest.raises(OpdAlignError, match="--wandb own"):
         wandb_rows(folder, "training", None)
 
