@@ -55,7 +55,7 @@ def made_path(
     visits_C = rng.integers(20, 300, len(token_C))
     zero_C = np.zeros(len(token_C))
     estimate = PathEstimate(
-        q_C, q_C * (1 - q_C) / visits_C, zero_C, np.zeros(length), q_C[own_T], visits_C, visits_C.astype(float),
+        q_C, q_C * (1 - q_C) / visits_C, zero_C, zero_C, np.zeros(length), q_C[own_T], visits_C, visits_C.astype(float),
         value_T, np.full(length, 0.01), offsets,
     )  # fmt: skip
     counts = PathCounts(offsets, np.zeros(length, np.int64), token_C, *[visits_C] * 6, *[zero_C] * 2)

@@ -1,8 +1,10 @@
-"""Streamed scoring compared with a plain forward pass that holds all logits: memory, speed, error.
+"""Streamed scoring compared with a plain forward pass that holds all logits: memory, speed, error, precision.
 
 Student and teacher with a vocabulary of 152K and a small body score one path. Memory is the growth of a separate
 process while it scores 30,000 tokens. Speed and error are relative to all logits and the same reductions, on a path
-short enough for them (in float32 and float64).
+short enough for them (in float32 and float64). With a budget of 2 GiB, nine models are scored together on two chunks,
+and the chunks of a path of 30,000 tokens are counted. Precision: cosine of the update of bfloat16 weights with that of
+their float32 copy, as scored by default, with a float32 output layer only, and in bfloat16 (`_precision.py`).
 
     python benchmarks/scoring.py [--quick] [--json FILE]
 
@@ -22,11 +24,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from _precision import cosines
 from rich.console import Console
 from rich.table import Table
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from opd_align.backends import scoring
 from opd_align.backends.scoring import PromptedModel, score_path
+from opd_align.backends.scoring_columns import block_bytes
 from opd_align.settings import Sampling
 from opd_align.types import PathScores, Question, ScoreRequest
 
@@ -34,6 +39,8 @@ VOCABULARY = 151_936
 LONG, QUICK = 30_000, 1_000
 FLOOR = 0.02
 PROMPTS = [1, 2, 3], [1, 2, 3, 4, 5]
+TEACHERS, BUDGET = 8, 2 << 30
+"""Of the measurement with nine models: number of teachers, and bytes of memory."""
 
 
 def models() -> list[Any]:
@@ -59,10 +66,14 @@ def path(length: int) -> Any:
     return np.random.default_rng(0).integers(0, VOCABULARY, length).astype(np.uint32)
 
 
-def streamed(student: Any, teacher: Any, length: int) -> PathScores:
+def streamed(
+    student: Any, teacher: Any, length: int, *, teachers: int = 1, chunk_bytes: int | None = None
+) -> PathScores:
     request = ScoreRequest(Question("q"), path(length), np.empty(0, np.int64), np.empty(0, np.uint32), FLOOR)
-    prompted = [PromptedModel("student", student, PROMPTS[0]), PromptedModel("teacher", teacher, PROMPTS[1])]
-    return score_path(prompted[0], prompted[1:], request, Sampling())
+    prompted = [PromptedModel("teacher", teacher, PROMPTS[1])]
+    prompted += [PromptedModel(f"teacher {number}", teacher, [number, *PROMPTS[1]]) for number in range(1, teachers)]
+    student = PromptedModel("student", student, PROMPTS[0])
+    return score_path(student, prompted, request, Sampling(), chunk_bytes=chunk_bytes)
 
 
 def plain(student: Any, teacher: Any, length: int, dtype: torch.dtype) -> dict[str, Any]:
@@ -106,18 +117,23 @@ def largest_error(scores: PathScores, expected: dict[str, Any]) -> float:
     return max(float(np.abs(column - expected[name]).max()) for name, column in actual.items())
 
 
-def growth_gib(length: int) -> float:
+def chunks(length: int) -> list[tuple[int, int]]:
+    """The chunks of a path with a budget of 2 GiB; how many models are scored does not matter."""
+    return list(scoring._chunks(length, VOCABULARY, BUDGET, block_bytes(torch.device("cpu"))))
+
+
+def growth_gib(length: int, teachers: int, chunk_bytes: int | None) -> float:
     """Growth of the process's peak memory while it scores; call it in a new process."""
     student, teacher = models()
     streamed(student, teacher, 2)  # libraries allocate on first use
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    streamed(student, teacher, length)
+    streamed(student, teacher, length, teachers=teachers, chunk_bytes=chunk_bytes)
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
 
 
-def growth_in_new_process(length: int) -> float:
+def growth_in_new_process(length: int, teachers: int = 1, chunk_bytes: int | None = None) -> float:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(growth_gib, length).result()
+        return pool.submit(growth_gib, length, teachers, chunk_bytes).result()
 
 
 def main() -> None:
@@ -127,6 +143,10 @@ def main() -> None:
     arguments = parser.parse_args()
     short, rounds = (64, 2) if arguments.quick else (512, 3)
     extra = growth_in_new_process(QUICK if arguments.quick else LONG)
+    extra_nine = None
+    if not arguments.quick:
+        extra_nine = growth_in_new_process(2 * chunks(LONG)[0][1], TEACHERS, BUDGET)
+    model_name, cosine = cosines(2 if arguments.quick else 5)
     student, teacher = models()
     error = largest_error(streamed(student, teacher, 48), plain(student, teacher, 48, torch.float64))
     seconds: dict[str, list[float]] = {"streamed": [], "plain": []}
@@ -141,12 +161,20 @@ def main() -> None:
     results = {
         "extra_gib_30k": None if arguments.quick else round(extra, 3),
         "extra_gib_1k": round(extra, 3) if arguments.quick else None,
+        "chunks_30k_nine_models_2gib": len(chunks(LONG)),
+        "extra_gib_nine_models_2gib": None if extra_nine is None else round(extra_nine, 3),
+        "scoring_cosine_to_fp32": round(float(cosine["auto"].mean()), 5),
+        "head_cosine_to_fp32": round(float(cosine["head"].mean()), 5),
+        "bf16_cosine_to_fp32": round(float(cosine["native"].mean()), 5),
+        "bf16_nodes_below_0.9": round(float((cosine["native"] < 0.9).mean()), 3),
+        "precision_nodes": len(cosine["auto"]),
         "whole_logits_gib_30k": round(2 * LONG * VOCABULARY * 4 / 2**30, 1),
         "speed_over_plain": round(min(seconds["plain"]) / min(seconds["streamed"]), 3),
         "max_abs_error": error,
         "streamed_tokens_per_second": round(short / min(seconds["streamed"]), 1),
     }
-    table = Table("result", "value", title=f"one path, student and teacher, vocabulary {VOCABULARY:,}")
+    title = f"one path, student and teacher, vocabulary {VOCABULARY:,}; precision with {model_name}"
+    table = Table("result", "value", title=title)
     for name, value in results.items():
         table.add_row(name, "–" if value is None else f"{value:g}")
     Console().print(table)

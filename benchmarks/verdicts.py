@@ -26,7 +26,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from support import verdict_table, verdict_table_2, verdicts
+from support import verdict_table, verdict_table_2, verdict_table_3, verdicts
 
 from opd_align.tasks import Choice, Maths, Number, TrueFalse, Verdict, Verifier
 from opd_align.tasks.math_pool import POOL
@@ -102,7 +102,7 @@ def cases() -> list[Case]:
         for case in verdict_table.VERDICT_TABLE
         if case.expected != "unknown"
     ]
-    third = [Case(*row[:4], row[4] == "correct") for row in verdict_table_2.CASES]
+    third = [Case(*row[:4], row[4] == "correct") for row in (*verdict_table_2.CASES, *verdict_table_3.CASES)]
     return first + second + third
 
 

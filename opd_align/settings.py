@@ -1,4 +1,4 @@
-"""All user settings: `Sampling`, `Budget`, `Rules` and `Settings`.
+"""All user settings: `Sampling`, `Scoring`, `Budget`, `Rules` and `Settings`.
 
 Frozen dataclasses that validate their values on construction. No torch, no files, no computation.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Literal
+from typing import Literal, get_args
 
 from opd_align.core.objectives import Objective, ReverseKL
 from opd_align.types import OpdAlignError
@@ -16,6 +16,7 @@ from opd_align.types import OpdAlignError
 Allocation = Literal["paper", "adaptive"]
 Method = Literal["backup", "direct", "pooled"]
 Restrict = Literal["renormalise", "full"]
+Precision = Literal["auto", "float32", "head", "native"]
 
 BATCH = 8192
 """Default number of rollouts requested at a time."""
@@ -49,6 +50,29 @@ class Sampling:
                 "sampling: top_p must lie in (0, 1], top_k at least 0, max_tokens at least 1; "
                 f"got top_p={self.top_p}, top_k={self.top_k}, max_tokens={self.max_tokens}"
             )
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How the probabilities along a path are computed.
+
+    Args:
+        precision: `"float32"` computes with float32 copies of a layer at a time, whatever the weights are stored in;
+            `"head"` only the output layer; `"native"` nothing. `"auto"`: `"float32"` for models of up to 5 billion
+            parameters, `"head"` for larger ones.
+        memory_gib: Memory for the logits of a chunk of positions, in GiB. `None`: half of a GPU's free memory, or
+            1 GiB on a CPU.
+    """
+
+    precision: Precision = "auto"
+    # Does not change results: not part of a study's name.
+    memory_gib: float | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.precision not in get_args(Precision):
+            raise OpdAlignError(f"precision must be one of {', '.join(get_args(Precision))}, not {self.precision!r}")
+        if self.memory_gib is not None and not 0 < self.memory_gib < inf:
+            raise OpdAlignError(f"memory_gib must be above 0, not {self.memory_gib}")
 
 
 @dataclass(frozen=True)
@@ -107,8 +131,10 @@ class Rules:
     """Which nodes and children count, and how certain a verdict must be.
 
     Args:
-        n_sig: Minimum effective visits for a child to be part of the node's set `S_u`. Above 0.
-        tau: A child below this probability for the student and all teachers is left out of `S_u`. In [0, 1).
+        n_sig: Minimum visits for a child to be part of the node's set `S_u` with the estimators `"direct"` and
+            `"pooled"`. `"backup"` keeps every child above `tau`: its posterior knows how uncertain it is. Above 0.
+        tau: A child below this probability for the student and the teacher of the row is left out of `S_u`, unless it
+            is on the path. In [0, 1).
         resolution: A success-rate (SR) range up to this value counts as zero. Shrunk estimates are never exactly equal,
             and without a real difference the sign of the alignment is noise. In [0, 1).
         restrict: `"renormalise"` renormalises student and teacher on `S_u` before computing the update. `"full"`

@@ -45,6 +45,11 @@ def printable(text: str, *, keep: str = "") -> str:
     return _UNPRINTABLE.sub(lambda match: match[0] if match[0] in keep else "\N{REPLACEMENT CHARACTER}", text)
 
 
+def counted(n: int, noun: str) -> str:
+    """A number and what it counts: `1 question`, `1,200 questions`."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
 class OpdAlignError(Exception):
     """An error the user can fix; the message says what was wrong, what was expected and what to do."""
 

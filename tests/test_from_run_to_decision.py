@@ -13,6 +13,7 @@ from opd_align import load_run
 from opd_align.backends.chat import Chat
 from opd_align.backends.loading import load_tokenizer
 from opd_align.cli.main import main
+from opd_align.core.alignment import teachers_of
 from opd_align.study.export import preference_pairs
 from opd_align.tasks import task
 from opd_align.types import OpdAlignError, Question
@@ -43,6 +44,7 @@ def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 
 def test_every_exported_decision_is_decided(exported, run):
     found = lines(exported[0])
+    teachers = set(teachers_of(load_run(run).children))
     assert found
     for row in found:
         best, worst = row["options"][0], row["options"][-1]
@@ -50,7 +52,7 @@ def test_every_exported_decision_is_decided(exported, run):
         assert row["difference"] >= 0.1
         assert row["probability"] >= 0.95
         assert len(row["prefix_tokens"]) == row["depth"]
-        assert set(best["teachers"]) == {"Self-1C", "Self-1C1W", "Teacher"}
+        assert set(best["teachers"]) == teachers != set()
         assert best["text"] == load_tokenizer("embedded:student").decode([best["token"]])
 
 

@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "types", "settings", "core.objectives", "core", "backends", "tasks", "runs", "teachers", "report",
     },
     "study": {
-        "types", "settings", "core.objectives", "core", "backends", "tasks", "runs", "teachers", "report",
+        "types", "settings", "core.objectives", "core", "backends", "tasks", "runs", "teachers", "report", "training",
     },
     "cli": {
         "types", "settings", "core.objectives", "core", "backends", "tasks", "runs", "teachers", "report", "training",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from opd_align.backends.load_options import LoadOptions
+from opd_align.settings import Scoring
 from opd_align.types import (
     Failure,
     Finish,
@@ -63,11 +65,13 @@ class Backend:
         remote: Whether the model runs behind a server. If so, the configuration must have a `url`, may have
             `served_as` and `http`, and the module also defines `build_teacher(name, model, prompt)`.
         adapters: Whether the backend can sample with a PEFT adapter.
+        concurrent: Whether several threads may sample at the same time.
     """
 
     module: str
     remote: bool = False
     adapters: bool = True
+    concurrent: bool = True
 
     def build_student(self, spec: StudentSpec) -> Any:
         """The student that a model configuration describes."""
@@ -79,9 +83,10 @@ class Backend:
 
 
 BACKENDS: Mapping[str, Backend] = {
-    "hf": Backend("opd_align.backends.hf"),
-    "vllm": Backend("opd_align.backends.vllm", adapters=False),
+    "hf": Backend("opd_align.backends.hf", concurrent=False),
+    "vllm": Backend("opd_align.backends.vllm", adapters=False, concurrent=False),
     "server": Backend("opd_align.backends.server", remote=True),
+    "sglang": Backend("opd_align.backends.sglang", remote=True),
 }
 
 
@@ -127,6 +132,8 @@ class ModelSpec(Protocol):
     def http(self) -> HttpSettings: ...
     @property
     def options(self) -> Mapping[str, Any]: ...
+    @property
+    def load(self) -> LoadOptions: ...
 
 
 @dataclass(frozen=True)
@@ -143,6 +150,7 @@ class StudentSpec:
             the tokens that end a completion.
         load_model: Loads the weights with transformers; students and teachers with the same weights share them.
         cached: `cached(key, make)` calls `make` once per key; for engines that several students share.
+        scoring: How paths are scored.
     """
 
     model: ModelSpec
@@ -152,6 +160,7 @@ class StudentSpec:
     end_tokens: Callable[..., tuple[int, ...]]
     load_model: Callable[[], LoadedModel]
     cached: Callable[[Any, Callable[[], Any]], Any]
+    scoring: Scoring = field(default_factory=Scoring)
 
     def build_scorer(self) -> Any:
         """The same student on local weights: scores what another engine samples."""
@@ -198,6 +207,11 @@ class EngineStudent(ABC):
     def token_text(self) -> Callable[[int], str] | None:
         """From a token id to its text, if the prompt function provides it."""
         return getattr(self.prompt, "token_text", None)
+
+    @property
+    def scored_in(self) -> str | None:
+        """The precision of the scores where it is not that of the weights; see `HFStudent.scored_in`."""
+        return getattr(self.scorer, "scored_in", None)
 
     @property
     def vocabulary(self) -> int | None:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from itertools import pairwise
-from typing import Any
+from threading import RLock
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ from opd_align.backends.base import (
 from opd_align.backends.hf_attention import (
     PrefixCache,
     RowGroup,
+    fitting_tokens,
     full_attention_layers,
     generation_cache,
     prefill,
@@ -39,6 +41,7 @@ from opd_align.backends.hf_attention import (
     shared_prefixes,
 )
 from opd_align.backends.loading import context_length, short_name, update_with_weights
+from opd_align.backends.precision import scoring_precision
 from opd_align.backends.scoring import (
     PromptedModel,
     RemoteTeacher,
@@ -48,7 +51,8 @@ from opd_align.backends.scoring import (
     sampled_log_probs,
     score_path,
 )
-from opd_align.settings import Sampling
+from opd_align.backends.scoring_report import SCORING_REPORT, ScoringReport
+from opd_align.settings import Precision, Sampling
 from opd_align.types import (
     Finish,
     Floats,
@@ -65,13 +69,25 @@ from opd_align.types import (
 EXPECTED_NEW_TOKENS = 512
 """How long completions run is not known in advance; a batch that this guess makes too large is halved."""
 
+_SCORING = RLock()
+"""Threads that sample on servers score one after the other: a model's weights are converted while it is scored."""
+
 
 def build_student(spec: StudentSpec) -> HFStudent:
     """The student of a model configuration, on weights that are loaded here."""
     loaded = spec.load_model()
     # Weights are shared between students, names are not: the name is part of every rollout's key.
     name = spec.model.name or short_name(spec.model.model)
-    return HFStudent(name, loaded.model, spec.prompt, spec.end_tokens(*loaded.configs), spec.sampling)
+    return HFStudent(
+        name,
+        loaded.model,
+        spec.prompt,
+        spec.end_tokens(*loaded.configs),
+        spec.sampling,
+        precision=spec.scoring.precision,
+        scoring_gib=spec.scoring.memory_gib,
+        report=spec.cached(SCORING_REPORT, ScoringReport) if spec.scored else None,
+    )
 
 
 @dataclass(frozen=True)
@@ -82,11 +98,13 @@ class HFTeacher:
         name: The teacher's name in tables and keys.
         model: A causal language model in eval mode, with or without PEFT adapters.
         prompt: From a question to the token ids before the completion, demonstrations and the like included.
+        precision: The precision in which it is scored; weights in float32 are scored in float32 in any case.
     """
 
     name: str
     model: Any
     prompt: Prompt
+    precision: Precision = "auto"
 
     @property
     def context_length(self) -> int | None:
@@ -95,8 +113,10 @@ class HFTeacher:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the current weights; prompts are recorded in the manifest."""
-        return f"hf-{update_with_weights(blake2b(digest_size=16), self.model).hexdigest()}"
+        """A hash of the current weights, and the precision if it is another one; prompts are in the manifest."""
+        digest = update_with_weights(blake2b(digest_size=16), self.model).hexdigest()
+        precision = scoring_precision(self.model, self.precision)
+        return f"hf-{digest}" if precision == "native" else f"hf-{digest}-{precision}"
 
 
 @dataclass(frozen=True)
@@ -110,9 +130,13 @@ class HFStudent:
         prompt: From a question to the token ids before the completion.
         end_tokens: Token ids that end a completion; the model's own generation config is ignored.
         sampling: Temperature, top-p, top-k, maximum completion length and seed.
-        batch_tokens: Upper bound on rows × tokens of a batch. A batch that runs out of memory is halved.
+        batch_tokens: Upper bound on rows × tokens of a batch. `None`: as many as fit into the memory that is free. A
+            batch that runs out of memory is halved; rows that have ended by then are kept.
         batch_rows: Upper bound on the rows of a batch.
         before_step: Called before each token of a batch is sampled; what it raises ends the sampling. `None`: nothing.
+        precision: The precision in which paths are scored; sampling is always in that of the weights.
+        scoring_gib: Memory for the logits of a chunk of positions. `None`: by the memory that is free.
+        report: Filled with what the precision changes, measured on the first path. `None`: not measured.
     """
 
     name: str
@@ -120,9 +144,22 @@ class HFStudent:
     prompt: Prompt
     end_tokens: tuple[int, ...]
     sampling: Sampling = field(default_factory=Sampling)
-    batch_tokens: int = 1 << 19
+    batch_tokens: int | None = None
     batch_rows: int = 512
     before_step: Callable[[], None] | None = None
+    precision: Precision = "auto"
+    scoring_gib: float | None = None
+    report: ScoringReport | None = field(default=None, compare=False, repr=False)
+    concurrent: ClassVar[bool] = False
+
+    @property
+    def scored_in(self) -> str | None:
+        """The precision in which paths are scored, `float32` or `head`; `None` if it is that of the weights.
+
+        It is in the manifest of a run, but not in the fingerprint: rollouts do not depend on it.
+        """
+        precision = scoring_precision(self.model, self.precision)
+        return None if precision == "native" else precision
 
     @property
     def context_length(self) -> int | None:
@@ -169,7 +206,7 @@ class HFStudent:
         waiting = rows.take(np.flatnonzero(rows.max_new_R > 0))
         # Rows of one prefix side by side, those of similar depth next to each other: they use the same part of it.
         waiting = waiting.take(np.lexsort((waiting.row_R, -waiting.cached_R, waiting.prefix_R)))
-        batch_tokens = self.batch_tokens
+        batch_tokens = self.batch_tokens or fitting_tokens(self.model)
         caches: dict[int, PrefixCache | None] = {}
         with torch.no_grad():
             while len(waiting.row_R):
@@ -191,9 +228,16 @@ class HFStudent:
                     }
                     steps += self._decode(caches, batch)
                 except RuntimeError as error:
-                    if len(batch.row_R) == 1 or not should_reduce_batch_size(error):
+                    if not should_reduce_batch_size(error):
                         raise
-                    batch_tokens = len(batch.row_R) // 2 * tokens_per_row
+                    done = error.finished_R if isinstance(error, _OutOfMemory) else np.empty(0, np.int64)
+                    if len(batch.row_R) == 1:
+                        raise error.__cause__ or error from None
+                    steps += error.steps if isinstance(error, _OutOfMemory) else []
+                    # The rows that ended are kept; those that did not start again, half as many at a time. What a row
+                    # draws depends on its key alone, so they draw the same tokens again.
+                    waiting = waiting.take(np.flatnonzero(~np.isin(waiting.row_R, done)))
+                    batch_tokens = max(1, (len(batch.row_R) - len(done)) // 2) * tokens_per_row
                 else:
                     waiting = waiting.take(np.arange(len(batch.row_R), len(waiting.row_R)))
                     continue
@@ -202,17 +246,27 @@ class HFStudent:
         return self._rollouts(requests, rows, steps)
 
     def score(self, request: ScoreRequest, teachers: Sequence[HFTeacher | TeacherClient]) -> PathScores:
+        with _SCORING:
+            return self._score(request, teachers)
+
+    def _score(self, request: ScoreRequest, teachers: Sequence[HFTeacher | TeacherClient]) -> PathScores:
         inputs = [self._teacher_inputs(request, teacher) for teacher in teachers]
-        return score_path(_prompted(self, request.question), inputs, request, self.sampling)
+        chunk_bytes = None if self.scoring_gib is None else int(self.scoring_gib * 2**30)
+        student = _prompted(self, request.question)
+        if self.report is not None and self.report.noise is None and len(request.completion):
+            local = [each for each in inputs if isinstance(each, PromptedModel)]
+            self.report.measure_noise(student, local, request.completion, self.sampling.temperature)
+        return score_path(student, inputs, request, self.sampling, chunk_bytes=chunk_bytes)
 
     def token_log_probs(
         self, question: Question, rollouts: Rollouts, teacher: HFTeacher | TeacherClient | None
     ) -> Floats:
-        if teacher is None:
-            return rollout_log_probs(_prompted(self, question), rollouts, self.sampling)
-        if isinstance(teacher, HFTeacher):
-            return rollout_log_probs(_prompted(teacher, question), rollouts, Sampling(self.sampling.temperature))
-        return teacher.token_log_probs(question, rollouts)
+        if teacher is not None and not isinstance(teacher, HFTeacher):
+            return teacher.token_log_probs(question, rollouts)
+        model = self if teacher is None else teacher
+        sampling = self.sampling if teacher is None else Sampling(self.sampling.temperature)
+        with _SCORING:
+            return rollout_log_probs(_prompted(model, question), rollouts, sampling)
 
     def _teacher_inputs(
         self, request: ScoreRequest, teacher: HFTeacher | TeacherClient
@@ -263,12 +317,26 @@ class HFStudent:
             raise OpdAlignError(f"token {int(prefix.max())} of a prefix is outside the vocabulary ({vocabulary})")
 
     def _decode(self, caches: Mapping[int, PrefixCache | None], rows: _Rows) -> list[tuple[Ints, Tokens]]:
-        """Decodes a batch until all rows have ended; for each step, the rows still running and their new tokens."""
+        """Decodes a batch until all rows have ended; for each step, the rows still running and their new tokens.
+
+        A device that runs out of memory raises `_OutOfMemory`, which has the rows that ended before.
+        """
+        steps: list[tuple[Ints, Tokens]] = []
+        try:
+            self._decode_into(steps, caches, rows)
+        except RuntimeError as error:
+            if not should_reduce_batch_size(error):
+                raise
+            raise _OutOfMemory.after(steps, self.end_tokens, rows, error) from error
+        return steps
+
+    def _decode_into(
+        self, steps: list[tuple[Ints, Tokens]], caches: Mapping[int, PrefixCache | None], rows: _Rows
+    ) -> None:
         device = self.model.device
         groups = _row_groups(caches, rows, device)
         cache = generation_cache()
         input_B = torch.as_tensor(rows.input_R, device=device)
-        steps: list[tuple[Ints, Tokens]] = []
         running = np.ones(len(rows.row_R), bool)
         with shared_prefix_attention(self.model):
             while True:
@@ -287,7 +355,7 @@ class HFStudent:
                 steps.append((rows.row_R[running], token_B[running].astype(np.uint32)))
                 running &= ~np.isin(token_B, self.end_tokens) & (rows.max_new_R > len(steps))
                 if not running.any():
-                    return steps
+                    return
                 # Compacting the batch copies the caches, so finished rows are kept until a fifth has ended.
                 if running.mean() < 0.8:
                     kept = np.flatnonzero(running)
@@ -336,8 +404,28 @@ class _Rows:
         return _Rows(*(getattr(self, column.name)[rows] for column in fields(self)))
 
 
+class _OutOfMemory(RuntimeError):
+    """A batch that ran out of memory, with the rows that had ended before and their steps."""
+
+    finished_R: Ints
+    steps: list[tuple[Ints, Tokens]]
+
+    @staticmethod
+    def after(steps: Sequence[tuple[Ints, Tokens]], ends: Sequence[int], rows: _Rows, cause: Exception) -> _OutOfMemory:
+        """From all steps of a batch to those of the rows that ended: by an end token, or at their longest."""
+        error = _OutOfMemory(str(cause))
+        ended = [row[np.isin(token, ends)] for row, token in steps]
+        longest = dict(zip(rows.row_R.tolist(), rows.max_new_R.tolist(), strict=True))
+        ended += [np.array([row for row in running.tolist() if longest[row] == step], np.int64)
+                  for step, (running, _) in enumerate(steps, 1)]  # fmt: skip
+        error.finished_R = np.unique(np.concatenate([np.empty(0, np.int64), *ended]))
+        kept = [(row, token, np.isin(row, error.finished_R)) for row, token in steps]
+        error.steps = [(row[is_kept], token[is_kept]) for row, token, is_kept in kept]
+        return error
+
+
 def _prompted(model: HFStudent | HFTeacher, question: Question) -> PromptedModel:
-    return PromptedModel(model.name, model.model, list(model.prompt(question)))
+    return PromptedModel(model.name, model.model, list(model.prompt(question)), model.precision)
 
 
 def _row_groups(caches: Mapping[int, PrefixCache | None], rows: _Rows, device: Any) -> list[RowGroup]:

@@ -7,6 +7,7 @@ Nothing is prefilled twice, and nothing is copied per row. A batch may hold rows
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,9 @@ from transformers.cache_utils import DynamicLayer
 
 from opd_align.types import Ints, OpdAlignError
 
+MAX_BATCH_TOKENS = 1 << 19
+KV_SHARE = 0.4
+"""Share of the free memory for keys and values: a buffer that doubles is in memory twice for a moment."""
 ATTENTION = "opd_align_shared_prefix"
 """Name under which transformers knows the attention used while sampling."""
 
@@ -86,6 +90,28 @@ def prefill(model: Any, tokens: tuple[int, ...], *, layers: int, name: str) -> P
     if len(cache.layers) != layers:
         raise OpdAlignError(f"{name!r} caches {len(cache.layers)} layers, {layers} were expected")
     return PrefixCache([layer.keys[0] for layer in cache.layers], [layer.values[0] for layer in cache.layers])
+
+
+def kv_bytes_per_token(model: Any) -> int:
+    """Memory of the keys and values of one token, in all layers."""
+    config = model.config.get_text_config(decoder=True)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * int(config.num_hidden_layers) * int(heads) * int(size) * int(model.dtype.itemsize)
+
+
+def free_bytes(device: Any) -> int:
+    """Memory that is free on a device, including what torch holds without using it."""
+    if device.type == "cuda":
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + int(held)
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def fitting_tokens(model: Any) -> int:
+    """How many tokens a batch may have in memory: by the memory that is free, at most `MAX_BATCH_TOKENS`."""
+    fitting = int(KV_SHARE * free_bytes(model.device)) // kv_bytes_per_token(model)
+    return max(1, min(MAX_BATCH_TOKENS, fitting))
 
 
 def generation_cache() -> Cache:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from opd_align.backends.load_options import LoadOptions
 from opd_align.hub import cached_if_unreachable
 from opd_align.types import OpdAlignError, shortened
 
@@ -22,6 +23,10 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 # torch also knows the device "meta", which has shapes but no values.
 _DEVICE = re.compile(r"auto|cpu|(?:cuda|mps|xpu|npu|hpu|mlu|musa)(?::\d{1,3})?")
 _HUB_NAME = re.compile(r"[\w.-]{1,96}(?:/[\w.-]{1,96})?", re.ASCII)
+
+
+class HubUnreachable(OpdAlignError):
+    """The Hub does not answer, and there is no cached copy."""
 
 
 @dataclass(frozen=True)
@@ -45,35 +50,62 @@ class LoadedModel:
 
 
 def load_model(
-    reference: str, *, adapter: str | None = None, dtype: str = "auto", device: str = "auto", name: str | None = None
+    reference: str,
+    *,
+    adapter: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    name: str | None = None,
+    tokenizer: str | None = None,
+    load: LoadOptions | None = None,
 ) -> LoadedModel:
     """Loads a model.
 
     Args:
         reference: A folder made by `save_pretrained`, a .gguf file, a name on the Hub, or `embedded:student` /
-            `embedded:teacher`.
+            `embedded:teacher` / `embedded:careless`.
         adapter: Folder or Hub name of a PEFT adapter to load on top.
         dtype: "auto" (as saved; float32 on a CPU), "float32", "bfloat16" or "float16".
         device: A torch device; "auto" is a GPU if there is one.
         name: The model's name in tables; None takes the last part of `reference`.
+        tokenizer: Where the tokenizer is loaded from; None takes `reference`.
+        load: Further settings: revision, attention, quantisation, several GPUs. `None`: the defaults.
     """
     check_model(reference, dtype=dtype, device=device)
+    load = load or LoadOptions()
     source, options = resolve_reference(reference)
-    tokenizer = load_tokenizer(reference)
+    loaded_tokenizer = load_tokenizer(reference if tokenizer is None else tokenizer, **load.source)
     torch, transformers = _libraries()
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    _check_device(torch, reference, device)
     precision = "float32" if dtype == "auto" and device == "cpu" else dtype
     options["dtype"] = precision if precision == "auto" else getattr(torch, precision)
+    options |= load.model_arguments(transformers, torch)
+    if load.device_map is not None:
+        options["device_map"] = load.device_map
+    elif device != "cpu" and "gguf_file" not in options:
+        # From the file to the device: a copy in host memory would have to fit there, and takes as long again.
+        options["device_map"] = {"": device}
+    if load.rope_scaling is not None:
+        read = {name: value for name, value in options.items() if name == "gguf_file"} | load.source
+        options["config"] = _from_pretrained(transformers.AutoConfig, reference, source, read)
+        load.extend_context(options["config"])
     model = _from_pretrained(transformers.AutoModelForCausalLM, reference, source, options)
     if "gguf_file" in options:
         model = _unquantised(model)
     if adapter is not None:
         model = _with_adapter(model, adapter)
-    try:
+    if "device_map" not in options:
         model = model.to(device)
+    return LoadedModel(name or short_name(reference), model.eval(), loaded_tokenizer)
+
+
+def _check_device(torch: Any, reference: str, device: str) -> None:
+    """Rejects a device that does not exist here, before weights are read."""
+    try:
+        torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:  # torch reports a device it was not built for with an assertion
         raise OpdAlignError(f"cannot move {reference!r} to the device {device!r}: {_first_line(error)}") from error
-    return LoadedModel(name or short_name(reference), model.eval(), tokenizer)
 
 
 def check_model(reference: str, *, dtype: str = "auto", device: str = "auto") -> None:
@@ -96,11 +128,16 @@ def load_tokenizer(reference: str, **kwargs: Any) -> Any:
     return _from_pretrained(_libraries()[1].AutoTokenizer, reference, source, options | kwargs)
 
 
+def load_config(reference: str) -> Any:
+    """Loads only the config; raises `HubUnreachable` if it is neither on this machine nor can be downloaded."""
+    source, options = resolve_reference(reference)
+    return _from_pretrained(_libraries()[1].AutoConfig, reference, source, options)
+
+
 def weight_bytes(reference: str, *, dtype: str = "auto", device: str = "auto") -> int:
     """Memory of a model's weights in bytes, from its config alone: no weights are loaded."""
     torch, transformers = _libraries()
-    source, options = resolve_reference(reference)
-    config = _from_pretrained(transformers.AutoConfig, reference, source, options)
+    config = load_config(reference)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     on_gpu = torch.cuda.is_available() if device == "auto" else device != "cpu"
@@ -109,9 +146,10 @@ def weight_bytes(reference: str, *, dtype: str = "auto", device: str = "auto") -
     return sum(weight.numel() for weight in model.parameters()) * int(loaded.itemsize)
 
 
-def generation_configs(reference: str) -> tuple[Any, ...]:
+def generation_configs(reference: str, **kwargs: Any) -> tuple[Any, ...]:
     """The generation config without the model, if there is one: it names the end-of-sequence tokens."""
     source, options = resolve_reference(reference)
+    options |= kwargs
     with nullcontext() if Path(source).is_dir() else cached_if_unreachable():
         try:
             return (_libraries()[1].GenerationConfig.from_pretrained(source, **options),)
@@ -125,10 +163,10 @@ def _from_pretrained(auto_class: Any, reference: str, source: str, options: dict
         try:
             return auto_class.from_pretrained(source, **options)
         except Exception as error:  # damaged or missing files, no connection: each raised by another library
-            reason = _first_line(error)
+            reason, kind = _first_line(error), OpdAlignError
             if not reachable and re.search("connect|cache|offline", reason):
-                reason = "no connection to the Hub, and no cached copy"
-            raise OpdAlignError(
+                reason, kind = "no connection to the Hub, and no cached copy", HubUnreachable
+            raise kind(
                 f"cannot load {reference!r}: {reason}. Give a folder made by save_pretrained, a .gguf file, "
                 "the name of a model on the Hub (which needs a connection or a cached copy), "
                 f"or {EMBEDDED}student / {EMBEDDED}teacher"
@@ -140,11 +178,13 @@ def resolve_reference(reference: str) -> tuple[str, dict[str, Any]]:
     if reference.startswith(EMBEDDED):
         from opd_align import embedded
 
-        folders = {"student": embedded.student_path, "teacher": embedded.teacher_path}
+        folders = {
+            "student": embedded.student_path, "teacher": embedded.teacher_path, "careless": embedded.careless_path,
+        }  # fmt: skip
         name = reference.removeprefix(EMBEDDED)
         if name not in folders:
             raise OpdAlignError(
-                f"there is no {reference!r}; there are {' and '.join(EMBEDDED + each for each in folders)}"
+                f"there is no {reference!r}; there are {', '.join(EMBEDDED + each for each in folders)}"
             )
         return str(folders[name]()), {}
     # Unlike the methods of `Path`, these functions do not fail for a name that no file can have.
@@ -171,8 +211,11 @@ def context_length(model: Any) -> int | None:
 
 
 def update_with_weights(digest: Any, model: Any) -> Any:
-    """Adds all weights and the names of the active adapters to a digest, and returns it."""
+    """Adds all weights, the names of the active adapters and an extended context to a digest, and returns it."""
     digest.update(repr(_active_adapters(model)).encode())
+    rope = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") != "default":
+        digest.update(repr(sorted(rope.items())).encode())
     for name, weight in model.named_parameters():
         digest.update(f"{name}\0{weight.dtype}\0{tuple(weight.shape)}\0{_checksum(weight)}\0".encode())
     return digest

@@ -6,9 +6,8 @@ float32, twenty known tokens and ten. What is acceptable is decided elsewhere (`
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,17 @@ import torch
 from torch import Tensor
 
 from opd_align.backends.base import Prompt
-from opd_align.backends.scoring import PromptedModel, TopKTeacher, hidden_states, rollout_log_probs, tempered
+from opd_align.backends.precision import scoring_precision, stored_dtype
+from opd_align.backends.scoring import (
+    PromptedModel,
+    TopKTeacher,
+    hidden_states,
+    rollout_log_probs,
+    scored_head,
+    tempered,
+)
 from opd_align.backends.server import ServerStudent, ServerTeacher
-from opd_align.settings import Sampling
+from opd_align.settings import Precision, Sampling
 from opd_align.types import Floats, OpdAlignError, Question, Rollouts, ScoreRequest, Tokens, TopLogProbs
 
 PROBE_TOKENS = 64
@@ -142,22 +149,20 @@ def update_cosine(
 ) -> float:
     """Cosine of the distillation update in the models' own precision and in float32, along one completion.
 
-    The update is that of reverse KL on the full vocabulary, all positions concatenated. The float32 models are copies.
-    If this is called within autocast, autocast is part of the models' own precision.
+    The update is that of reverse KL on the full vocabulary, all positions concatenated. The models' own precision is
+    that in which they are scored (`PromptedModel.precision`), autocast included if this is called within it.
     """
     completion = completion[:PROBE_TOKENS]
-    originals = {id(each.model): each.model for each in (student, teacher)}
+    exact = [replace(each, precision="float32") for each in (student, teacher)]
+    for each in exact:
+        if stored_dtype(each.model) != "float32" and scoring_precision(each.model, each.precision) != "float32":
+            raise ProbeUnavailable(f"{each.name} cannot be computed in float32: its weights are quantised or offloaded")
     with torch.no_grad():
-        own = list(_updates(student, teacher, completion, temperature))
-        try:
-            exact = {key: copy.deepcopy(model).float() for key, model in originals.items()}
-        except Exception as error:  # too little memory, quantised or sharded weights: each raised by another library
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            raise ProbeUnavailable(f"the models cannot be copied in float32: {reason[0]}") from error
-        copies = [PromptedModel(each.name, exact[id(each.model)], each.prompt) for each in (student, teacher)]
+        own = list(distillation_updates(student, teacher, completion, temperature))
         dot = square = exact_square = 0.0
         with torch.autocast(student.model.device.type, enabled=False):
-            for update, reference in zip(own, _updates(copies[0], copies[1], completion, temperature), strict=True):
+            references = distillation_updates(exact[0], exact[1], completion, temperature)
+            for update, reference in zip(own, references, strict=True):
                 dot += float((update * reference).sum())
                 square += float((update**2).sum())
                 exact_square += float((reference**2).sum())
@@ -166,19 +171,21 @@ def update_cosine(
     return float(dot / np.sqrt(square * exact_square))
 
 
-def _updates(
+def distillation_updates(
     student: PromptedModel, teacher: PromptedModel, completion: Tokens, temperature: float
 ) -> Iterator[Tensor]:
+    """The update of reverse KL over the vocabulary, for some positions at a time: (positions, vocabulary)."""
     heads = [each.model.get_output_embeddings() for each in (student, teacher)]
     hidden = [hidden_states(each, [completion]) for each in (student, teacher)]
     vocabulary = min(int(head.weight.shape[0]) for head in heads)
-    for start in range(0, len(completion), CHUNK):
-        log_p, log_t = (
-            tempered(head(state[start : start + CHUNK])[..., :vocabulary], temperature)
-            for head, state in zip(heads, hidden, strict=True)
-        )
-        p, ratio = log_p.exp(), log_t.to(log_p.device) - log_p
-        yield (p * (ratio - (p * ratio).sum(-1, keepdim=True))).double()
+    with scored_head(student, heads[0]), scored_head(teacher, heads[1]):
+        for start in range(0, len(completion), CHUNK):
+            log_p, log_t = (
+                tempered(head(state[start : start + CHUNK])[..., :vocabulary], temperature)
+                for head, state in zip(heads, hidden, strict=True)
+            )
+            p, ratio = log_p.exp(), log_t.to(log_p.device) - log_p
+            yield (p * (ratio - (p * ratio).sum(-1, keepdim=True))).double()
 
 
 def padding_mass(prompted: PromptedModel, completion: Tokens, n_tokens: int) -> float:
@@ -194,9 +201,11 @@ def padding_mass(prompted: PromptedModel, completion: Tokens, n_tokens: int) -> 
     return total / len(completion)
 
 
-def prompted(model: Any, prompt: Prompt, question: Question, name: str) -> PromptedModel:
+def prompted(
+    model: Any, prompt: Prompt, question: Question, name: str, precision: Precision = "native"
+) -> PromptedModel:
     """A local model with its prompt of one question."""
-    return PromptedModel(name, model, list(prompt(question)))
+    return PromptedModel(name, model, list(prompt(question)), precision)
 
 
 def _own_tokens(question: Question, completion: Tokens) -> ScoreRequest:

@@ -1,4 +1,4 @@
-"""Responses of vLLM servers as values, each checked against what was requested.
+"""Responses of vLLM and SGLang servers as values, each checked against what was requested.
 
 A response that passes here can be stored: samples are lists of token ids of the vocabulary that end where the request
 says, log-probabilities are those of a distribution. Anything else raises `InvalidResponse`, which names the server.
@@ -85,10 +85,53 @@ def read_samples(
         raise InvalidResponse(
             f"{response.url} continued other tokens than those in the request; does it change the prompt?"
         )
+    return _checked_samples(response, samples, problem_of)
+
+
+def read_sglang_samples(
+    response: HttpResponse,
+    n: int,
+    context: Sequence[int],
+    end_tokens: Sequence[int],
+    problem_of: Callable[[Any, Any], str | None],
+) -> list[Sample]:
+    """The `n` samples of a response of SGLang's `/generate`, in order; see `read_samples`."""
+    try:
+        listed = response.json()
+        samples = [_sglang_sample(item, end_tokens) for item in listed]
+        lengths = [item["meta_info"].get("prompt_tokens", len(context)) for item in listed]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        samples, lengths = [], []
+    if len(samples) != n or any(not isinstance(tokens, list) for tokens, _ in samples):
+        raise InvalidResponse(
+            f"{response.url} did not return {n} lists of token ids, as SGLang does. The response starts with "
+            f"{response.excerpt!r}"
+        )
+    if any(length != len(context) for length in lengths):
+        raise InvalidResponse(
+            f"{response.url} continued other tokens than those in the request; does it change the prompt?"
+        )
+    return _checked_samples(response, samples, problem_of)
+
+
+def _sglang_sample(item: Any, end_tokens: Sequence[int]) -> Sample:
+    meta = item["meta_info"]
+    drawn = [token for _, token, *_ in meta["output_token_logprobs"]]
+    tokens = item.get("output_ids", drawn)
+    if tokens != drawn:
+        raise ValueError("output_ids are not the tokens of output_token_logprobs")
+    reason = meta["finish_reason"]["type"]
+    # The length is checked before the end.
+    return tokens, "stop" if reason == "length" and tokens and tokens[-1] in end_tokens else reason
+
+
+def _checked_samples(
+    response: HttpResponse, samples: list[Sample], problem_of: Callable[[Any, Any], str | None]
+) -> list[Sample]:
     problems = [problem for sample in samples if (problem := problem_of(*sample)) is not None]
     if problems:
         raise InvalidResponse(
-            f"{response.url} {problems[0]} ({len(problems)} of {n} samples are invalid)",
+            f"{response.url} {problems[0]} ({len(problems)} of {len(samples)} samples are invalid)",
             replace(response, value=samples),
         )
     return samples
@@ -107,6 +150,29 @@ def read_prompt_log_probs(
     if len(positions) != len(prompt) + len(tokens) or any(a not in row for a, row in zip(tokens, rows, strict=True)):
         raise InvalidResponse(
             f"{response.url} did not return the prompt's log-probabilities, as vLLM does. "
+            f"The response starts with {response.excerpt!r}"
+        )
+    return [_log_probs(row, response.url, top, vocabulary) for row in rows]
+
+
+def read_sglang_log_probs(
+    response: HttpResponse, completion: Sequence[int], top: int, vocabulary: int | None
+) -> list[dict[int, float]]:
+    """Like `read_prompt_log_probs`, from a response of SGLang's `/generate`."""
+    try:
+        meta = response.json()["meta_info"]
+        # The first position is the prompt's last token.
+        own = [(token, value) for value, token, *_ in meta["input_token_logprobs"][1:]]
+        likely = meta["input_top_logprobs"][1:] if top else [()] * len(own)
+        rows = [
+            {str(each): number for number, each, *_ in more or ()} | {str(token): value}
+            for (token, value), more in zip(own, likely, strict=True)
+        ]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        own, rows = [], []
+    if [token for token, _ in own] != list(completion):
+        raise InvalidResponse(
+            f"{response.url} did not return the prompt's log-probabilities, as SGLang does. "
             f"The response starts with {response.excerpt!r}"
         )
     return [_log_probs(row, response.url, top, vocabulary) for row in rows]

@@ -1,14 +1,15 @@
 """Scoring along a path: next-token probabilities of student and teachers, without ever holding all logits.
 
 A path of 30,000 tokens times a vocabulary of 152,000 is 18 GB of logits per model. So each model's body runs once and
-returns hidden states; then the output layers run on a few positions at a time, and each chunk is reduced to what a node
-needs: log-probabilities of the kept tokens, entropies, divergences.
+returns hidden states; then the output layers run on as many positions as fit into the memory that is free, one model
+after the other, and each chunk is reduced to what a node needs (`scoring_columns`): log-probabilities of the kept
+tokens, entropies, divergences. `precision` says in how many digits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,24 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opd_align.settings import Sampling
-from opd_align.types import (
-    OVERLAP_TOP_K,
-    Floats,
-    OpdAlignError,
-    PathScores,
-    Rollouts,
-    ScoreRequest,
-    TeacherScores,
-    Tokens,
-    TopLogProbs,
-)
+from opd_align.backends.precision import float32_layers, float32_weights, scoring_precision
+from opd_align.backends.scoring_columns import Chunk, Columns, block_bytes, row_blocks
+from opd_align.settings import Precision, Sampling
+from opd_align.types import Floats, OpdAlignError, PathScores, Rollouts, ScoreRequest, Tokens, TopLogProbs
 
-CHUNK_BYTES = 64 << 20
-"""Memory for the probabilities of one chunk of positions, student and teachers together."""
-
-COMPARED = ("entropy_T", "kl_T", "js_T", "l2_T", "cosine_T", "overlap_T", "overlap_advantage_T")
-"""Full-vocabulary columns of a teacher."""
+CPU_BYTES = 1 << 30
+"""Memory for one chunk of positions on a CPU, unless it is set."""
+GPU_SHARE, MIN_GPU_BYTES, MAX_GPU_BYTES = 0.5, 64 << 20, 16 << 30
+"""Share of a GPU's free memory for one chunk, and its limits; more than the largest is not faster."""
+CHUNK_ARRAYS = 3
+"""Float32 arrays of a chunk's size that are alive at once: the student's log-probabilities, one model's logits and its
+log-probabilities. All others are of the size of a block (`row_blocks`)."""
 
 BODY_TOKENS = 16384
 """Tokens per forward pass of a model's body when many completions are scored."""
@@ -46,6 +41,17 @@ class TokenizerMismatch(OpdAlignError):
 def sampled_log_probs(sampling: Sampling, logits: Tensor) -> Tensor:
     """Log-probabilities of the distribution that is sampled from, in float32; -inf for tokens that are cut off."""
     log_p = tempered(logits, sampling.temperature)
+    if (not sampling.top_k or sampling.top_k >= log_p.shape[-1]) and sampling.top_p == 1:
+        return log_p
+    if log_p.ndim == 1:
+        return _cut_off(sampling, log_p)
+    for (block,) in row_blocks(log_p):
+        block.copy_(_cut_off(sampling, block))
+    return log_p
+
+
+def _cut_off(sampling: Sampling, log_p: Tensor) -> Tensor:
+    """Top-k, then top-p, each renormalised."""
     if sampling.top_k and sampling.top_k < log_p.shape[-1]:
         # Tokens that tie with the last one are kept, as in transformers.
         threshold = log_p.topk(sampling.top_k, dim=-1).values[..., -1:]
@@ -61,22 +67,17 @@ def sampled_log_probs(sampling: Sampling, logits: Tensor) -> Tensor:
 
 def tempered(logits: Tensor, temperature: float) -> Tensor:
     """Log-probabilities at a temperature, in float32."""
-    logits = logits.float()
-    return _normalised(logits if temperature == 1 else logits / temperature)
+    return _normalised(logits.float() if temperature == 1 else logits.float() / temperature)
 
 
 def _normalised(logits: Tensor) -> Tensor:
     """`log_softmax` in float32, two digits more accurate over 152,000 tokens: `sum` adds pairwise, not in sequence."""
-    logits = logits - logits.amax(-1, keepdim=True)
-    return logits.sub_(logits.exp().sum(-1, keepdim=True).log_())
-
-
-def _sum(values: Tensor) -> Tensor:
-    return values.sum(-1).double()
-
-
-def _norm(values: Tensor) -> Tensor:
-    return _sum(values * values).sqrt_()
+    log_p = logits - logits.amax(-1, keepdim=True)
+    if log_p.ndim == 1:
+        return log_p.sub_(log_p.exp().sum(-1, keepdim=True).log_())
+    for (block,) in row_blocks(log_p):
+        block.sub_(block.exp().sum(-1, keepdim=True).log_())
+    return log_p
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,13 @@ class PromptedModel:
         name: The model's name in results and messages.
         model: A causal language model in eval mode.
         prompt: Token ids before the completion; at least one.
+        precision: The precision in which it is scored.
     """
 
     name: str
     model: Any
     prompt: Sequence[int]
+    precision: Precision = "native"
 
     def __post_init__(self) -> None:
         if not len(self.prompt):
@@ -111,12 +114,15 @@ class TopKTeacher:
     name: str
     top: TopLogProbs
 
-    def log_probs(self, start: int, log_p: Tensor) -> Tensor:
+    def log_probs(self, rows: Any, log_p: Tensor) -> Tensor:
         """Full distributions: the known tokens as given, the remaining mass in proportion to the student.
 
         Of all distributions that agree with the known values, this is the closest to the student's in KL.
+
+        Args:
+            rows: Positions of the completion, as a slice or array.
+            log_p: The student's log-probabilities there.
         """
-        rows = slice(start, start + len(log_p))
         outside = int(self.top.token_TK[rows].max(initial=0))
         if outside >= log_p.shape[-1]:
             raise OpdAlignError(
@@ -125,12 +131,20 @@ class TopKTeacher:
             )
         token = torch.as_tensor(self.top.token_TK[rows], device=log_p.device)
         log_t = torch.as_tensor(self.top.log_t_TK[rows], device=log_p.device)
-        known = torch.zeros_like(log_p, dtype=torch.bool).scatter_(1, token, True)
-        given = torch.full_like(log_p, -torch.inf).scatter_(1, token, log_t.to(log_p.dtype))
-        remaining = torch.log((1 - _sum(given.exp())).clamp(min=1e-12))
-        others = torch.logsumexp(log_p.masked_fill(known, -torch.inf).double(), -1)
-        spread = log_p + (remaining - others).to(log_p.dtype)[:, None]
-        return torch.where(known, given, spread)
+        result, start = torch.empty_like(log_p), 0
+        for (block,) in row_blocks(log_p):
+            part = slice(start, start + len(block))
+            result[part], start = _completed(block, token[part], log_t[part]), part.stop
+        return result
+
+
+def _completed(log_p: Tensor, token: Tensor, log_t: Tensor) -> Tensor:
+    known = torch.zeros_like(log_p, dtype=torch.bool).scatter_(1, token, True)
+    given = torch.full_like(log_p, -torch.inf).scatter_(1, token, log_t.to(log_p.dtype))
+    remaining = torch.log((1 - given.exp().sum(-1).double()).clamp(min=1e-12))
+    others = torch.logsumexp(log_p.masked_fill(known, -torch.inf).double(), -1)
+    spread = log_p + (remaining - others).to(log_p.dtype)[:, None]
+    return torch.where(known, given, spread)
 
 
 @dataclass(frozen=True)
@@ -155,11 +169,14 @@ def score_path(
     teachers: Sequence[PromptedModel | RemoteTeacher | TopKTeacher],
     request: ScoreRequest,
     sampling: Sampling,
+    *,
+    chunk_bytes: int | None = None,
 ) -> PathScores:
     """Scores student and teachers along one completion, each after its own prompt.
 
     The student's probabilities are those it samples with. A teacher's are at the same temperature, over the tokens
-    that student and all teachers have in common: vocabularies are padded to different lengths.
+    that student and all teachers have in common: vocabularies are padded to different lengths. `chunk_bytes` is the
+    memory for one chunk of positions; `None`: by the memory that is free.
     """
     completion = np.asarray(request.completion, np.uint32)
     full_teachers = [teacher for teacher in teachers if not isinstance(teacher, TopKTeacher)]
@@ -168,23 +185,45 @@ def score_path(
             "a teacher behind a server returns probabilities at temperature 1; sample the student at temperature 1 too"
         )
     models: list[PromptedModel | RemoteTeacher] = [student, *full_teachers]
-    with torch.no_grad():
+    with torch.no_grad(), ExitStack() as stack:
         heads = [model.head if isinstance(model, RemoteTeacher) else output_layer(model) for model in models]
         vocabulary = min(int(head.weight.shape[0]) for head in heads)
         _check_tokens(completion, vocabulary)
         hidden = [
             model.hidden if isinstance(model, RemoteTeacher) else hidden_states(model, [completion]) for model in models
         ]
-        columns = _Columns(completion, [teacher.name for teacher in teachers])
-        for start, stop in _chunks(len(completion), vocabulary * len(models)):
+        for model, head in zip(models, heads, strict=True):
+            stack.enter_context(scored_head(model, head))
+        states = [_States(*each, vocabulary, sampling.temperature) for each in zip(heads, hidden, strict=True)]
+        by_name = {model.name: each for model, each in zip(full_teachers, states[1:], strict=True)}
+        sources = [each if isinstance(each, TopKTeacher) else by_name[each.name] for each in teachers]
+        columns = Columns(completion, [teacher.name for teacher in teachers])
+        budget = min(_chunk_bytes(state.device, chunk_bytes) for state in hidden)
+        for start, stop in _chunks(len(completion), vocabulary, budget, block_bytes(hidden[0].device)):
             log_p = sampled_log_probs(sampling, heads[0](hidden[0][start:stop]))[..., :vocabulary]
-            log_t = {
-                model.name: tempered(head(state[start:stop])[..., :vocabulary], sampling.temperature).to(log_p.device)
-                for model, head, state in zip(full_teachers, heads[1:], hidden[1:], strict=True)
-            }
-            log_t |= {each.name: each.log_probs(start, log_p) for each in teachers if isinstance(each, TopKTeacher)}
-            _reduce(log_p, [log_t[teacher.name] for teacher in teachers], request, start, columns)
+            Chunk(log_p, request, start, columns).reduce(sources)
     return columns.scores()
+
+
+@dataclass(frozen=True)
+class _States:
+    """A teacher's hidden states along a path, and the output layer that makes log-probabilities of them."""
+
+    head: Any
+    hidden: Tensor
+    vocabulary: int
+    temperature: float
+
+    def log_probs(self, rows: Any, log_p: Tensor) -> Tensor:
+        logits = self.head(self.hidden[rows])[..., : self.vocabulary]
+        return tempered(logits, self.temperature).to(log_p.device)
+
+
+def scored_head(model: PromptedModel | RemoteTeacher, head: Any) -> AbstractContextManager[Any]:
+    """The output layer in the precision in which its model is scored; that of a remote teacher comes in it."""
+    if isinstance(model, RemoteTeacher) or scoring_precision(model.model, model.precision) == "native":
+        return nullcontext()
+    return float32_weights(head)
 
 
 def rollout_log_probs(prompted: PromptedModel, rollouts: Rollouts, sampling: Sampling) -> Floats:
@@ -195,7 +234,9 @@ def rollout_log_probs(prompted: PromptedModel, rollouts: Rollouts, sampling: Sam
         head = output_layer(prompted)
         for rows in _length_batches(rollouts.length_R, len(prompted.prompt)):
             completions = [rollouts.completion(int(row)) for row in rows]
-            scored = _log_probs(head, hidden_states(prompted, completions), np.concatenate(completions), sampling)
+            hidden = hidden_states(prompted, completions)
+            with scored_head(prompted, head):
+                scored = _log_probs(head, hidden, np.concatenate(completions), sampling)
             ends = np.cumsum([len(completion) for completion in completions])[:-1]
             for row, values in zip(rows, np.split(scored, ends), strict=True):
                 result[rollouts.offsets[row] : rollouts.offsets[row + 1]] = values
@@ -276,7 +317,10 @@ def _recorded_autocast(module: Any, device_type: str) -> Iterator[_Autocast]:
 
 
 def hidden_states(prompted: PromptedModel, completions: Sequence[Tokens]) -> Tensor:
-    """Last hidden state before each token of the completions, concatenated: (tokens, d)."""
+    """Last hidden state before each token of the completions, concatenated: (tokens, d).
+
+    They are in the precision in which the model's output layer is to be called.
+    """
     lengths = [len(completion) for completion in completions]
     longest = len(prompted.prompt) + max(*lengths, 1) - 1  # the last token is scored, not read
     limit = getattr(prompted.model.config, "max_position_embeddings", None)
@@ -289,10 +333,11 @@ def hidden_states(prompted: PromptedModel, completions: Sequence[Tokens]) -> Ten
     for row, completion in enumerate(completions):
         ids[row, len(prompted.prompt) : len(prompted.prompt) + len(completion) - 1] = completion[:-1]
     # In a causal model, padding on the right does not affect what is left of it: no mask is needed.
-    tokens = torch.as_tensor(ids, device=prompted.model.device)
-    hidden: Tensor = _body(prompted.model)(input_ids=tokens, use_cache=False).last_hidden_state[
-        :, len(prompted.prompt) - 1 :
-    ]
+    tokens, body = torch.as_tensor(ids, device=prompted.model.device), _body(prompted.model)
+    precision = scoring_precision(prompted.model, prompted.precision)
+    with float32_layers(prompted.model, body) if precision == "float32" else nullcontext():
+        hidden: Tensor = body(input_ids=tokens, use_cache=False).last_hidden_state[:, len(prompted.prompt) - 1 :]
+    hidden = hidden if precision == "native" else hidden.float()
     if len(completions) == 1:
         return hidden[0, : lengths[0]]
     return torch.cat([state[:length] for state, length in zip(hidden, lengths, strict=True)])
@@ -300,7 +345,8 @@ def hidden_states(prompted: PromptedModel, completions: Sequence[Tokens]) -> Ten
 
 def _log_probs(head: Any, hidden: Tensor, tokens: Tokens, sampling: Sampling) -> Floats:
     result = np.empty(len(tokens))
-    for start, stop in _chunks(len(tokens), head.weight.shape[0]):
+    sizes = _chunk_bytes(hidden.device, None), block_bytes(hidden.device)
+    for start, stop in _chunks(len(tokens), head.weight.shape[0], *sizes):
         log_p = sampled_log_probs(sampling, head(hidden[start:stop]))
         token = torch.as_tensor(tokens[start:stop].astype(np.int64), device=log_p.device)
         result[start:stop] = log_p.gather(-1, token[:, None])[:, 0].double().cpu().numpy()
@@ -316,104 +362,24 @@ def _length_batches(length_R: Any, prompt: int) -> Iterator[Any]:
         order = order[size:]
 
 
-def _chunks(length: int, width: int) -> Iterator[tuple[int, int]]:
-    # About five float32 arrays of the chunk's size are alive at once.
-    step = max(1, CHUNK_BYTES // (5 * 4 * width))
+def _chunk_bytes(device: Any, given: int | None) -> int:
+    """Memory for one chunk: what is given, else a share of what is free on a GPU, else what a CPU can spare."""
+    if given is not None:
+        return given
+    if device.type != "cuda":
+        return CPU_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(min(max(GPU_SHARE * (free + held), MIN_GPU_BYTES), MAX_GPU_BYTES))
+
+
+def _chunks(length: int, vocabulary: int, budget: int, block: int) -> Iterator[tuple[int, int]]:
+    """The position where each chunk begins and the one after its end, for bytes of memory in all and per block.
+
+    The number of positions is a power of two: it then seldom depends on how much memory is free, on which the last
+    digit of a matrix product depends.
+    """
+    rows = max(1, (budget - min(block, budget // 2)) // (CHUNK_ARRAYS * 4 * vocabulary))
+    step = 1 << (rows.bit_length() - 1)
     for start in range(0, length, step):
         yield start, min(start + step, length)
-
-
-class _Columns:
-    """The results of the chunks so far.
-
-    Arrays for all positions are allocated at once, and those for children grow by doubling: small arrays that outlive
-    their chunk would fill the gaps that its large ones leave, and malloc would need new memory for every next chunk
-    (28 MB each, with two models and 152,000 tokens).
-    """
-
-    def __init__(self, completion: Tokens, teachers: Sequence[str]) -> None:
-        length = len(completion)
-        self.completion, self.teachers, self.filled = completion, teachers, 0
-        self.size_T, self.entropy_T = np.zeros(length, np.int64), np.zeros(length)
-        self.comparison = [{name: np.zeros(length) for name in COMPARED} for _ in teachers]
-        self.token_C = np.zeros(4 * length + 64, np.uint32)
-        self.log_C = np.zeros((1 + len(teachers), len(self.token_C)))
-
-    def put(self, start: int, kept: Tensor, log: Sequence[Tensor]) -> None:
-        """Adds the kept children of a chunk that starts at a position; `log` has student first, then the teachers."""
-        row, token = kept.nonzero(as_tuple=True)
-        end = self.filled + len(row)
-        while end > len(self.token_C):
-            self.token_C = np.concatenate([self.token_C, np.zeros_like(self.token_C)])
-            self.log_C = np.concatenate([self.log_C, np.zeros_like(self.log_C)], axis=1)
-        self.size_T[start : start + len(kept)] = kept.sum(-1).cpu().numpy()
-        self.token_C[self.filled : end] = token.cpu().numpy()
-        for column_C, log_model in zip(self.log_C, log, strict=True):
-            column_C[self.filled : end] = log_model[row, token].double().cpu().numpy()
-        self.filled = end
-
-    def scores(self) -> PathScores:
-        teachers = {
-            name: TeacherScores(log_t_C=self.log_C[1 + index, : self.filled].copy(), **self.comparison[index])
-            for index, name in enumerate(self.teachers)
-        }
-        return PathScores(
-            self.completion,
-            np.concatenate([[0], np.cumsum(self.size_T)]).astype(np.int64),
-            self.token_C[: self.filled].copy(),
-            self.log_C[0, : self.filled].copy(),
-            self.entropy_T,
-            teachers,
-        )
-
-
-def _reduce(log_p: Tensor, log_t: Sequence[Tensor], request: ScoreRequest, start: int, columns: _Columns) -> None:
-    floor = float(np.log(request.floor))
-    stop = start + len(log_p)
-    kept = log_p > floor
-    for other in log_t:
-        kept |= other > floor
-    position = torch.arange(len(log_p), device=log_p.device)
-    own = torch.as_tensor(columns.completion[start:stop].astype(np.int64), device=log_p.device)
-    kept[position, own] = True
-    inside = (request.keep_depth >= start) & (request.keep_depth < stop)
-    inside &= request.keep_token < log_p.shape[-1]
-    depth = torch.as_tensor(request.keep_depth[inside] - start, device=log_p.device)
-    kept[depth, torch.as_tensor(request.keep_token[inside].astype(np.int64), device=log_p.device)] = True
-    columns.put(start, kept, [log_p, *log_t])
-    p = log_p.exp()
-    columns.entropy_T[start:stop] = _entropy(log_p, p)
-    for comparison, other in zip(columns.comparison, log_t, strict=True):
-        for name, value in _compare(log_p, p, other).items():
-            comparison[name][start:stop] = value
-
-
-def _compare(log_p: Tensor, p: Tensor, log_t: Tensor) -> dict[str, Any]:
-    t = log_t.exp()
-    log_m = ((p + t) / 2).log_()
-    js = (_kl(p, log_p, log_m) + _kl(t, log_t, log_m)) / 2
-    cosine = _sum(p * t) / (_norm(p) * _norm(t))
-    columns = {"kl_T": _kl(p, log_p, log_t), "js_T": js, "l2_T": _norm(p - t), "cosine_T": cosine}
-    columns["overlap_T"], columns["overlap_advantage_T"] = _overlap(log_p, log_t)
-    return {name: column.cpu().numpy() for name, column in columns.items()} | {"entropy_T": _entropy(log_t, t)}
-
-
-def _overlap(log_p: Tensor, log_t: Tensor) -> tuple[Tensor, Tensor]:
-    """How far the most likely tokens of student and teacher are the same, and the teacher's preference among those."""
-    k = min(OVERLAP_TOP_K, log_p.shape[-1])
-    top_p, top_t = log_p.topk(k, dim=-1).indices, log_t.topk(k, dim=-1).indices
-    log_p, log_t = log_p.gather(-1, top_t).double(), log_t.gather(-1, top_t).double()
-    # Tokens that sampling cuts off are not among the student's, whatever rank `topk` gives them.
-    shared = (top_t[:, :, None] == top_p[:, None, :]).any(-1) & torch.isfinite(log_p) & torch.isfinite(log_t)
-    count = shared.sum(-1)
-    advantage = (log_t.exp() * (log_p - log_t)).masked_fill(~shared, 0.0).sum(-1) / count  # 0 / 0 is NaN
-    return count.double() / k, advantage
-
-
-def _kl(weight: Tensor, log_a: Tensor, log_b: Tensor) -> Tensor:
-    # 0 · log(0 / x) is 0, and rounding must not make a divergence negative.
-    return _sum((log_a - log_b).mul_(weight).masked_fill_(weight == 0, 0.0)).clamp(min=0.0)
-
-
-def _entropy(log_p: Tensor, p: Tensor) -> Any:
-    return -_sum((p * log_p).masked_fill_(p == 0, 0.0)).cpu().numpy()

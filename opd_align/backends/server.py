@@ -1,4 +1,4 @@
-"""vLLM servers with an OpenAI-compatible API as sampler: token ids in, token ids out, over HTTP.
+"""vLLM and SGLang servers as sampler: token ids in, token ids out, over HTTP. What they are asked is in `server_api`.
 
 Transient errors are retried, on other servers if there are several (`http_pool`). A request that a server rejects
 permanently (HTTP 400, 413, 422) becomes failures with its reason, and the other requests continue; if all requests of a
@@ -55,10 +55,9 @@ from opd_align.backends.responses import (
     Sample,
     check_repetition,
     read_context_length,
-    read_prompt_log_probs,
-    read_samples,
     suspicious_repetition,
 )
+from opd_align.backends.server_api import VLLM, LogProbsQuery, SamplesQuery, ServerApi
 from opd_align.types import (
     Failure,
     Floats,
@@ -79,22 +78,26 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+COMPARED_SAMPLES = 4
+"""Number of samples whose log-probabilities are compared with the scorer's."""
 REJECTED = {400, 413, 422}
 """HTTP statuses with which a server rejects one request permanently."""
 
 
-def build_student(spec: StudentSpec) -> ServerStudent:
+def build_student(spec: StudentSpec, api: ServerApi = VLLM) -> ServerStudent:
     """The student of a model configuration; without a scorer, and without weights here, if it only samples."""
     model = spec.model
     scorer: Any = spec.build_scorer() if spec.scored else None
-    end_tokens = spec.end_tokens(*generation_configs(model.model)) if scorer is None else scorer.end_tokens
+    end_tokens = (
+        spec.end_tokens(*generation_configs(model.model, **model.load.source)) if scorer is None else scorer.end_tokens
+    )
     name = model.served_as or model.model
-    return ServerStudent(model.url, name, spec.prompt, end_tokens, scorer, spec.sampling, model.http)
+    return ServerStudent(model.url, name, spec.prompt, end_tokens, scorer, spec.sampling, model.http, api)
 
 
-def build_teacher(name: str, model: ModelSpec, prompt: Prompt) -> ServerTeacher:
+def build_teacher(name: str, model: ModelSpec, prompt: Prompt, api: ServerApi = VLLM) -> ServerTeacher:
     """The teacher of a model configuration."""
-    return ServerTeacher(name, model.url, model.served_as or model.model, prompt, http=model.http)
+    return ServerTeacher(name, model.url, model.served_as or model.model, prompt, http=model.http, api=api)
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,7 @@ class ServerStudent(EngineStudent):
             student only samples.
         sampling: Temperature (0.01 or above), top-p, top-k, maximum completion length and seed.
         http: Concurrency, timeouts and API key.
+        api: The kind of server.
     """
 
     url: str | Sequence[str] = field(repr=False)
@@ -119,6 +123,7 @@ class ServerStudent(EngineStudent):
     scorer: Scorer
     sampling: Sampling
     http: HttpSettings = field(default_factory=HttpSettings)
+    api: ServerApi = VLLM
 
     def __post_init__(self) -> None:
         import_httpx()
@@ -132,7 +137,11 @@ class ServerStudent(EngineStudent):
     @property
     def fingerprint(self) -> str:
         """A hash of model name and settings; the scorer's fingerprint covers the weights. Addresses are not in it."""
-        parts = (self.model, self.sampling, sorted(self.end_tokens), getattr(self.scorer, "fingerprint", None))
+        parts: tuple[Any, ...] = (
+            self.model, self.sampling, sorted(self.end_tokens), getattr(self.scorer, "fingerprint", None),
+        )  # fmt: skip
+        if self.api != VLLM:  # another sampler: its rollouts are not mixed with those of vLLM
+            parts += (self.api.name,)
         return f"server-{blake2b(repr(parts).encode(), digest_size=16).hexdigest()}"
 
     @property
@@ -146,6 +155,7 @@ class ServerStudent(EngineStudent):
         if sent:
             _run(self._send(sent))
             self._check_samples(sent)
+            self._compare_log_probs(sent)
         return Rollouts.join([self._rollouts(call) for call in calls])
 
     def _calls(self, requests: Sequence[SampleRequest]) -> list[_Call]:
@@ -170,13 +180,13 @@ class ServerStudent(EngineStudent):
             try:
                 async with asyncio.TaskGroup() as group:
                     for call in order:
-                        group.create_task(client.complete(call, self._body(call), self._problem_of(call)))
+                        group.create_task(client.complete(call, self._query(call), self._problem_of(call)))
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None
             if all(call.rejection is not None for call in order):
                 raise OpdAlignError(
                     f"{order[0].server} rejected all {len(order)} requests of a batch; the first with "
-                    f"{order[0].rejection}. Is it a vLLM server, started for this model and these settings?"
+                    f"{order[0].rejection}. Is it a {self.api.name} server, started for this model and these settings?"
                 )
 
     def _problem_of(self, call: _Call) -> Callable[[Any, Any], str | None]:
@@ -220,26 +230,29 @@ class ServerStudent(EngineStudent):
                     request.question.id,
                 )
 
-    def _body(self, call: _Call) -> dict[str, Any]:
-        sampling = self.sampling
-        return {
-            "model": self.model,
-            "prompt": call.context,
-            "n": call.request.n,
-            "seed": first_seed(call.request, call.fingerprint, call.prompt),
-            "max_tokens": call.max_new_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            # The server takes anything that is not set here from the model's generation_config.json.
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            "stop_token_ids": list(self.end_tokens),
-            "ignore_eos": True,
-            "return_token_ids": True,
-        }
+    def _compare_log_probs(self, calls: Sequence[_Call]) -> None:
+        """Compares the servers' log-probabilities of the first samples with the scorer's, once."""
+        report = getattr(self.scorer, "report", None)
+        if report is None or not report.wants_sampler_gap():
+            return
+        valid = ((call, call.valid_samples(self._problem_of(call))) for call in calls)
+        call, samples = next(((call, samples) for call, samples in valid if samples), (calls[0], []))
+        prefix = call.request.prefix
+        completions = [np.append(prefix, tokens).astype(np.uint32) for tokens, _ in samples[:COMPARED_SAMPLES]]
+        rollouts = Rollouts.of(completions, launch=[len(prefix)] * len(completions))
+        teacher = ServerTeacher(self.name, self.url, self.model, self.prompt, http=self.http, api=self.api)
+        try:
+            sampled = teacher.token_log_probs(call.request.question, rollouts)
+        except OpdAlignError as error:  # a server that returns no log-probabilities can still sample
+            report.skip_sampler_gap(error)
+            return
+        report.measure_sampler_gap(self.scorer, call.request.question, rollouts, sampled, "the server")
+
+    def _query(self, call: _Call) -> SamplesQuery:
+        seed = first_seed(call.request, call.fingerprint, call.prompt)
+        return SamplesQuery(
+            self.model, call.context, call.request.n, seed, call.max_new_tokens, self.end_tokens, self.sampling
+        )
 
     def _rollouts(self, call: _Call) -> Rollouts:
         key = call.request.keys(call.fingerprint, call.prompt).tolist()
@@ -272,6 +285,7 @@ class ServerTeacher:
         prompt: From a question to the token ids before the completion, demonstrations and the like included.
         top: How many tokens to request per position; at most the server's `--max-logprobs` (vLLM's default is 20).
         http: Concurrency, timeouts and API key.
+        api: The kind of server.
     """
 
     name: str
@@ -280,6 +294,7 @@ class ServerTeacher:
     prompt: Prompt
     top: int = 20
     http: HttpSettings = field(default_factory=HttpSettings)
+    api: ServerApi = VLLM
 
     def __post_init__(self) -> None:
         _check_urls(self.url, self.model)
@@ -330,7 +345,9 @@ class ServerTeacher:
             async with _Client(self) as client:
                 await client.context_length()
                 tasks = [
-                    asyncio.ensure_future(client.prompt_log_probs(prompt, list(map(int, each)), top, vocabulary))
+                    asyncio.ensure_future(
+                        client.log_probs(LogProbsQuery(self.model, prompt, list(map(int, each)), top, vocabulary))
+                    )
                     for each in completions
                 ]
                 try:
@@ -369,7 +386,7 @@ class _Client:
     """The requests that a student or teacher sends, over an open connection pool."""
 
     def __init__(self, owner: ServerStudent | ServerTeacher) -> None:
-        self.model, self.pool = owner.model, HttpPool(owner.url, owner.http)
+        self.model, self.api, self.pool = owner.model, owner.api, HttpPool(owner.url, owner.http)
 
     async def __aenter__(self) -> _Client:
         await self.pool.__aenter__()
@@ -387,12 +404,12 @@ class _Client:
             limits.append(read_context_length(response, self.model))
         return min((limit for limit in limits if limit is not None), default=None)
 
-    async def complete(self, call: _Call, body: dict[str, Any], problem_of: Callable[[Any, Any], str | None]) -> None:
+    async def complete(self, call: _Call, query: SamplesQuery, problem_of: Callable[[Any, Any], str | None]) -> None:
         """Requests the samples of a call."""
-        n, context = call.request.n, call.context
+        api = self.api
         try:
             response = await self.pool.call(
-                "POST", "/v1/completions", body, read=lambda each: read_samples(each, n, context, problem_of)
+                "POST", api.path, api.samples_body(query), read=lambda each: api.read_samples(each, query, problem_of)
             )
         except InvalidResponse as error:
             if error.readable is None:
@@ -407,23 +424,11 @@ class _Client:
         else:
             call.samples = response.value
 
-    async def prompt_log_probs(
-        self, prompt: list[int], completion: list[int], top: int, vocabulary: int | None
-    ) -> list[dict[int, float]]:
+    async def log_probs(self, query: LogProbsQuery) -> list[dict[int, float]]:
         """For each token of a completion, the log-probabilities of that token and of the most likely ones."""
-        body = {
-            "model": self.model,
-            "prompt": prompt + completion,
-            "max_tokens": 1,
-            "temperature": 1.0,
-            "prompt_logprobs": top,
-        }
-        response = await self.pool.call(
-            "POST",
-            "/v1/completions",
-            body,
-            read=lambda each: read_prompt_log_probs(each, prompt, completion, top, vocabulary),
-        )
+        api = self.api
+        body = api.log_probs_body(query)
+        response = await self.pool.call("POST", api.path, body, read=lambda each: api.read_log_probs(each, query))
         if response.status_code != 200:
             raise self._unusable(response)
         rows: list[dict[int, float]] = response.value

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -28,7 +28,9 @@ from opd_align.backends.base import (
     engine_rollouts,
     first_seed,
 )
+from opd_align.backends.engine_processes import watched_engine
 from opd_align.backends.loading import resolve_reference
+from opd_align.backends.scoring_report import ScoringReport
 from opd_align.settings import Sampling
 from opd_align.types import OpdAlignError, Rollouts, SampleRequest, Scorer
 
@@ -36,7 +38,13 @@ from opd_align.types import OpdAlignError, Rollouts, SampleRequest, Scorer
 def build_student(spec: StudentSpec) -> VLLMStudent:
     """The student of a model configuration: an engine in this process, and the same weights as its scorer."""
     model, scorer = spec.model, spec.build_scorer()
-    options = ({} if model.dtype == "auto" else {"dtype": model.dtype}) | dict(model.options)
+    dtype = {} if model.dtype == "auto" else {"dtype": model.dtype}
+    options = dtype | model.load.engine_arguments | dict(model.options)
+    if model.load.rope_scaling is not None:
+        # The scorer's config, which is extended: vLLM replaces the whole of `rope_parameters`, base frequency included.
+        config = scorer.model.config
+        names = ("rope_parameters", "max_position_embeddings")
+        options["hf_overrides"] = {name: getattr(config, name) for name in names}
     engine = spec.cached(
         ("engine", model.model, repr(options)), lambda: vllm_engine(resolve_reference(model.model)[0], **options)
     )
@@ -53,7 +61,8 @@ def vllm_engine(model: str | Path, **options: Any) -> Any:
         # After part of a prefill vLLM 0.32 rewinds a seeded request's generator, which torch's CPU generator does not
         # support ("CPU Generator does not use offset"), and the engine dies.
         defaults["enable_chunked_prefill"] = False
-    return vllm.LLM(model=str(model), **(defaults | options))
+    with watched_engine():
+        return vllm.LLM(model=str(model), **(defaults | options))
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,7 @@ class VLLMStudent(EngineStudent):
     end_tokens: tuple[int, ...]
     scorer: Scorer
     sampling: Sampling
+    concurrent: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         self._check_settings(self.name, min_temperature=VLLM_MIN_TEMPERATURE)
@@ -104,13 +114,15 @@ class VLLMStudent(EngineStudent):
         unfinished.sort(key=lambda i: np.asarray(contexts[i], ">u4").tobytes())
         samples: list[list[tuple[Sequence[int], str | None]] | None] = [None] * len(requests)
         if unfinished:
-            outputs = self.llm.generate(
-                [{"prompt_token_ids": contexts[i]} for i in unfinished],
-                [self._params(requests[i], first_seed(requests[i], fingerprint, prompts[i])) for i in unfinished],
-                use_tqdm=False,
-            )
+            params = [self._params(requests[i], first_seed(requests[i], fingerprint, prompts[i])) for i in unfinished]
+            report = self._report()
+            if report is not None:
+                params[0].logprobs = 0  # of the sampled token alone
+            outputs = self.llm.generate([{"prompt_token_ids": contexts[i]} for i in unfinished], params, use_tqdm=False)
             for i, output in zip(unfinished, outputs, strict=True):
                 samples[i] = [(list(map(int, each.token_ids)), each.finish_reason) for each in output.outputs]
+            if report is not None:
+                self._compare_log_probs(report, requests[unfinished[0]], outputs[0].outputs)
         return Rollouts.join([
             engine_rollouts(
                 request, key_R.tolist(), made, max_new_tokens=self.max_new_tokens(request), end_tokens=self.end_tokens,
@@ -118,6 +130,33 @@ class VLLMStudent(EngineStudent):
             )
             for request, key_R, made in zip(requests, keys, samples, strict=True)
         ])  # fmt: skip
+
+    def _report(self) -> ScoringReport | None:
+        """The report, if the next request's log-probabilities are to be compared with the scorer's."""
+        report: ScoringReport | None = getattr(self.scorer, "report", None)
+        if report is None or not report.wants_sampler_gap():
+            return None
+        if getattr(self._config, "logprobs_mode", "raw_logprobs") != "raw_logprobs":
+            report.skip_sampler_gap("logprobs_mode is not raw_logprobs")
+            return None
+        return report
+
+    def _compare_log_probs(self, report: ScoringReport, request: SampleRequest, outputs: Sequence[Any]) -> None:
+        try:
+            sampled = [
+                [float(entry[token].logprob) for token, entry in zip(each.token_ids, each.logprobs, strict=True)]
+                for each in outputs
+            ]
+        except (TypeError, LookupError, ValueError, AttributeError) as error:
+            report.skip_sampler_gap(f"vLLM did not return them ({error!r})")
+            return
+        completions = [[*request.prefix.tolist(), *map(int, each.token_ids)] for each in outputs]
+        forced = [float("nan")] * len(request.prefix)
+        rollouts = Rollouts.of(
+            [np.array(tokens, np.uint32) for tokens in completions], launch=[len(forced)] * len(completions)
+        )
+        flat = np.array([value for values in sampled for value in (*forced, *values)])
+        report.measure_sampler_gap(self.scorer, request.question, rollouts, flat, "vLLM")
 
     @property
     def _config(self) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,10 @@ KEY_OF_FLAG = {
     "questions_from": "questions.screening", "bins": "questions.bins", "seed": "seed", "initial": "budget.initial",
     "targeted": "budget.targeted", "seconds": "budget.seconds", "allocation": "budget.allocation",
     "estimator": "estimator", "objectives": "objectives", "n_sig": "rules.n_sig", "backend": "student.backend",
-    "batch": "batch",
+    "batch": "batch", "device_map": "student.load.device_map",
+    "attn_implementation": "student.load.attn_implementation", "revision": "student.load.revision",
+    "tensor_parallel_size": "student.load.tensor_parallel_size",
+    "gpu_memory_utilization": "student.load.gpu_memory_utilization", "max_model_len": "student.load.max_model_len",
 }  # fmt: skip
 """Command-line flag → the configuration key that it sets."""
 
@@ -35,13 +39,18 @@ def analyze(args: argparse.Namespace) -> int:
     if args.rollouts is not None:
         from opd_align.cli.replay import analyze_rollouts
 
-        return _present(analyze_rollouts(args, config), args.out)
+        return _present(analyze_rollouts(args, config), args)
     if config.student.model == "exact":
-        return _present(_analyze_exact(args, config), args.out)
+        return _present(_analyze_exact(args, config), args)
+    from opd_align.cli.hardware import other_processes, placed_study, print_memory
     from opd_align.cli.running import run_study
     from opd_align.runs.rollout_store import check_reuse
     from opd_align.runs.run_directory import check_directory
 
+    if args.dry_run:
+        print_memory(args, config)
+        if args.hardware and not args.calibrate_from:
+            return 0
     study = _checked(_with_room_to_grow(args, config))
     args.out = args.out or Path("runs") / study.name
     check_directory(args.out, "analysis")
@@ -49,8 +58,9 @@ def analyze(args: argparse.Namespace) -> int:
         check_reuse(args.reuse)
     if args.dry_run:
         return _print_plan(args, study)
-    analysis = run_study(args, study, _cluster(args) if args.engine == "ray" else None)
-    return _present(analysis, args.out)
+    where = _cluster(args) if args.engine == "ray" else other_processes(args, config)
+    analysis = run_study(args, placed_study(study) if where is None else study, where)
+    return _present(analysis, args)
 
 
 def _with_room_to_grow(args: argparse.Namespace, config: StudyConfig) -> StudyConfig:
@@ -79,12 +89,24 @@ def _config(args: argparse.Namespace) -> StudyConfig:
     from opd_align.study.config import read_config
 
     quick = QUICK if getattr(args, "quick", False) else {}
+    name = args.config or (None if args.student or getattr(args, "rollouts", None) else "demo")
+    return read_config(name, _overrides(args, quick))
+
+
+def _overrides(args: argparse.Namespace, defaults: Mapping[str, object]) -> list[str]:
+    """What flags set in a configuration, and the defaults of a command where they do not."""
     values = {key: getattr(args, flag) for flag, key in KEY_OF_FLAG.items() if getattr(args, flag, None) is not None}
-    overrides = [f"{key}={json.dumps(value)}" for key, value in {**quick, **values}.items()]
+    overrides = [f"{key}={json.dumps(value)}" for key, value in {**defaults, **values}.items()]
     if args.seed is not None:
         overrides.append(f"rules.seed={args.seed}")
-    name = args.config or (None if args.student or getattr(args, "rollouts", None) else "demo")
-    return read_config(name, [*overrides, *args.set])
+    return [*overrides, *args.set]
+
+
+def read_study(args: argparse.Namespace, defaults: Mapping[str, object]) -> Study:
+    """The study that flags and a configuration describe, checked; without --config, with defaults of the command."""
+    from opd_align.study.config import read_config
+
+    return _checked(read_config(args.config, _overrides(args, defaults)))
 
 
 def _checked(config: StudyConfig) -> Study:
@@ -96,10 +118,11 @@ def _checked(config: StudyConfig) -> Study:
 
 
 def _check_flags(args: argparse.Namespace, config: StudyConfig) -> None:
-    """Refuses flags that would have no effect."""
+    """Refuses flags that would have no effect, or that the backend does not support."""
+    from opd_align.backends.base import find_backend
     from opd_align.types import OpdAlignError
 
-    cost = ("gpus", "tokens_per_second", "dollars_per_gpu_hour", "calibrate_from")
+    cost = ("hardware", "tokens_per_second", "dollars_per_gpu_hour", "calibrate_from")
     cluster = ("ray_address", "gpus_per_worker", "teacher_actors")
     for needed, present, flags in (
         ("--dry-run", args.dry_run, cost),
@@ -109,9 +132,21 @@ def _check_flags(args: argparse.Namespace, config: StudyConfig) -> None:
         given = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(args, flag) is not None]
         if given and not present:
             raise OpdAlignError(f"{given[0]} has no effect without {needed}")
+    several = args.gpus is not None or args.processes is not None
+    for other, present in (
+        ("--engine ray", args.engine == "ray"),
+        ("--workers", args.workers is not None),
+        ("--rollouts", args.rollouts is not None),
+        ("--student exact", config.student.model == "exact"),
+    ):
+        if several and present:
+            raise OpdAlignError(f"--gpus and --processes do not go with {other}; remove one of the two")
+    if args.processes is not None and args.processes < 1:
+        raise OpdAlignError(f"--processes must be at least 1, not {args.processes}")
     if args.until_decided is not None:
         for reason, refused in (
             ("--engine ray", args.engine == "ray"),
+            ("--gpus or --processes", several),
             ("--rollouts, whose questions are fixed", args.rollouts is not None),
             ("--student exact", config.student.model == "exact"),
         ):
@@ -119,6 +154,13 @@ def _check_flags(args: argparse.Namespace, config: StudyConfig) -> None:
                 raise OpdAlignError(f"--until-decided does not support {reason}; remove one of the two")
     if args.workers is not None and args.workers < 1:
         raise OpdAlignError(f"--workers must be at least 1, not {args.workers}")
+    in_process = args.rollouts is None and config.student.model != "exact" and args.engine == "local"
+    if (args.workers or 1) > 1 and in_process and not find_backend(config.student.backend).concurrent:
+        raise OpdAlignError(
+            f"--workers {args.workers} needs a student behind a server: backend {config.student.backend} has one model "
+            "in this process, which one thread at a time can use. To sample several questions in one call: "
+            "--set questions_per_group=8"
+        )
     if config.student.model == "exact":
         if args.dry_run:
             raise OpdAlignError("--dry-run does not support --student exact, which takes seconds; remove --dry-run")
@@ -141,7 +183,7 @@ def _analyze_exact(args: argparse.Namespace, config: StudyConfig) -> Analysis:
         family.teacher("adversarial", lambda world: world.adversarial_teacher(seed=seed)),
     ]
     args.out = args.out or Path("runs") / f"exact-{seed}"
-    with progress(args.worlds) as (_, on_progress):
+    with progress(args.worlds, quiet=args.quiet) as (_, on_progress):
         return analyze_into(
             args.out, family, teachers, family.questions, family, settings=settings, on_progress=on_progress,
             workers=args.workers or 1, reuse=args.reuse,
@@ -165,56 +207,46 @@ def _cluster(args: argparse.Namespace) -> RayCluster:
 def _print_plan(args: argparse.Namespace, study: Study) -> int:
     from rich.console import Console
 
+    from opd_align.cli.hardware import planned_gpus
     from opd_align.study.plan import Prices, plan
 
-    prices = Prices(1 if args.gpus is None else args.gpus, args.tokens_per_second, args.dollars_per_gpu_hour)
+    prices = Prices(len(planned_gpus(args)) or 1, args.tokens_per_second, args.dollars_per_gpu_hour)
     Console().print(plan(study, args.out, prices, args.calibrate_from))
     return 0
 
 
-def _present(analysis: Analysis, out: AnyPath) -> int:
-    """Prints the tables of a finished run and writes them, with the report, into its directory."""
+def _present(analysis: Analysis, args: argparse.Namespace) -> int:
+    """Prints the conclusion of a finished run and writes tables and report into its directory."""
+    from opd_align.cli.conclusion import print_conclusion
     from opd_align.report.html import write_report
     from opd_align.report.provenance import Provenance
     from opd_align.report.tables import write_tables
 
-    _print_analysis(analysis)
+    out = args.out
     write_tables(analysis, out / "tables")
     page = write_report(analysis, out / "report.html", title=out.name, provenance=Provenance.load(out))
-    say(f"run directory  {out}")
-    say(f"tables         {out / 'tables'}")
+    print_conclusion(analysis, verbose=args.verbose, quiet=args.quiet)
+    if not args.quiet:
+        say(f"run directory  {out}")
+        say(f"tables         {out / 'tables'}")
     say(f"report         {page.resolve().as_uri()}")
     return 0
-
-
-def _print_analysis(analysis: Analysis) -> None:
-    """The tables, then the recommendation and what supports it as sentences, as in the report."""
-    from rich.console import Console
-
-    from opd_align.report.prose import verdict
-    from opd_align.report.recommendation import recommendation
-    from opd_align.report.slices import Slices
-    from opd_align.report.tables import all_tables
-
-    Console().print(all_tables(analysis))
-    slices = Slices(analysis.nodes, n_analyzed=analysis.questions.num_rows)
-    conclusion = verdict(slices, analysis.settings.objectives[0].name)
-    say("\n".join([recommendation(slices.decision), conclusion.headline, *conclusion.points]), end="\n\n")
 
 
 def merge(args: argparse.Namespace) -> int:
     from opd_align.runs.merge import merge
 
-    return _present(merge(args.directories, args.out), args.out)
+    return _present(merge(args.directories, args.out), args)
 
 
 def screen(args: argparse.Namespace) -> int:
+    from opd_align.cli.hardware import placed_study
     from opd_align.cli.progress import progress
     from opd_align.runs.run_directory import check_directory
 
     check_directory(args.out, "screening")
-    study = _checked(_config(args))
-    with progress(0) as (on_phase, _):
+    study = placed_study(_checked(_config(args)))
+    with progress(0, quiet=args.quiet) as (on_phase, _):
         study.screen(on_progress=on_phase).run(args.out, study.questions)
     _print_screening(args.out, args.out / "tables")
     say(f"Screening saved in {args.out}. To analyze its questions: opd-align analyze --questions-from {args.out} ...")
@@ -254,6 +286,7 @@ def show_prompt(args: argparse.Namespace) -> int:
 
 
 def doctor(args: argparse.Namespace) -> int:
+    from opd_align.cli.hardware import placed_study
     from opd_align.study.build import Study
     from opd_align.study.doctor import check_study
     from opd_align.teachers.findings import SetupReport
@@ -263,7 +296,8 @@ def doctor(args: argparse.Namespace) -> int:
     if config.student.model == "exact":
         raise OpdAlignError("doctor checks language models; --student exact needs no check")
     findings = []
-    for finding in check_study(Study(config), n_questions=args.sample_questions, n_rollouts=args.sample_rollouts):
+    study = placed_study(Study(config))
+    for finding in check_study(study, n_questions=args.sample_questions, n_rollouts=args.sample_rollouts):
         say(str(finding))
         findings.append(finding)
     found = SetupReport(findings)
@@ -272,6 +306,7 @@ def doctor(args: argparse.Namespace) -> int:
 
 
 def report(args: argparse.Namespace) -> int:
+    from opd_align.cli.conclusion import print_conclusion
     from opd_align.report.html import write_report
     from opd_align.report.provenance import Provenance
     from opd_align.report.tables import write_tables
@@ -293,7 +328,7 @@ def report(args: argparse.Namespace) -> int:
     page = write_report(analysis, args.html, title=title, provenance=provenance) if args.html else None
     if args.tables:
         write_tables(analysis, args.tables)
-    _print_analysis(analysis)
+    print_conclusion(analysis, verbose=args.verbose, quiet=args.quiet)
     if page is not None:
         print(f"report  {page.resolve().as_uri()}")
     if args.tables:

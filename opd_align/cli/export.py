@@ -11,7 +11,7 @@ def export(args: argparse.Namespace) -> int:
     from opd_align.runs.filesystem import check_output
     from opd_align.runs.run_directory import RunDirectory
     from opd_align.study.export import pivotal_rows, preference_pairs, write_json_lines
-    from opd_align.types import OpdAlignError
+    from opd_align.types import OpdAlignError, counted
 
     if args.pivotal is None and args.preferences is None:
         raise OpdAlignError("nothing to write: name --pivotal FILE, --preferences FILE, or both")
@@ -23,17 +23,13 @@ def export(args: argparse.Namespace) -> int:
     if args.pivotal is not None:
         rows = pivotal_rows(analysis, **thresholds)
         write_json_lines(args.pivotal, rows)
-        say(f"{args.pivotal}: {_counted(len(rows), 'pivotal decision')}")
+        say(f"{args.pivotal}: {counted(len(rows), 'pivotal decision')}")
     if args.preferences is not None:
         found = preference_pairs(
             args.directory, analysis, tokenizer=args.tokenizer, pairs_per_decision=args.pairs_per_decision, **thresholds
         )
         write_json_lines(args.preferences, found.rows)
         without = f"; {found.n_without} have no rollouts for a pair" if found.n_without else ""
-        pairs, decisions = _counted(len(found.rows), "preference pair"), _counted(found.n_decisions, "decision")
+        pairs, decisions = counted(len(found.rows), "preference pair"), counted(found.n_decisions, "decision")
         say(f"{args.preferences}: {pairs} at {decisions}{without}")
     return 0
-
-
-def _counted(n: int, name: str) -> str:
-    return f"{n:,} {name}{'' if n == 1 else 's'}"

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from opd_align.backends.base import BACKENDS
-from opd_align.cli import commands
+from opd_align.cli import commands, editor, watching
+from opd_align.cli.completion import SHELLS
 from opd_align.cli.export import export
+from opd_align.cli.suggestions import Parser
 from opd_align.cli.terminal import complain
 from opd_align.core.objectives import OBJECTIVES
 from opd_align.runs.filesystem import AnyPath, as_path
@@ -43,6 +45,7 @@ Measures, token by token, whether a teacher's distillation update points toward 
   opd-align export runs/first --preferences FILE       pivotal decisions, also as preference pairs for DPO
   opd-align train gkd_incorrect_only                   start a training recipe; without a name, list all recipes
   opd-align dashboard OUTPUT_DIR                       monitor a training that uses AlignmentCallback
+  opd-align watch OUTPUT_DIR                           evaluate the checkpoints of a training from outside
   opd-align merge runs/first runs/second --out DIR     merge runs on different questions into one
 
 Run `opd-align COMMAND --help` for the options of a command.
@@ -58,6 +61,8 @@ tables and writes an HTML report. Finished batches are saved to disk: if interru
   opd-align analyze --config boolq_qwen3_0.6b --set student.backend=vllm --out runs/boolq
   opd-align analyze --student Qwen/Qwen3-0.6B --task gsm8k --teachers Self-1C,Self-3C --quick --until-decided
   opd-align analyze --dry-run                                                estimated rollouts, time and cost
+  opd-align analyze --config aime2025_qwen3_1.7b --dry-run --hardware 8x80   does it fit, and what goes where?
+  opd-align analyze --config boolq_qwen3_0.6b --gpus 0-7 --out runs/boolq    eight GPUs of this machine
   opd-align analyze --estimator pooled --reuse runs/first --out runs/pooled  same rollouts, another estimator
   opd-align analyze --student exact --worlds 8                               synthetic worlds with known answers
   opd-align analyze --rollouts rollouts.jsonl                                rollouts that another program recorded
@@ -128,6 +133,21 @@ takes the better token and an incorrect one that takes the worse, in the format 
   opd-align export runs/first --preferences preferences.jsonl --min-difference 0.2 --pairs-per-decision 4
 """
 
+COMPLETION = """\
+Prints a script that completes commands, flags and names.
+
+  opd-align completion bash > ~/.local/share/bash-completion/completions/opd-align
+  opd-align completion zsh  > ~/.zfunc/_opd-align          with fpath+=~/.zfunc before compinit in ~/.zshrc
+  opd-align completion fish > ~/.config/fish/completions/opd-align.fish
+"""
+
+SCHEMA = """\
+Prints the JSON schema of the configuration. An editor with a YAML language server then completes keys, shows what they
+mean and marks mistakes, in files that begin with: # yaml-language-server: $schema=opd-align.schema.json
+
+  opd-align schema > opd-align.schema.json
+"""
+
 TRAIN = """\
 Starts a training recipe with `accelerate launch` and prints the command. Without a recipe, lists all recipes.
 
@@ -149,6 +169,26 @@ it on localhost, and updates it until Ctrl-C.
   opd-align dashboard runs/gkd --once --out training.html                    write the page and exit
 """
 
+WATCH = """\
+Evaluates the checkpoints of a training as they appear, in this process: on another GPU, on another machine that sees
+OUTPUT_DIR, or in a Ray actor. The training never waits for it. Writes what AlignmentCallback writes: run directories
+and history.jsonl in OUTPUT_DIR/opd_align (opd-align dashboard OUTPUT_DIR), and rows on W&B. Can be killed and started
+again at any time; nothing is evaluated twice. Ends with the training, or as the options below say, or with Ctrl-C.
+
+A training with AlignmentCallback(..., where="outside") leaves snapshots and says what to evaluate:
+
+  opd-align watch runs/gkd --device cuda:1
+
+Any other that writes Hugging Face checkpoints (verl, slime, prime-rl, ms-swift, your own loop) needs the options of
+analyze that define a study; its student is replaced by each checkpoint:
+
+  opd-align watch runs/verl --task gsm8k --limit 32 --teachers Self-1C,Qwen/Qwen3-4B --until-step 400
+  opd-align watch runs/own --config study.yaml --checkpoints 'step_*/hf' --idle-timeout 3600
+  opd-align watch runs/own --config study.yaml --once                       what is there, then exit
+
+A training without the callback is over when the file OUTPUT_DIR/opd_align/training_finished exists.
+"""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `opd-align`; returns the exit code."""
@@ -162,6 +202,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help()
         return 0
+    # Libraries fill log files with their own progress bars; a training's are kept.
+    if args.command != "train" and (getattr(args, "quiet", False) or not sys.stderr.isatty()):
+        os.environ.setdefault("TQDM_DISABLE", "1")
     try:
         with _warnings_for_users():
             code = int(args.run(args))
@@ -202,7 +245,7 @@ def _warnings_for_users() -> Iterator[None]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("opd-align", description=ABOUT, formatter_class=_Formatter)
+    parser = Parser("opd-align", description=ABOUT, formatter_class=_Formatter)
     parser.add_argument("--version", action="store_true", help="show the version and exit")
     parsers = parser.add_subparsers(dest="command", metavar="COMMAND")
 
@@ -214,11 +257,13 @@ def _parser() -> argparse.ArgumentParser:
     analyze = command("analyze", commands.analyze, "measure alignment, token by token", ANALYZE)
     _add_study_arguments(analyze)
     _add_analysis_arguments(analyze)
+    _add_output_arguments(analyze)
     screen = command("screen", commands.screen, "pass rates by context and difficulty", SCREEN)
     _add_study_arguments(screen)
     screen.add_argument(
         "--out", type=_path, metavar="DIR", required=True, help="run directory; resumed if it already exists"
     )
+    screen.add_argument("--quiet", "-q", action="store_true", help="no progress")
     prompt = command("show-prompt", commands.show_prompt, "print the prompts of student and teachers", PROMPT)
     _add_study_arguments(prompt)
     prompt.add_argument("--demonstrations-from", type=_path, metavar="DIR", help="run directory of a screening")
@@ -236,9 +281,11 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("directory", type=_path, metavar="DIR", help="run directory (the --out of analyze or screen)")
     report.add_argument("--html", type=_path, metavar="FILE", help="write the HTML report to FILE")
     report.add_argument("--tables", type=_path, metavar="FOLDER", help="write the tables as Markdown, LaTeX and CSV")
+    _add_output_arguments(report)
     merge = command("merge", commands.merge, "merge runs on different questions into one", MERGE)
     merge.add_argument("directories", type=_path, nargs="+", metavar="DIR", help="finished run directories")
     merge.add_argument("--out", type=_path, metavar="DIR", required=True, help="run directory to create")
+    _add_output_arguments(merge)
     compare = command("compare", commands.compare, "several runs side by side", COMPARE)
     compare.add_argument("directories", type=_path, nargs="+", metavar="DIR", help="finished run directories")
     compare.add_argument("--tables", type=_path, metavar="FOLDER", help="write the tables as Markdown, LaTeX and CSV")
@@ -255,7 +302,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     dashboard.add_argument("--port", type=int, default=0, metavar="N", help="port to serve on (default: any free port)")
     dashboard.add_argument("--once", action="store_true", help="write the page and exit")
+    watch = command("watch", watching.watch, "evaluate the checkpoints of a training from outside", WATCH)
+    watch.add_argument("directory", type=Path, metavar="OUTPUT_DIR", help="where the training writes its checkpoints")
+    _add_watch_arguments(watch)
+    _add_study_arguments(watch)
+    _add_settings_arguments(watch)
+    completion = command("completion", editor.completion, "completion script of a shell", COMPLETION)
+    completion.add_argument("shell", choices=SHELLS)
+    completion.set_defaults(parser=parser)
+    command("schema", editor.schema, "JSON schema of the configuration, for editors", SCHEMA)
     return parser
+
+
+def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--verbose", "-v", action="store_true", help="print all tables, not only the conclusion")
+    group.add_argument("--quiet", "-q", action="store_true", help="print the recommendation only, and no progress")
 
 
 def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -276,6 +338,30 @@ def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokenizer", metavar="MODEL", help="the student's tokenizer (default: the one that the run names)"
     )
+
+
+def _add_watch_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("watching")
+    group.add_argument(
+        "--checkpoints", metavar="GLOB",
+        help="folders within OUTPUT_DIR to evaluate (default: snapshots of the callback, else every checkpoint)",
+    )  # fmt: skip
+    group.add_argument("--until-step", type=int, metavar="N", help="stop after step N is evaluated")
+    group.add_argument("--idle-timeout", type=float, metavar="S", help="stop after S seconds without a checkpoint")
+    group.add_argument("--once", action="store_true", help="evaluate what is there, then stop")
+    group.add_argument(
+        "--poll", type=float, default=2.0, metavar="S", help="look for checkpoints every S seconds (default: 2)"
+    )
+    group.add_argument(
+        "--settle", type=float, default=5.0, metavar="S",
+        help="read a checkpoint after it has not changed for S seconds (default: 5)",
+    )  # fmt: skip
+    group.add_argument("--device", metavar="DEVICE", help="torch device of all models, such as cuda:1")
+    group.add_argument("--verifier", metavar="MODULE:NAME", help="grade with this reward function instead")
+    group.add_argument(
+        "--wandb", choices=("auto", "training", "own", "off"), default="auto",
+        help="log to the W&B run of the training, or to an own one (default: the training's, if it has one)",
+    )  # fmt: skip
 
 
 def _add_study_arguments(parser: argparse.ArgumentParser) -> None:
@@ -324,12 +410,21 @@ def _add_analysis_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     cost = parser.add_argument_group("cost estimate")
     cost.add_argument(
-        "--dry-run", action="store_true", help="sample a little to measure speed, print the estimate, and exit"
-    )
-    cost.add_argument("--gpus", type=int, metavar="N", help="number of GPUs (default: 1)")
+        "--dry-run", action="store_true",
+        help="print the plan of memory and placement, sample a little to measure speed, print the cost, and exit",
+    )  # fmt: skip
+    cost.add_argument(
+        "--hardware", metavar="NxGB",
+        help="plan for other GPUs than those of this machine, such as 8x80: memory and placement, no sampling",
+    )  # fmt: skip
     cost.add_argument("--tokens-per-second", type=float, metavar="N", help="speed of one GPU (default: measured)")
     cost.add_argument("--dollars-per-gpu-hour", type=float, metavar="N", help="price of one GPU hour")
     cost.add_argument("--calibrate-from", type=_path, metavar="DIR", help="estimate from a small finished run")
+    machine = parser.add_argument_group("several processes on this machine")
+    machine.add_argument(
+        "--gpus", metavar="LIST", help="GPUs to use, such as 0-7 or 0,2,5; each process has as many as the study needs"
+    )
+    machine.add_argument("--processes", type=int, metavar="N", help="number of processes (default: one per GPU needed)")
     cluster = parser.add_argument_group("Ray cluster (--engine ray; --workers defaults to as many as fit)")
     cluster.add_argument(
         "--engine", choices=("local", "ray"), default="local", help="run in this process (default) or on Ray"
@@ -372,9 +467,18 @@ def _add_settings_arguments(parser: argparse.ArgumentParser) -> Any:
         "--objectives", metavar="LIST",
         help=f"comma-separated: {', '.join(objective.name for objective in OBJECTIVES)}; jsd(0.3) for another beta",
     )  # fmt: skip
-    group.add_argument("--n-sig", type=float, metavar="N", help="minimum effective visits of a candidate token")
+    group.add_argument(
+        "--n-sig", type=float, metavar="N", help="minimum visits of a candidate token (estimators direct and pooled)"
+    )
     group.add_argument("--backend", metavar="NAME", help=f"sampling backend: {_listed(BACKENDS)}")
     group.add_argument("--batch", type=int, metavar="N", help="rollouts per sampling request")
+    loading = parser.add_argument_group("loading the student (other models: keys `load` of the configuration)")
+    loading.add_argument("--revision", metavar="NAME", help="branch, tag or commit on the Hub")
+    loading.add_argument("--attn-implementation", metavar="NAME", help="attention of transformers, such as sdpa")
+    loading.add_argument("--device-map", metavar="NAME", help="divide the weights over GPUs, such as auto")
+    loading.add_argument("--tensor-parallel-size", type=int, metavar="N", help="GPUs of the vLLM engine")
+    loading.add_argument("--gpu-memory-utilization", type=float, metavar="X", help="share of a GPU for the vLLM engine")
+    loading.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence of the vLLM engine")
     return group
 
 

@@ -24,7 +24,7 @@ from opd_align.cli.terminal import say
 from opd_align.runs.execute import analyze_into
 from opd_align.runs.run_directory import check_directory
 from opd_align.study.teacher_specs import teacher_spec
-from opd_align.types import OpdAlignError, Question, Tokens
+from opd_align.types import OpdAlignError, Question, Tokens, counted
 
 if TYPE_CHECKING:
     from opd_align.core.engine import Analysis
@@ -58,17 +58,21 @@ def analyze_rollouts(args: argparse.Namespace, config: StudyConfig) -> Analysis:
         student, teachers = _local_models(recording, config, settings, questions)
     else:
         student, teachers = _recorded(recording, config, settings)
-    with progress(len(questions)) as (_, on_progress):
+    with progress(len(questions), quiet=args.quiet) as (_, on_progress):
         analysis = analyze_into(
             args.out, student, teachers, questions, student, settings=settings, on_progress=on_progress,
             workers=args.workers or 1,
         )  # fmt: skip
     source = f"computed by {config.student.model}" if local else "as recorded"
     names = ", ".join(teacher.name for teacher in teachers) or "none"
-    for line in [
-        f"{recording.file}: probabilities {source}; teachers: {names}",
-        *description(recording, questions, analysis),
-    ]:
+    for line in (
+        []
+        if args.quiet
+        else [
+            f"{recording.file}: probabilities {source}; teachers: {names}",
+            *description(recording, questions, analysis),
+        ]
+    ):
         say(line)
     return analysis
 
@@ -183,7 +187,7 @@ def _local_models(
     models: list[ModelConfig] = [config.student, *(spec.model for spec in specs if spec.model is not None)]
     for model in models:
         check_model(model.model, dtype=model.dtype, device=model.device)
-    tokenizers = [load_tokenizer(model.model) for model in models]
+    tokenizers = [load_tokenizer(model.model, **model.load.source) for model in models]
     if recording.tokenizer not in (None, config.student.model):
         try:
             check_tokenizers(tokenizers[0], load_tokenizer(str(recording.tokenizer)), "")
@@ -202,21 +206,26 @@ def _local_models(
     temperature = recording.temperature or config.sampling.temperature
     sampling = Sampling(temperature, config.sampling.top_p, config.sampling.top_k, longest, config.seed)
     loaded = {
-        (model.model, model.adapter, model.dtype, model.device): load_model(
-            model.model, adapter=model.adapter, dtype=model.dtype, device=model.device
-        )
-        for model in {(each.model, each.adapter, each.dtype, each.device): each for each in models}.values()
+        key: load_model(model.model, adapter=model.adapter, dtype=model.dtype, device=model.device, load=model.load)
+        for key, model in {_weights_key(each): each for each in models}.items()
     }
-    weights = [loaded[model.model, model.adapter, model.dtype, model.device] for model in models]
+    weights = [loaded[_weights_key(model)] for model in models]
     name = config.student.name or short_name(config.student.model)
-    scorer = HFStudent(name, weights[0].model, prompt, chat.end_tokens(*weights[0].configs), sampling)
-    teachers = [HFTeacher(spec.name, each.model, prompt) for spec, each in zip(specs, weights[1:], strict=True)]
+    ends, precision = chat.end_tokens(*weights[0].configs), config.scoring.precision
+    scorer = HFStudent(name, weights[0].model, prompt, ends, sampling, precision=precision)
+    teachers = [
+        HFTeacher(spec.name, each.model, prompt, precision) for spec, each in zip(specs, weights[1:], strict=True)
+    ]
     readers: list[HFStudent | HFTeacher] = [scorer, *teachers]
     for reader in readers:
         for question in questions:
             tokens = max(map(len, completions[question.id]))
             check_fits(question, prompt(question), tokens, reader.context_length, repr(reader.name))
     return ReplayStudent(recording, scorer, settings.estimator != "backup"), teachers
+
+
+def _weights_key(model: ModelConfig) -> tuple[Any, ...]:
+    return model.model, model.adapter, model.dtype, model.device, model.load
 
 
 def description(recording: Recording, questions: Sequence[Question], analysis: Analysis) -> list[str]:
@@ -227,7 +236,9 @@ def description(recording: Recording, questions: Sequence[Question], analysis: A
         len(entry.forced) + sum(len(branch.outcome_R) for branch in recording.outcome_branches(entry))
         for entry in entries
     )
-    lines = [f"{len(entries)} questions, {len(natural)} natural rollouts, {forced or 'no'} targeted ones."]
+    lines = [
+        f"{counted(len(entries), 'question')}, {counted(len(natural), 'natural rollout')}, {forced or 'no'} targeted."
+    ]
     if forced:
         lines.append(
             "Success rates are known where rollouts were recorded. Targeted rollouts that the plan asks for and the "
@@ -242,7 +253,9 @@ def description(recording: Recording, questions: Sequence[Question], analysis: A
         )
     tokens, judged, decided = _judged(analysis)
     share = f"{100 * judged / max(tokens, 1):.2g}%"
-    lines.append(f"Of {tokens} tokens on the analyzed paths, {judged} ({share}) could be compared, {decided} decided.")
+    lines.append(
+        f"Of {counted(tokens, 'token')} on the analyzed paths, {judged} ({share}) could be compared, {decided} decided."
+    )
     if not decided:
         lines.append("No verdict is certain: the tables below are inconclusive.")
     if len(natural) < FEW_ROLLOUTS * len(entries):

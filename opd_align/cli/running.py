@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from opd_align.cli.terminal import say
@@ -10,7 +11,9 @@ from opd_align.cli.terminal import say
 if TYPE_CHECKING:
     from opd_align.core.decision import Decision
     from opd_align.core.engine import Analysis
-    from opd_align.study.build import PreparedStudy, Study
+    from opd_align.study.build import Study
+    from opd_align.study.prepared import PreparedStudy
+    from opd_align.study.processes import Slot
     from opd_align.study.ray import RayCluster
 
 QUICK = {
@@ -20,18 +23,24 @@ QUICK = {
 """Configuration keys that `--quick` sets, unless they are set otherwise."""
 
 
-def run_study(args: argparse.Namespace, study: Study, cluster: RayCluster | None) -> Analysis:
-    """Analyzes a study into `args.out`, and saves what the report says about it."""
+def run_study(args: argparse.Namespace, study: Study, where: RayCluster | Sequence[Slot] | None) -> Analysis:
+    """Analyzes a study into `args.out`, and saves what the report says about it.
+
+    Args:
+        args: The parsed arguments.
+        study: The study.
+        where: A cluster, or processes of this machine. `None`: this process.
+    """
     from opd_align.runs.run_prompts import RunPrompts
     from opd_align.study.describe import describe_study
 
     prepared: list[PreparedStudy] = []
-    if cluster is None:
+    if where is None and not args.quiet:
         _say_expected_duration(args, study)
     if args.until_decided is not None:
         analysis = _until_decided(args, study, prepared)
     else:
-        analysis = _run(args, study, len(study.usable_questions), prepared, cluster)
+        analysis = _run(args, study, len(study.usable_questions), prepared, where)
     describe_study(study, prepared[-1]).save(args.out)
     messages = {question.id: study.task.messages(question) for question in prepared[-1].questions}
     RunPrompts(study.config.student.model, messages).save(args.out)
@@ -43,17 +52,21 @@ def _run(
     study: Study,
     n_questions: int,
     prepared: list[PreparedStudy],
-    cluster: RayCluster | None = None,
+    where: RayCluster | Sequence[Slot] | None = None,
     **options: Any,
 ) -> Analysis:
     from opd_align.cli.progress import progress
 
-    with progress(n_questions) as (on_phase, on_progress):
+    with progress(n_questions, quiet=args.quiet) as (on_phase, on_progress):
         options |= {"on_phase": on_phase, "on_progress": on_progress, "on_prepared": prepared.append}
-        if cluster is not None:
+        if isinstance(where, Sequence):
+            from opd_align.study.processes import analyze_with_processes
+
+            return analyze_with_processes(where, study, args.out, reuse=args.reuse, **options)
+        if where is not None:
             from opd_align.study.ray import analyze_with_ray
 
-            return analyze_with_ray(cluster, study, args.out, reuse=args.reuse, **options)
+            return analyze_with_ray(where, study, args.out, reuse=args.reuse, **options)
         return study.analyze(args.out, workers=args.workers or 1, reuse=args.reuse, **options)
 
 
@@ -70,6 +83,8 @@ def _until_decided(args: argparse.Namespace, study: Study, prepared: list[Prepar
     def on_stage(n: int, decision: Decision) -> None:
         from opd_align.report.recommendation import recommendation
 
+        if args.quiet:
+            return
         state = "decided" if decision.decided else "all questions are used" if len(done) >= most else "going on"
         say(f"{n} questions, {state}: {recommendation(decision)}")
 

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from opd_align.core.estimate import PathEstimate
+from opd_align.core.estimate import CERTAIN, PathEstimate
 from opd_align.core.objectives import LOG_FLOOR, Nodes, Objective, unified_update
 from opd_align.core.tree import PathCounts
 from opd_align.settings import Rules
@@ -30,6 +30,9 @@ from opd_align.types import DIVERGENCES, REWARD, Floats, Ints, PathScores
 
 MIN_UPDATE_NORM = 1e-7
 """Updates with a smaller norm count as zero: student and teacher agree up to rounding, and the alignment is 0."""
+
+MIN_VISITS = 2
+"""With `backup`, a node needs two children with this many rollouts, or with a certain outcome."""
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 _NUMBERS = pa.list_(pa.field("element", pa.float32()))  # the field name Parquet uses
@@ -119,13 +122,27 @@ def pairs_of(children: pa.Table) -> list[tuple[str, str]]:
     return [(str(teacher), str(objective)) for teacher, objective in _order(children, "pairs")]
 
 
-def significant(path: PathScores, estimate: PathEstimate, rules: Rules) -> NDArray[np.bool_]:
-    """The children in `S_u`: probable for the student or a teacher (or on the path), with enough effective visits."""
-    significant_C = (path.above(rules.tau) | path.on_path_C) & (estimate.effective_C >= rules.n_sig)
-    # `backup` has an estimate for every child, but a node with fewer than two observed children has no evidence.
-    depth_C = path.depth_C
-    observed_T = np.bincount(depth_C, significant_C & (estimate.visits_C > 0), len(path))
-    return significant_C & (observed_T[depth_C] >= 2)
+def significant(
+    path: PathScores, estimate: PathEstimate, rules: Rules, teacher: str | None = None
+) -> NDArray[np.bool_]:
+    """The children in `S_u`: above `rules.tau` for the student or for this one teacher, or on the path.
+
+    So `S_u` does not depend on the other teachers of a run. Counting estimators leave out children with fewer than
+    `rules.n_sig` visits. `backup` keeps them all: its posterior knows how uncertain each one is, and leaving out the
+    uncertain ones would compare with another truth than the node's. A node without two observed children has none.
+    """
+    probable_C = (path.log_p_C > np.log(rules.tau)) if rules.tau else np.ones(len(path.log_p_C), bool)
+    if teacher is not None and teacher != REWARD and rules.tau:
+        probable_C = probable_C | (path.teachers[teacher].log_t_C > np.log(rules.tau))
+    significant_C = probable_C | path.on_path_C
+    observed_C = significant_C & (estimate.visits_C > 0)
+    if estimate.counted:
+        significant_C &= estimate.effective_C >= rules.n_sig
+        observed_C &= significant_C
+    else:
+        observed_C &= (estimate.visits_C >= MIN_VISITS) | (estimate.effective_C >= CERTAIN)
+    observed_T = np.bincount(path.depth_C, observed_C, len(path))
+    return significant_C & (observed_T[path.depth_C] >= 2)
 
 
 @dataclass(frozen=True)
@@ -148,18 +165,25 @@ def _groups(selected_C: NDArray[np.bool_], offsets: Ints, least: int) -> Iterato
 
 
 def _path_rows(path: EstimatedPath, objectives: Sequence[Objective], rules: Rules) -> Iterator[pa.Table]:
-    selected_C = significant(path.scores, path.estimate, rules)
+    pairs = _pairs(list(path.scores.teachers), objectives)
+    selected = {
+        teacher: significant(path.scores, path.estimate, rules, teacher)
+        for teacher in dict.fromkeys(teacher for teacher, _ in pairs)
+    }
+    if not selected:
+        return
     updates = {
-        pair: _update_C(path, objective, teacher, selected_C, rules)
-        for pair, (objective, teacher) in _pairs(list(path.scores.teachers), objectives).items()
+        pair: _update_C(path, objective, teacher, selected[teacher], rules)
+        for pair, (objective, teacher) in pairs.items()
     }
     # Seeded by content: the draws do not depend on which other questions are analyzed, or in what order.
     seed = blake2b(f"{rules.seed}\0{path.question}\0{path.index}".encode(), digest_size=8).digest()
     rng = np.random.default_rng(int.from_bytes(seed, "little"))
-    for group in _groups(selected_C, path.scores.offsets, least=2):
+    any_C = np.logical_or.reduce(list(selected.values()))
+    for group in _groups(any_C, path.scores.offsets, least=2):
         for block in range(0, len(group.depth_N), 2000):
             part = _NodeGroup(group.depth_N[block : block + 2000], group.child_NK[block : block + 2000])
-            yield from _group_rows(path, part, updates, rules, rng)
+            yield from _group_rows(path, part, selected, updates, rules, rng)
 
 
 def _pairs(teachers: Sequence[str], objectives: Sequence[Objective]) -> dict[tuple[str, str], tuple[Objective, str]]:
@@ -183,7 +207,8 @@ def _path_children(
 ) -> pa.Table:
     scores, estimate = path.scores, path.estimate
     n = len(scores.token_C)
-    selected_C = significant(scores, estimate, rules)
+    of_teacher = {teacher: significant(scores, estimate, rules, teacher) for teacher in (REWARD, *scores.teachers)}
+    selected_C = np.logical_or.reduce(list(of_teacher.values()))
     ideal_C = np.full(n, np.nan)
     for group in _groups(selected_C, scores.offsets, least=1):
         p_NK = np.exp(_normalised(scores.log_p_C[group.child_NK]))
@@ -194,9 +219,7 @@ def _path_children(
     log_t = [scores.teachers[name].log_t_C if name in scores.teachers else unknown_C for name in teachers]
     t_CT = np.exp(np.array(log_t).reshape(len(teachers), n).T)
     updates = [
-        _update_C(path, objective, teacher, selected_C, rules)
-        if teacher == REWARD or teacher in scores.teachers
-        else unknown_C
+        _update_C(path, objective, teacher, of_teacher[teacher], rules) if teacher in of_teacher else unknown_C
         for objective, teacher in pairs.values()
     ]
     update_CO = np.array(updates).reshape(len(pairs), n).T[selected_C]
@@ -237,19 +260,39 @@ def _list_column(offsets: Ints, values: Floats, null: NDArray[np.bool_] | None =
 def _group_rows(
     path: EstimatedPath,
     group: _NodeGroup,
+    selected: Mapping[str, NDArray[np.bool_]],
     updates: Mapping[tuple[str, str], Floats],
     rules: Rules,
     rng: np.random.Generator,
 ) -> Iterator[pa.Table]:
-    scores, depth_N, child_NK = path.scores, group.depth_N, group.child_NK
-    p_NK = np.exp(_normalised(scores.log_p_C[child_NK]))
-    q_NK = path.estimate.q_C[child_NK]
-    sr_range_N = np.ptp(q_NK, axis=-1)
+    """The rows of nodes with the same number of children in the `S_u` of any teacher; they share the draws of `Q`."""
+    q_DNK = path.estimate.draws(group.child_NK, group.depth_N, n=rules.draws, rng=rng)
+    for teacher, selected_C in selected.items():
+        kept_N = selected_C[group.child_NK].sum(-1) >= 2
+        if kept_N.any():
+            part = _NodeGroup(group.depth_N[kept_N], group.child_NK[kept_N])
+            own = {objective: update_C for (name, objective), update_C in updates.items() if name == teacher}
+            drawn_DNK = q_DNK if kept_N.all() else q_DNK[:, kept_N]
+            yield from _teacher_rows(path, part, teacher, selected_C[part.child_NK], drawn_DNK, own, rules)
+
+
+def _teacher_rows(
+    path: EstimatedPath,
+    group: _NodeGroup,
+    teacher: str,
+    selected_NK: NDArray[np.bool_],
+    q_DNK: Floats,
+    updates: Mapping[str, Floats],
+    rules: Rules,
+) -> Iterator[pa.Table]:
+    """The rows of one teacher. Children outside its `S_u` have probability 0, so they drop out of every sum."""
+    scores, estimate, depth_N, child_NK = path.scores, path.estimate, group.depth_N, group.child_NK
+    p_NK = _restricted(scores.log_p_C[child_NK], selected_NK)
+    q_NK = np.where(selected_NK, estimate.q_C[child_NK], 0.0)
+    sr_range_N = np.where(selected_NK, q_NK, -np.inf).max(-1) - np.where(selected_NK, q_NK, np.inf).min(-1)
     nonzero_N = sr_range_N > rules.resolution
-    ideal_NK = unified_update(p_NK, q_NK)
-    q_DNK = path.estimate.draws(child_NK, depth_N, n=rules.draws, rng=rng)
-    ideal_DNK = unified_update(p_NK, q_DNK)
-    halves = [unified_update(p_NK, half.q_C[child_NK]) for half in path.halves or ()]
+    ideal_NK, ideal_DNK = unified_update(p_NK, q_NK), unified_update(p_NK, q_DNK)
+    halves = [unified_update(p_NK, np.where(selected_NK, half.q_C[child_NK], 0.0)) for half in path.halves or ()]
     natural_T = np.add.reduceat(np.append(path.counts.natural_C, 0), path.counts.offsets[:-1]) * (
         np.diff(path.counts.offsets) > 0
     )
@@ -262,26 +305,26 @@ def _group_rows(
         "depth": depth_N,
         "depth_normalised": depth_N / max(length - 1, 1),
         "token": scores.completion_T[depth_N],
+        "teacher": _constant_text(teacher, n),
         "sr_range": sr_range_N,
-        "children": np.full(n, child_NK.shape[1]),
+        "children": selected_NK.sum(-1),
         "visits": natural_T[depth_N],
-        "effective_visits": path.estimate.effective_C[child_NK].min(-1),
-        "tail_mass": path.estimate.tail_mass_T[depth_N],
-        "value": path.estimate.value_T[depth_N],
+        "effective_visits": np.where(selected_NK, estimate.effective_C[child_NK], np.inf).min(-1),
+        "tail_mass": estimate.tail_mass_T[depth_N],
+        "value": estimate.value_T[depth_N],
         "student_entropy": scores.entropy_T[depth_N],
-    }
-    for (teacher, objective), update_C in updates.items():
-        update_NK = update_C[child_NK]
-        alignment_N = np.where(nonzero_N, cosine(ideal_NK, update_NK), np.nan)
+    } | _teacher_columns(scores, teacher, group, selected_NK, p_NK, q_NK)
+    for objective, update_C in updates.items():
+        update_NK = np.where(selected_NK, update_C[child_NK], 0.0)
         cosine_DN = cosine(ideal_DNK, update_NK)
+        mean_N, plain_N = cosine_DN.mean(0), cosine(ideal_NK, update_NK)
         positive_N = (cosine_DN > 0).mean(0) + (cosine_DN == 0).mean(0) / 2
         low_N, high_N = np.quantile(cosine_DN, [0.05, 0.95], axis=0)
         half_N = [cosine(half_NK, update_NK) for half_NK in halves] or [np.full(n, np.nan)] * 2
         columns = shared | {
-            "teacher": _constant_text(teacher, n),
             "objective": _constant_text(objective, n),
-            "alignment": alignment_N,
-            "alignment_mean": cosine_DN.mean(0),
+            "alignment": np.where(nonzero_N, plain_N if estimate.counted else mean_N, np.nan),
+            "alignment_mean": mean_N,
             "alignment_low": low_N,
             "alignment_high": high_N,
             "p_positive": positive_N,
@@ -290,18 +333,17 @@ def _group_rows(
             "alignment_b": half_N[1],
             "update_norm": np.linalg.norm(update_NK, axis=-1),
         }
-        columns |= _teacher_columns(scores, teacher, group, p_NK, q_NK)
         yield pa.table({field.name: pa.array(columns[field.name], field.type) for field in SCHEMA}, schema=SCHEMA)
 
 
 def _teacher_columns(
-    scores: PathScores, teacher: str, group: _NodeGroup, p_NK: Floats, q_NK: Floats
+    scores: PathScores, teacher: str, group: _NodeGroup, selected_NK: NDArray[np.bool_], p_NK: Floats, q_NK: Floats
 ) -> dict[str, Floats]:
     if teacher == REWARD:
         missing = np.full(len(p_NK), np.nan)
         return dict.fromkeys((*DIVERGENCES, "teacher_entropy", "advantage"), missing)
     teacher_scores = scores.teachers[teacher]
-    t_NK = np.exp(_normalised(teacher_scores.log_t_C[group.child_NK]))
+    t_NK = _restricted(teacher_scores.log_t_C[group.child_NK], selected_NK)
     columns = {name: getattr(teacher_scores, f"{name}_T")[group.depth_N] for name in DIVERGENCES}
     return columns | {
         "teacher_entropy": teacher_scores.entropy_T[group.depth_N],
@@ -364,6 +406,12 @@ def cosine(ideal: Floats, update: Floats) -> Floats:
     nonzero = (ideal_norm > 0) & (update_norm > MIN_UPDATE_NORM)
     dot = (ideal * update).sum(-1)
     return np.clip(np.where(nonzero, dot / np.where(nonzero, ideal_norm * update_norm, 1.0), 0.0), -1.0, 1.0)
+
+
+def _restricted(log_NK: Floats, selected_NK: NDArray[np.bool_]) -> Floats:
+    """Probabilities renormalised on the selected children, 0 for the others."""
+    mass_NK = np.where(selected_NK, np.exp(np.maximum(log_NK, LOG_FLOOR)), 0.0)
+    return np.asarray(mass_NK / mass_NK.sum(-1, keepdims=True))
 
 
 def _normalised(log_NK: Floats) -> Floats:

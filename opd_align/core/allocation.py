@@ -23,6 +23,9 @@ from opd_align.types import Finish, Floats, Ints, PathScores, Tokens
 _MIN_STD = 1e-9
 """Standard deviations below this need no further rollouts."""
 
+_LAUNCHES = 12
+"""Nodes of each path from which `plan_on_path` launches."""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -40,23 +43,35 @@ class Target:
 def representative_paths(tree: GenerationTree, budget: Budget) -> list[tuple[Tokens, bool]]:
     """Natural rollouts to analyze as (completion, correct), correct ones first.
 
-    The choice is by key, so it is random but reproducible. Completions that stopped are preferred to truncated ones. No
-    path is chosen twice, and none is a prefix of another one, whatever their outcomes.
+    The choice is by key, so it is random but reproducible. Truncated completions are chosen in proportion to their
+    number, rounded, after those that stopped: they take part if truncation is common, not if it is rare. No path is
+    chosen twice, and none is a prefix of another one, whatever their outcomes.
     """
     natural = np.flatnonzero(tree.launch_R == 0)
-    order = natural[np.lexsort((tree.key_R[natural], tree.finish_R[natural] != Finish.STOPPED))]
+    natural = natural[np.argsort(tree.key_R[natural], kind="stable")]
     chosen: list[tuple[Tokens, bool]] = []
     chosen_bytes: list[bytes] = []
-    for correct, wanted in ((True, budget.correct_paths), (False, budget.incorrect_paths)):
-        limit = len(chosen) + wanted
-        for row in order[(tree.outcome_R[order] > 0) == correct]:
-            if len(chosen) == limit:
+
+    def choose(rows: Ints, wanted: int, correct: bool) -> int:
+        found = 0
+        for row in rows:
+            if found == wanted:
                 break
             completion = np.asarray(tree.completion(int(row)), np.uint32)
             raw = completion.tobytes()
             if raw and not any(raw.startswith(other) or other.startswith(raw) for other in chosen_bytes):
                 chosen_bytes.append(raw)
                 chosen.append((completion, correct))
+                found += 1
+        return found
+
+    for correct, wanted in ((True, budget.correct_paths), (False, budget.incorrect_paths)):
+        rows = natural[(tree.outcome_R[natural] > 0) == correct]
+        stopped = tree.finish_R[rows] == Finish.STOPPED
+        truncated = round(wanted * float(np.mean(~stopped))) if len(rows) else 0
+        found = choose(rows[stopped], wanted - truncated, correct)
+        found += choose(rows[~stopped], wanted - found, correct)
+        choose(rows[stopped], wanted - found, correct)
     return chosen
 
 
@@ -134,6 +149,27 @@ def plan_adaptive(
         for (scores, child), n_E in zip(candidates, n_by_path, strict=True)
         for i in np.flatnonzero(n_E)
     ]
+
+
+def plan_on_path(paths: Sequence[PathScores], *, rollouts: int) -> list[Target]:
+    """Rollouts that follow the path for a while: forced to one of its nodes, they leave it where the student would.
+
+    `plan_adaptive` never samples unlikely tokens, so nothing else measures what they lead to. Launches are spread over
+    each path evenly in the student's surprise: as many nodes apart as it takes to leave the path.
+    """
+    prefixes: dict[bytes, Tokens] = {}
+    for scores in paths:
+        surprise_T = np.cumsum(-scores.log_p_C[scores.on_path_C])
+        share_L = (np.arange(_LAUNCHES) + 0.5) / _LAUNCHES
+        for depth in np.unique(np.searchsorted(surprise_T, share_L * surprise_T[-1])):
+            if 0 < depth < len(scores):
+                prefix = np.asarray(scores.completion_T[:depth], np.uint32)
+                prefixes.setdefault(prefix.tobytes(), prefix)
+    if not prefixes:
+        return []
+    n_L = np.full(len(prefixes), rollouts // len(prefixes))
+    n_L[: rollouts % len(prefixes)] += 1
+    return [Target(prefix, int(n)) for prefix, n in zip(prefixes.values(), n_L, strict=True) if n]
 
 
 def _std_in_results(scores: PathScores, estimate: PathEstimate) -> Floats:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from opd_align.core.allocation import Target, plan_adaptive, plan_paper, representative_paths
+from opd_align.core.allocation import Target, plan_adaptive, plan_on_path, plan_paper, representative_paths
 from opd_align.core.estimate import common_prefix, estimate
 from opd_align.core.reward_to_go import log_ratio, reward_to_go
 from opd_align.core.tree import GenerationTree
@@ -33,17 +33,20 @@ from opd_align.types import (
     Tokens,
 )
 
+ON_PATH_SHARE = 0.25
+"""Share of the adaptive rollouts that follow the path and leave it where the student would."""
+
 DONE = "done"
 """Phase of the last progress report of a question."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """A progress report.
+    """A progress report: one when a phase begins, and one after every step of it.
 
     Args:
         question: Id of the question.
-        phase: `"sampling"`, `"scoring"`, `"enriching"` or `"done"`.
+        phase: `"sampling"`, `"scoring"`, `"enriching"`, `"estimating"` or `"done"`.
         done: Rollouts (or paths, while scoring) finished in this phase.
         planned: Rollouts (or paths) planned for this phase.
     """
@@ -199,6 +202,7 @@ class _Collector:
         certain = self.grade_certain_ends(paths)
         if paths and self.has_signal:
             yield from self.enrich(paths)
+        self.on_progress(Progress(self.question.id, "estimating", 0, 1))
         correct = [is_correct for _, is_correct in chosen]
         to_go, note = self.rewards_to_go(paths), self.note(correct)
         return Evidence(self.question, self.tree, paths, correct, to_go, self.targeted, certain, note)
@@ -208,6 +212,8 @@ class _Collector:
     ) -> Generator[list[SampleRequest], Rollouts, int]:
         """Samples and grades all targets in batches until done or out of time; returns the number of rollouts."""
         sampled = 0
+        if not done:  # a later round continues the phase
+            self.on_progress(Progress(self.question.id, phase, 0, planned))
         for batch in _batches(targets, self.settings.batch):
             if phase != "sampling" and self.deadline is not None and time.monotonic() > self.deadline:
                 self.timed_out = True
@@ -240,6 +246,7 @@ class _Collector:
     def score(self, completions: Sequence[Tokens]) -> list[PathScores]:
         """Scores the paths, keeping every token that the tree contains at their nodes."""
         scored: list[PathScores] = []
+        self.on_progress(Progress(self.question.id, "scoring", 0, len(completions)))
         for completion in completions:
             counts = self.tree.counts_along(completion)
             request = ScoreRequest(self.question, completion, counts.depth_C, counts.token_C, self.budget.tau)
@@ -279,7 +286,11 @@ class _Collector:
         for round_index in range(self.budget.rounds):
             # Rounded up, so that a remainder of one rollout still gets a round.
             rollouts = -(-(limit - self.targeted) // (self.budget.rounds - round_index))
+            on_path = plan_on_path(paths, rollouts=int(ON_PATH_SHARE * rollouts))
+            rollouts -= sum(target.n for target in on_path)
             targets = plan_adaptive(paths, estimate(self.tree, paths), self.budget, self.ends, rollouts=rollouts)
+            if targets:
+                targets += on_path
             sampled = yield from self.sample(targets, "enriching", limit, self.targeted)
             self.targeted += sampled
             if sampled == 0:

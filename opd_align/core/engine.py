@@ -23,7 +23,18 @@ from opd_align.core.collect import DONE, Evidence, Progress, collect_group
 from opd_align.core.estimate import PathEstimate, estimate
 from opd_align.core.tree import GenerationTree
 from opd_align.settings import Settings
-from opd_align.types import REWARD, Finish, Floats, Grader, OpdAlignError, PathScores, Question, Student, Teacher
+from opd_align.types import (
+    REWARD,
+    Finish,
+    Floats,
+    Grader,
+    OpdAlignError,
+    PathScores,
+    Question,
+    Student,
+    Teacher,
+    counted,
+)
 
 LISTS = pa.list_(pa.field("element", pa.float64()))  # the field name Parquet uses
 TableName = Literal["nodes", "children", "questions"]
@@ -158,7 +169,7 @@ class Analysis:
     def __repr__(self) -> str:
         teachers = len(set(self.nodes["teacher"].unique().to_pylist()) - {REWARD})
         counts = [(self.questions.num_rows, "question"), (teachers, "teacher"), (self.nodes.num_rows, "node row")]
-        return f"Analysis({', '.join(f'{n:,} {name}' if n == 1 else f'{n:,} {name}s' for n, name in counts)})"
+        return f"Analysis({', '.join(counted(n, name) for n, name in counts)})"
 
     def _repr_html_(self) -> str:
         return str(_report("notebook").analysis_html(self))

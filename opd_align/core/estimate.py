@@ -12,8 +12,8 @@ rollouts, never on their order. Counts and probabilities only; no teachers and n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import get_args
+from dataclasses import dataclass, replace
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,32 +29,38 @@ CERTAIN = 1e9
 """Effective visits of a child whose outcome is certain (the completion ends there)."""
 
 _ROUNDS = 5
+_MAX_COMMON = 0.7
+"""Largest share of an exit's variance that is attributed to the centre it has in common with its siblings."""
 
 
 @dataclass(frozen=True)
 class PathEstimate:
     """Estimates for every kept child along one path; `_C` arrays have the layout of the path's scores.
 
-    The posterior of child k is `q_k + load_k · δ + ε_k`: δ is the error of the on-path child's value, shared by all
-    children of the node (variance `path_var_T`), and ε_k is the child's own error (variance `own_var_C`). Alignment
-    depends on differences between siblings, so their shared error must not be counted as independent noise.
+    The posterior of child k is `q_k + load_k · δ + sibling_sd_k · η + ε_k`: δ is the error of the on-path child's value
+    (variance `path_var_T`) and η that of the centre that the other children are shrunk toward (variance 1), both shared
+    by all children of the node; ε_k is the child's own error (variance `own_var_C`). Alignment depends on differences
+    between siblings, so shared errors must not be counted as independent noise.
 
     Args:
         q_C: Success probability after each child.
         own_var_C: Variance of the child's own error.
-        load_C: Coefficient of the shared error.
-        path_var_T: Variance of the shared error at each node.
+        load_C: Coefficient of the on-path error δ.
+        sibling_sd_C: Coefficient of the centre's error η.
+        path_var_T: Variance of δ at each node.
         path_q_T: Success probability after the path's own token at each node.
         visits_C: Rollouts that count as evidence about the child.
         effective_C: Effective visits, `q (1 − q)` divided by the variance.
         value_T: Success probability at each node.
         tail_mass_T: Student probability of the tokens without any evidence.
         offsets: First child of each node, plus the number of children.
+        counted: Whether the estimate is a fraction of counted rollouts (`direct`, `pooled`), not a posterior mean.
     """
 
     q_C: Floats
     own_var_C: Floats
     load_C: Floats
+    sibling_sd_C: Floats
     path_var_T: Floats
     path_q_T: Floats
     visits_C: Ints
@@ -62,12 +68,13 @@ class PathEstimate:
     value_T: Floats
     tail_mass_T: Floats
     offsets: Ints
+    counted: bool = False
 
     @property
     def se_C(self) -> Floats:
         """Standard error of each child's `q`."""
         path_var_C = np.repeat(self.path_var_T, np.diff(self.offsets))
-        return np.sqrt(self.load_C**2 * path_var_C + self.own_var_C)
+        return np.sqrt(self.load_C**2 * path_var_C + self.sibling_sd_C**2 + self.own_var_C)
 
     def interval_C(self, level: float = 0.9) -> tuple[Floats, Floats]:
         """Equal-tailed credible interval of each child's Beta posterior."""
@@ -78,9 +85,13 @@ class PathEstimate:
 
     def draws(self, child_NK: Ints, depth_N: Ints, *, n: int, rng: np.random.Generator) -> Floats:
         """`n` joint posterior draws of `Q` for N nodes with K selected children each: shape (n, N, K)."""
-        shared_DN = _beta_draws(self.path_q_T[depth_N], self.path_var_T[depth_N], n, rng) - self.path_q_T[depth_N]
-        own_DNK = _beta_draws(self.q_C[child_NK], self.own_var_C[child_NK], n, rng)
-        return np.clip(own_DNK + self.load_C[child_NK] * shared_DN[..., None], 0.0, 1.0)
+        # Gaussian, though Q is bounded: only differences matter here, and under a skewed distribution of the same mean
+        # a child that nothing is known about would be on one side of its sibling more often than not.
+        path_DN1, centre_DN1 = rng.standard_normal((2, n, len(depth_N), 1))
+        error_DNK = rng.standard_normal((n, *child_NK.shape)) * np.sqrt(self.own_var_C[child_NK])
+        error_DNK += self.load_C[child_NK] * np.sqrt(self.path_var_T[depth_N])[:, None] * path_DN1
+        error_DNK += self.sibling_sd_C[child_NK] * centre_DN1
+        return self.q_C[child_NK] + error_DNK
 
 
 def estimate(
@@ -109,7 +120,7 @@ def exact_estimate(scores: PathScores, q_C: Floats) -> PathEstimate:
     zero_C, zero_T = np.zeros(len(q_C)), np.zeros(len(scores))
     value_T = _sum_by(scores.depth_C, np.exp(scores.log_p_C) * q_C, len(scores))
     return PathEstimate(
-        q_C, zero_C, zero_C, zero_T, q_C[_on_path(scores)], np.ones(len(q_C), np.int64),
+        q_C, zero_C, zero_C, zero_C, zero_T, q_C[_on_path(scores)], np.ones(len(q_C), np.int64),
         np.full(len(q_C), CERTAIN), value_T, zero_T, scores.offsets,
     )  # fmt: skip
 
@@ -128,8 +139,8 @@ def _count(tree: GenerationTree, scores: PathScores, *, pooled: bool) -> PathEst
     value_T = _sum_by(depth_C, np.where(sampled_C, p_C * q_C, 0.0), len(scores)) / np.maximum(mass_T, 1e-300)
     on_path = _on_path(scores)
     return PathEstimate(
-        q_C, var_C, np.zeros_like(q_C), np.zeros(len(scores)), np.nan_to_num(q_C[on_path], nan=0.5),
-        n_C, n_C.astype(float), value_T, np.clip(1 - mass_T, 0.0, 1.0), scores.offsets,
+        q_C, var_C, np.zeros_like(q_C), np.zeros_like(q_C), np.zeros(len(scores)), np.nan_to_num(q_C[on_path], nan=0.5),
+        n_C, n_C.astype(float), value_T, np.clip(1 - mass_T, 0.0, 1.0), scores.offsets, counted=True,
     )  # fmt: skip
 
 
@@ -158,8 +169,10 @@ class _Segment:
         self.q_S = np.full(len(self.p_S), 0.5)
         self.load_S = np.zeros(len(self.p_S))
         self.own_var_S = np.zeros(len(self.p_S))
+        self.sibling_sd_S = np.zeros(len(self.p_S))
         self.value_T1 = np.full(nodes + 1, self.final)
         self.var_T1 = np.zeros(nodes + 1)
+        self.rollouts = 0
 
     @property
     def exit_S(self) -> Bools:
@@ -167,6 +180,14 @@ class _Segment:
         on_path_S = np.zeros(len(self.p_S), bool)
         on_path_S[self.on_path_T] = True
         return ~self.fixed_S & ~on_path_S & (self.branch_S < 0)
+
+
+@dataclass(frozen=True)
+class _Siblings:
+    """The mean of each exit's siblings: the weight of the on-path child, and the variance of the rest of its error."""
+
+    path_weight_E: Floats
+    centre_var_E: Floats
 
 
 class _Backup:
@@ -188,15 +209,20 @@ class _Backup:
         for _ in range(_ROUNDS):
             compared = [self._sibling_means(segment) for segment in self.segments]
             if self.shrink:
-                self.prior = self.prior.fitted([exits for exits, _ in compared])
-            for segment, (exits, slope_E) in zip(self.segments, compared, strict=True):
-                self._value_exits(segment, exits, slope_E)
+                # A rest slot is an average over tokens, which varies less than a token does.
+                tokens = [
+                    exits.take(np.flatnonzero(segment.exit_S) < len(segment.scores.token_C))
+                    for segment, (exits, _) in zip(self.segments, compared, strict=True)
+                ]
+                self.prior = self.prior.fitted(tokens)
+            for segment, (exits, siblings) in zip(self.segments, compared, strict=True):
+                self._value_exits(segment, exits, siblings)
             for segment in reversed(self.segments):
                 self._update_values(segment)
         return self._path_estimates()
 
-    def _sibling_means(self, segment: _Segment) -> tuple[ExitSamples, Floats]:
-        """The samples of each exit with the mean of its siblings, and the weight of the on-path child in that mean.
+    def _sibling_means(self, segment: _Segment) -> tuple[ExitSamples, _Siblings]:
+        """The samples of each exit with the mean of its siblings, and where the error of that mean comes from.
 
         The siblings are the on-path child and the other exits of the node.
         """
@@ -221,13 +247,17 @@ class _Backup:
         others_S = np.maximum(sum_T[depth_S] - weight_S, 1e-12)
         centre_S = np.clip((dot_T[depth_S] - weight_S * value_S) / others_S, 0.0, 1.0)
         exits = ExitSamples(segment.p_S[exit_S], n_S[exit_S], w_S[exit_S], centre_S[exit_S])
-        return exits, (path_T[depth_S] / others_S)[exit_S]
+        return exits, _Siblings((path_T[depth_S] / others_S)[exit_S], (1.0 / np.maximum(sum_T, 1e-12))[depth_S][exit_S])
 
-    def _value_exits(self, segment: _Segment, exits: ExitSamples, slope_E: Floats) -> None:
+    def _value_exits(self, segment: _Segment, exits: ExitSamples, siblings: _Siblings) -> None:
         rows = np.flatnonzero(segment.exit_S)
         posterior = self.prior.posterior(exits) if self.shrink else _unshrunk(exits)
-        segment.q_S[rows], segment.own_var_S[rows] = posterior.mean_E, posterior.var_E
-        segment.load_S[rows] = posterior.slope_E * slope_E
+        # The fitted spread of an exit around its siblings contains the error of their mean, which all exits of the node
+        # have in common: it moves from their own variance to the shared one.
+        common_E = np.minimum(posterior.slope_E**2 * siblings.centre_var_E, _MAX_COMMON * posterior.var_E)
+        segment.q_S[rows], segment.own_var_S[rows] = posterior.mean_E, posterior.var_E - common_E
+        segment.sibling_sd_S[rows] = np.sqrt(common_E)
+        segment.load_S[rows] = posterior.slope_E * siblings.path_weight_E
 
     def _set_known_values(self, segment: _Segment) -> None:
         segment.q_S[segment.fixed_S] = segment.fixed_q_S[segment.fixed_S]
@@ -248,7 +278,9 @@ class _Backup:
         a_S = np.where(off_path_S, p_S * segment.q_S, 0.0) - b_S * path_q_T[depth_S]
         a_T = _sum_by(depth_S, a_S, nodes).tolist()
         b_T = (_sum_by(depth_S, b_S, nodes) + p_S[segment.on_path_T]).tolist()
-        v_T = _sum_by(depth_S, np.where(off_path_S, p_S**2 * segment.own_var_S, 0.0), nodes).tolist()
+        common_T = _sum_by(depth_S, np.where(off_path_S, p_S * segment.sibling_sd_S, 0.0), nodes)
+        own_T = _sum_by(depth_S, np.where(off_path_S, p_S**2 * segment.own_var_S, 0.0), nodes)
+        v_T = (own_T + common_T**2).tolist()
         value, var = segment.final, 0.0
         for m in range(nodes - 1, segment.first - 1, -1):
             value = min(max(a_T[m] + b_T[m] * value, 0.0), 1.0)
@@ -260,7 +292,20 @@ class _Backup:
         segment.load_S[segment.on_path_T] = 1.0
         segment.own_var_S[segment.on_path_T] = 0.0
 
+    def _count_below(self) -> None:
+        """Counts, at children whose value comes from exits further down, the rollouts that left there."""
+        for segment in reversed(self.segments):
+            for slot in np.flatnonzero(segment.branch_S >= 0):
+                segment.n_S[slot] = 1 + self.segments[segment.branch_S[slot]].rollouts
+            segment.n_S[segment.on_path_T] = 0
+            sampled_S = np.where(segment.fixed_S, 0, segment.n_S)  # certain ends are not rollouts
+            here_T = _sum_by(segment.depth_S, sampled_S, len(segment.scores)).astype(np.int64)
+            segment.rollouts = int(here_T.sum())
+            # One more: the path itself.
+            segment.n_S[segment.on_path_T] = 1 + segment.rollouts - np.cumsum(here_T)
+
     def _path_estimates(self) -> list[PathEstimate]:
+        self._count_below()
         estimates: list[PathEstimate] = []
         for segment in self.segments:
             estimates.append(_path_estimate(segment, estimates[segment.parent] if segment.first > 0 else None))
@@ -269,37 +314,37 @@ class _Backup:
 
 def _path_estimate(segment: _Segment, parent: PathEstimate | None) -> PathEstimate:
     scores, children, nodes = segment.scores, len(segment.scores.token_C), len(segment.scores)
-    q_C, own_C, load_C = segment.q_S[:children], segment.own_var_S[:children], segment.load_S[:children]
-    path_var_T, path_q_T, value_T = segment.var_T1[1:], segment.value_T1[1:], segment.value_T1[:-1]
-    visits_C = segment.n_S[:children].copy()
-    var_C = load_C**2 * np.repeat(path_var_T, np.diff(scores.offsets)) + own_C
-    spread_C = np.clip(q_C * (1 - q_C), 0.001, None)
-    effective_C = np.minimum(spread_C / np.maximum(var_C, 1e-12), CERTAIN)
+    unsampled_S = segment.exit_S & (segment.n_S == 0)
+    found = PathEstimate(
+        q_C=segment.q_S[:children],
+        own_var_C=segment.own_var_S[:children],
+        load_C=segment.load_S[:children],
+        path_var_T=segment.var_T1[1:],
+        path_q_T=segment.value_T1[1:],
+        # Children on a scored path or with a certain outcome have evidence even without rollouts of their own.
+        visits_C=np.where(segment.exit_S, segment.n_S, np.maximum(segment.n_S, 1))[:children],
+        effective_C=np.empty(0),
+        value_T=segment.value_T1[:-1],
+        tail_mass_T=np.clip(_sum_by(segment.depth_S, np.where(unsampled_S, segment.p_S, 0.0), nodes), 0.0, 1.0),
+        offsets=scores.offsets,
+        sibling_sd_C=segment.sibling_sd_S[:children],
+    )
+    spread_C = np.clip(found.q_C * (1 - found.q_C), 0.001, None)
+    effective_C = np.minimum(spread_C / np.maximum(found.se_C**2, 1e-12), CERTAIN)
     certain_C = segment.fixed_S[:children].copy()
     certain_C[segment.on_path_T[-1]] = True
     effective_C[certain_C] = CERTAIN
-    unsampled_S = segment.exit_S & (segment.n_S == 0)
-    tail_mass_T = np.clip(_sum_by(segment.depth_S, np.where(unsampled_S, segment.p_S, 0.0), nodes), 0.0, 1.0)
-    # Children on a scored path or with a certain outcome have evidence even without rollouts of their own.
-    visits_C = np.where(segment.exit_S[:children], visits_C, np.maximum(visits_C, 1))
+    found = replace(found, effective_C=effective_C)
     if parent is None:
-        return PathEstimate(
-            q_C, own_C, load_C, path_var_T, path_q_T, visits_C, effective_C, value_T, tail_mass_T, scores.offsets
-        )
+        return found
     # Up to the branching point, the nodes are those of the parent path.
-    shared_C, shared_T = int(scores.offsets[segment.first]), segment.first
-    return PathEstimate(
-        np.concatenate([parent.q_C[:shared_C], q_C[shared_C:]]),
-        np.concatenate([parent.own_var_C[:shared_C], own_C[shared_C:]]),
-        np.concatenate([parent.load_C[:shared_C], load_C[shared_C:]]),
-        np.concatenate([parent.path_var_T[:shared_T], path_var_T[shared_T:]]),
-        np.concatenate([parent.path_q_T[:shared_T], path_q_T[shared_T:]]),
-        np.concatenate([parent.visits_C[:shared_C], visits_C[shared_C:]]),
-        np.concatenate([parent.effective_C[:shared_C], effective_C[shared_C:]]),
-        np.concatenate([parent.value_T[:shared_T], value_T[shared_T:]]),
-        np.concatenate([parent.tail_mass_T[:shared_T], tail_mass_T[shared_T:]]),
-        scores.offsets,
-    )
+    shared = {"C": int(scores.offsets[segment.first]), "T": segment.first}
+    joined: dict[str, Any] = {
+        name: np.concatenate([getattr(parent, name)[: shared[name[-1]]], getattr(found, name)[shared[name[-1]] :]])
+        for name in PathEstimate.__dataclass_fields__
+        if name[-2:] in ("_C", "_T")
+    }
+    return replace(found, **joined)
 
 
 def _unshrunk(exits: ExitSamples) -> Posterior:
@@ -405,8 +450,3 @@ def _beta_shape(mean: Floats, var: Floats) -> tuple[Floats, Floats]:
     mean = np.clip(mean, 1e-4, 1 - 1e-4)
     strength = np.clip(mean * (1 - mean) / np.maximum(var, 1e-12) - 1, 1e-2, CERTAIN)
     return mean * strength, (1 - mean) * strength
-
-
-def _beta_draws(mean: Floats, var: Floats, n: int, rng: np.random.Generator) -> Floats:
-    a, b = _beta_shape(mean, var)
-    return np.where(var > 0, rng.beta(a, b, (n, *np.shape(mean))), mean)

@@ -316,6 +316,12 @@ EVALUATION_METRICS = (
         "1 if the objective is the trainer's loss, or was passed as `objectives`; 0 if part of the loss is not "
         "evaluated, such as an overridden `compute_loss`, a KL penalty, other completions or another reward.", "0 or 1",
         "higher"),
+    Metric("evaluation", "delay",
+        "Time from the checkpoint to its result; only for evaluations outside the training (`opd-align watch`).",
+        "seconds", "lower"),
+    Metric("evaluation", "staleness",
+        "Steps that the training was ahead of the checkpoint when its result was written; only for evaluations outside "
+        "the training.", "steps", "lower"),
 )  # fmt: skip
 
 GATE_METRICS = (
@@ -359,7 +365,7 @@ HEADLINE_SECTION = (
 PAGE_SECTIONS: Mapping[Level, tuple[str, str]] = {
     "teacher": ("Per teacher and objective", "Objectives without a teacher, such as GRPO, have the teacher `reward`."),
     "student": ("Student", "Independent of teachers and objectives."),
-    "evaluation": ("Cost of evaluations", "Logged by `AlignmentCallback`."),
+    "evaluation": ("Cost of evaluations", "Logged by `AlignmentCallback` and `opd-align watch`."),
     "gate": ("Gates", "Logged by the gated trainers at each logging step."),
 }
 """Headings and introductions of `metrics_markdown`."""

@@ -315,7 +315,8 @@ def noise_ceiling(nodes: pa.Table, objective: Name = None, *, teacher: Name = No
     pearson_D = (ab / total - a * b / total**2) / np.sqrt(np.where(varies, var_a * var_b, nan))
     tied = np.round(a_N / ROUNDING), np.round(b_N / ROUNDING)
     whole_N = np.zeros(len(a_N), np.int64)
-    spearman_1 = rank_correlation(whole_N, *(centred_ranks(whole_N, half_N, 1) for half_N in tied), 1)
+    rank_a_N, rank_b_N = (centred_ranks(whole_N, half_N, 1) for half_N in tied)
+    spearman_1 = rank_correlation(whole_N, rank_a_N, rank_b_N, 1)
     half = np.clip(np.append(spearman_1, pearson_D), -1, 1)
     whole = 2 * np.maximum(half, 0) / (1 + np.maximum(half, 0))  # Spearman-Brown; NaN stays NaN
     ceilings = np.sqrt(whole[2:][np.isfinite(whole[2:])])

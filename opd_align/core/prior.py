@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import betaln
 
 from opd_align.types import Floats, Ints
@@ -44,6 +45,9 @@ class ExitSamples:
     n_E: Ints
     w_E: Ints
     centre_E: Floats
+
+    def take(self, chosen_E: NDArray[np.bool_]) -> ExitSamples:
+        return ExitSamples(self.p_E[chosen_E], self.n_E[chosen_E], self.w_E[chosen_E], self.centre_E[chosen_E])
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""The two small language models that ship with the package.
+"""The small language models that ship with the package.
 
-A student that solves about half of the arithmetic problems, and a stronger teacher with a different writing style.
-Both folders have the layout of any Qwen3 checkpoint; `recipes/embedded_models/train.py` trained them.
+A student that solves about half of the arithmetic problems, a stronger teacher with a different writing style, and a
+careless teacher: the student, trained on its own wrong solutions. All folders have the layout of any Qwen3 checkpoint;
+the scripts in `recipes/embedded_models` trained them.
 """
 
 from __future__ import annotations
@@ -19,3 +20,8 @@ def student_path() -> Path:
 def teacher_path() -> Path:
     """Folder with the teacher's weights and tokenizer."""
     return _FOLDER / "teacher"
+
+
+def careless_path() -> Path:
+    """Folder with the weights and the tokenizer of the careless teacher."""
+    return _FOLDER / "careless"

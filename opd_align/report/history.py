@@ -130,8 +130,8 @@ def training_folder(output_dir: Path) -> Path:
 
 def read_training(folder: Path) -> Training:
     """Reads the current state of a training; `folder` is the result of `training_folder`."""
-    lines, unreadable_lines = _lines(folder / HISTORY)
-    rows, unreadable_rows = _lines(folder / TRAINING)
+    lines, unreadable_lines = read_lines(folder / HISTORY)
+    rows, unreadable_rows = read_lines(folder / TRAINING)
     evaluations: list[Evaluation] = []
     for step, line in lines:
         while evaluations and evaluations[-1].step >= step:
@@ -149,10 +149,18 @@ def read_training(folder: Path) -> Training:
     return Training(folder, tuple(evaluations), tuple(log), unreadable_lines + unreadable_rows)
 
 
-def _lines(file: Path) -> tuple[list[tuple[int, Mapping[str, Any]]], int]:
-    """Step and content of every complete line, and the number of lines that cannot be parsed."""
+def read_lines(file: Path, *, tail: int | None = None) -> tuple[list[tuple[int, Mapping[str, Any]]], int]:
+    """Step and content of every complete line, and the number of lines that cannot be parsed.
+
+    Args:
+        file: `history.jsonl` or `training.jsonl`.
+        tail: Number of bytes at the end to read. `None`: the whole file.
+    """
     try:
-        content = file.read_bytes()
+        with file.open("rb") as opened:
+            if tail is not None:
+                opened.seek(max(file.stat().st_size - tail, 0))
+            content = opened.read()
     except FileNotFoundError:  # nothing has been written yet
         content = b""
     except OSError as error:

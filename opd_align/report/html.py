@@ -27,7 +27,7 @@ from opd_align.report.table_format import Cell, Column, Table, format_cell
 from opd_align.report.tables import FILTER_DIVERGENCES, objective_names, report_tables
 from opd_align.report.token_view import TOKEN_VIEW_SCRIPTS, TokenView, finite, token_view
 from opd_align.runs.filesystem import AnyPath, PathLike, as_path, error_reason, write_output
-from opd_align.types import OpdAlignError
+from opd_align.types import OpdAlignError, counted
 
 PROBABILITY = re.compile(r"^(?:[+−]\d\.\d{3} \()?([<>]?)([01]\.\d\d)\)?$")
 """A cell of a decision table that is a probability, or ends with one in brackets."""
@@ -100,13 +100,13 @@ def _overview(analysis: Analysis, slices: Slices, view: TokenView, title: str) -
     from_teacher, from_reward = objective_names(analysis)
     settings, questions = analysis.settings, view.metadata["questions"]
     about = [
-        f"{len(questions):,} question{'s' if len(questions) != 1 else ''}", f"{len(view.packs):,} paths",
-        f"{sum(row['rollouts'] for row in questions):,} rollouts", f"estimator: {settings.estimator}",
+        counted(len(questions), "question"), counted(len(view.packs), "path"),
+        counted(sum(row["rollouts"] for row in questions), "rollout"), f"estimator: {settings.estimator}",
         f"allocation: {settings.budget.allocation}",
     ]  # fmt: skip
     if view.left_out:
         about.append(
-            f"{view.left_out:,} more paths are included in all statistics, but not in the token view (file size limit)"
+            f"{counted(view.left_out, 'path')} more in all statistics, but not in the token view (file size limit)"
         )
     return {
         "title": title,

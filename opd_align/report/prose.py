@@ -217,6 +217,9 @@ def _by_outcome(slices: Slices, best: metrics.TeacherRank) -> list[str]:
 
 def _node_shares(best: metrics.TeacherRank) -> str:
     helpful, harmful, undecided = (_number(share, "share") for share in (best.helpful, best.harmful, best.undecided))
+    if best.n_nodes == 1:
+        verdict = "helpful" if best.helpful else "harmful" if best.harmful else "undecided"
+        return f"There is one decision, where {_name(best)} is {verdict}."
     return (
         f"Of {best.n_nodes:,} decisions, {_name(best)} is helpful at {helpful}, harmful at {harmful} and undecided "
         f"(inconclusive with this number of rollouts) at {undecided}."

@@ -89,7 +89,8 @@ def settings_facts(settings: Settings) -> dict[str, str]:
         "budget per question": f"{budget.initial:,} initial rollouts, {targeted} targeted ({budget.allocation} "
         f"allocation), {budget.correct_paths} correct and {budget.incorrect_paths} incorrect paths",
         "estimator": f"{settings.estimator}{'' if settings.shrink else ', not shrunk'}",
-        "a continuation counts": f"with {rules.n_sig:g} or more effective visits and a probability above {rules.tau:g}",
+        "a continuation counts": f"with a probability above {rules.tau:g} for the student or the teacher"
+        + ("" if settings.estimator == "backup" else f", and {rules.n_sig:g} or more visits"),
         "a decision is certain": f"at probability {rules.confidence:g} ({rules.draws} draws, seed {rules.seed})",
     }
 

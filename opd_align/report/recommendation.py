@@ -149,8 +149,7 @@ def decision_tables(decision: Decision) -> list[Table]:
 
 def candidate_table(decision: Decision) -> Table:
     """Every teacher and objective with the probabilities that it helps, harms and is the best."""
-    objectives = {one.objective for one in decision.candidates}
-    several = len(objectives) > 1
+    several = len({one.objective for one in decision.candidates}) > 1
     columns = (
         Column("teacher"), *([Column("objective")] if several else []), Column(HEADLINE.label, "signed"),
         Column("helps"), Column("harms"), Column("best"), Column("questions", "count"),
@@ -162,7 +161,8 @@ def candidate_table(decision: Decision) -> Table:
         )
         for one in decision.candidates
     ]  # fmt: skip
-    title = f"Which teacher to use: probabilities{'' if several else f' ({min(objectives)})'}"
+    covered = ", ".join(dict.fromkeys(one.objective for one in decision.candidates))
+    title = f"Which teacher to use: probabilities ({covered})"
     return Table("decision", title, columns, tuple(rows), _caption(decision))
 
 
@@ -174,7 +174,7 @@ def matrix_table(decision: Decision) -> Table:
     rows = [row(teacher, *(_matrix_cell(of_pair.get((teacher, name))) for name in objectives)) for teacher in teachers]
     columns = (Column("teacher"), *(Column(name) for name in objectives))
     caption = f"{HEADLINE.label}; in brackets the probability that it is above zero"
-    return Table("teacher-by-objective", "Teacher × loss", columns, tuple(rows), caption)
+    return Table("teacher-by-objective", f"Teacher × loss ({', '.join(objectives)})", columns, tuple(rows), caption)
 
 
 def _matrix_cell(one: Candidate | None) -> Cell:
@@ -197,15 +197,16 @@ def pairwise_table(decision: Decision) -> Table:
         for one in shown
     ]
     caption = f"the first {MAX_PAIRWISE} of {len(names)}" if len(names) > MAX_PAIRWISE else ""
-    return Table("pairwise", "Probability that a row is better than a column", columns, tuple(rows), caption)
+    covered = ", ".join(dict.fromkeys(one.objective for one in decision.compared))
+    title = f"Probability that a row is better than a column ({covered})"
+    return Table("pairwise", title, columns, tuple(rows), caption)
 
 
 def _caption(decision: Decision) -> str:
     if decision.best is None:
         return f"no probabilities: fewer than {MIN_QUESTIONS} questions can be compared"
-    caption = (
-        f"from {decision.n_questions} questions that all of them have; decided means probability {decision.level:g}"
-    )
+    shared = " that all of them have" if len(decision.compared) > 1 else ""
+    caption = f"from {decision.n_questions} questions{shared}; decided means probability {decision.level:g}"
     if len(decision.compared) < len(decision.candidates):
         caption += "; –: too few questions in common with the others"
     return caption

@@ -12,10 +12,12 @@ import io
 import math
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -24,6 +26,8 @@ from opd_align.types import printable
 Kind = Literal["text", "signed", "number", "plain", "share", "count", "p"]
 Value = str | int | float | None
 UNKNOWN = "–"
+GAP = 2
+"""Spaces between the columns of a table in the terminal."""
 FORMULA_STARTS = ("=", "+", "-", "@")
 """Spreadsheets read a cell that starts with one of these as a formula."""
 
@@ -85,7 +89,7 @@ class Table:
         if any(len(row) != len(self.columns) for row in self.rows):
             raise ValueError(f"every row of table {self.name!r} must have {len(self.columns)} cells")
 
-    def __rich__(self) -> RichTable:
+    def __rich__(self) -> RenderableType:
         return to_rich(self)
 
     def formatted_rows(self) -> list[list[str]]:
@@ -132,24 +136,61 @@ def format_cell(cell: Cell, kind: Kind) -> str:
             return f"{value:.3g}"
 
 
-def to_rich(table: Table) -> RichTable:
-    """The table for a terminal."""
-    rows = table.formatted_rows()
-    result = RichTable(
-        title=Text(printable(table.title), style="bold"), title_justify="left", caption_justify="left", box=None,
-        pad_edge=False,
-        caption=Text(printable(table.caption, keep="\n"), style="dim") if table.caption else None,
-    )  # fmt: skip
-    for index, column in enumerate(table.columns):
-        is_text = column.kind == "text"
-        name = printable(column.name)
-        if not is_text and name:
-            # Wrap the header to the width of its numbers, so that the numbers need not wrap in a narrow terminal.
-            width = max(len(text) for text in (*name.split(), *(texts[index] for texts in rows)))
-            name = textwrap.fill(name, width, break_on_hyphens=False)
-        result.add_column(Text(name), justify="left" if is_text else "right", no_wrap=index == 0, overflow="fold")
+def to_rich(table: Table) -> RenderableType:
+    """The table for a terminal of any width: columns that do not fit continue below, after the first column."""
+    return _Shown(table)
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A table with its title above and its caption below, laid out for the width it is shown at."""
+
+    table: Table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table, rows = self.table, self.table.formatted_rows()
+        yield Text(printable(table.title), style="bold")
+        for part in _parts(table.columns, rows, options.max_width):
+            yield _rich_part(table.columns, rows, part)
+        if table.caption:
+            yield Text(printable(table.caption, keep="\n"), style="dim")
+
+
+def _parts(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[dict[int, int]]:
+    """Columns (index → width) of each block; no word and no number is broken unless it is wider than the terminal."""
+    least, most = [], []
+    for index, column in enumerate(columns):
+        words, texts = printable(column.name).split(), [row[index] for row in rows]
+        cells = [word for text in texts for word in text.split()] if column.kind == "text" else texts
+        least.append(max(map(cell_len, (*words, *cells)), default=0))
+        natural = (printable(column.name), *texts) if column.kind == "text" else (*words, *texts)
+        most.append(max(map(cell_len, natural), default=0))
+    blocks: list[list[int]] = [[0]]
+    for index in range(1, len(columns)):
+        if sum(least[at] + GAP for at in blocks[-1]) + least[index] > width and len(blocks[-1]) > 1:
+            blocks.append([0])
+        blocks[-1].append(index)
+    return [_widths(block, least, most, width) for block in blocks]
+
+
+def _widths(block: Sequence[int], least: Sequence[int], most: Sequence[int], width: int) -> dict[int, int]:
+    """Every column as wide as its words need; what is left goes to columns whose text would wrap."""
+    widths = {at: min(least[at], width) for at in block}
+    left = width - sum(widths.values()) - GAP * (len(block) - 1)
+    for at in sorted(block, key=lambda at: most[at] - widths[at]):
+        more = max(min(most[at] - widths[at], left), 0)
+        widths[at], left = widths[at] + more, left - more
+    return widths
+
+
+def _rich_part(columns: Sequence[Column], rows: Sequence[Sequence[str]], part: Mapping[int, int]) -> RichTable:
+    result = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
+    for index, width in part.items():
+        is_text = columns[index].kind == "text"
+        name = textwrap.fill(printable(columns[index].name), max(width, 1), break_on_hyphens=False)
+        result.add_column(Text(name), justify="left" if is_text else "right", width=max(width, 1), overflow="fold")
     for texts in rows:
-        result.add_row(*map(Text, texts))
+        result.add_row(*(Text(texts[index]) for index in part))
     return result
 
 

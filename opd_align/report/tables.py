@@ -255,6 +255,22 @@ def objective_names(analysis: Analysis) -> tuple[list[str], list[str]]:
     return from_teacher, [objective.name for objective in objectives if objective.signal == "reward"]
 
 
+def main_tables(analysis: Analysis, slices: Slices) -> list[Table]:
+    """The tables of a conclusion: candidates, ranking, correct against incorrect rollouts.
+
+    With several objectives, the last two are those of the best candidate.
+
+    Args:
+        analysis: The analysis to show.
+        slices: Its nodes.
+    """
+    from_teacher, from_reward = objective_names(analysis)
+    best = slices.decision.best
+    objective = best.objective if best is not None else (*from_teacher, *from_reward)[0]
+    tables = [*decision_tables(slices.decision)[:1], ranking_table(slices, objective)]
+    return [*tables, contrast_table(slices, objective)] if objective in from_teacher else tables
+
+
 def all_tables(analysis: Analysis) -> RenderableType:
     """The tables of an analysis for the terminal; a long list of questions is cut."""
     questions, *others = report_tables(analysis)

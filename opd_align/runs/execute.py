@@ -1,8 +1,9 @@
 """The run driver: opens a run directory, analyzes groups of questions, writes the result.
 
 Where the groups are analyzed is up to an `Executor`: in this process (`LocalExecutor`, below), on the ranks of a
-training (`training.distributed.RankExecutor`) or on Ray actors (`study.ray.RayExecutor`). The result is the same, to
-the byte, since no group depends on another one and results are combined in the order of the questions.
+training (`training.distributed.RankExecutor`), in several processes of this machine
+(`study.processes.ProcessExecutor`) or on Ray actors (`study.ray.RayExecutor`). The result is the same, to the byte,
+since no group depends on another one and results are combined in the order of the questions.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from opd_align.runs.manifest import describe
 from opd_align.runs.rollout_store import CachedStudent, RolloutStore
 from opd_align.runs.run_directory import RunDirectory, Usage
 from opd_align.settings import Settings
-from opd_align.types import Grader, Question, Student, Teacher
+from opd_align.types import Grader, OpdAlignError, Question, Student, Teacher
 
 T = TypeVar("T")
 
@@ -186,6 +187,11 @@ def analyze_into(
     `Budget.seconds` counts from the start of each session: a resumed run gets the full time again.
     """
     settings, questions = settings or Settings(), list(questions)
+    if workers > 1 and not getattr(student, "concurrent", True):
+        raise OpdAlignError(
+            f"workers={workers}, but {getattr(student, 'name', 'the student')!r} has one model in this process, which "
+            "one thread at a time can use; to sample several questions in one call, set questions_per_group"
+        )
     check_inputs(teachers, questions, settings)
     manifest = describe(student, teachers, questions, grader, settings)
     executor: Executor = LocalExecutor(student, teachers, grader, settings, reuse, workers, on_progress)

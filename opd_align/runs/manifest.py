@@ -71,7 +71,8 @@ def describe(
         "settings": _settings(settings),
         "questions": {question.id: question_digest(question) for question in questions},
     }
-    described = as_json(manifest)
+    precision = getattr(student, "scored_in", None)
+    described = as_json(manifest if precision is None else {**manifest, "precision": precision})
     settings_from_manifest(described)  # what is written can be read again
     return described
 

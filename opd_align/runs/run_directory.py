@@ -135,7 +135,7 @@ class RunDirectory:
         try:
             fresh = _is_fresh(self.path)
             self.store.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = _acquire_lock(self.path / LOCK)
+            self._lock = acquire_lock(self.path / LOCK)
         except OSError as error:
             raise OpdAlignError(
                 f"cannot write to {str(self.path)!r}: {error_reason(error)}; choose another directory or make this one "
@@ -343,7 +343,7 @@ def check_directory(path: PathLike, kind: str) -> None:
             )
 
 
-def _acquire_lock(file: AnyPath) -> int | None:
+def acquire_lock(file: AnyPath) -> int | None:
     """Locks a file until the returned handle is closed or the process ends; `None` where locks are not supported."""
     if isinstance(file, RemotePath):
         return None

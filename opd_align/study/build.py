@@ -30,6 +30,7 @@ from opd_align.runs.filesystem import AnyPath, PathLike, as_path
 from opd_align.runs.manifest import check_same_run_early, read_manifest
 from opd_align.runs.run_directory import DEMONSTRATIONS, MANIFEST, RunDirectory, has_results
 from opd_align.study.config import ModelConfig, StudyConfig
+from opd_align.study.prepared import PreparedStudy, SkippedQuestionsWarning
 from opd_align.study.teacher_specs import TeacherSpec, teacher_spec
 from opd_align.tasks import Task, TextGrader, custom_task, task
 from opd_align.teachers.contexts import SELF, Context, ContextPrompt, Demonstration
@@ -52,35 +53,6 @@ from opd_align.types import OpdAlignError, Question
 SOURCE = "source"
 SHOWN = 3
 """Number of skipped questions that a warning names."""
-
-
-class SkippedQuestionsWarning(UserWarning):
-    """A question is skipped, with the reason."""
-
-
-@dataclass(frozen=True)
-class PreparedStudy:
-    """What an analysis starts from.
-
-    Args:
-        demonstrations: The demonstrations for the teachers' prompts, by question ID.
-        questions: The questions to analyze.
-        skipped: The questions that are not analyzed: ID → reason.
-        partly: The questions that are analyzed without some of the teachers: ID → teacher → reason.
-    """
-
-    demonstrations: Mapping[str, Sequence[Demonstration]]
-    questions: Sequence[Question]
-    skipped: Mapping[str, str]
-    partly: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-
-    def warn(self) -> None:
-        """Warns about the questions that are skipped, or analyzed without some of the teachers."""
-        for name, by_teacher in self.partly.items():
-            reasons = "; ".join(f"{teacher}: {reason}" for teacher, reason in by_teacher.items())
-            warnings.warn(f"question {name!r} is analyzed without {reasons}", SkippedQuestionsWarning, stacklevel=3)
-        for name, reason in self.skipped.items():
-            warnings.warn(f"skipping question {name!r}: {reason}", SkippedQuestionsWarning, stacklevel=3)
 
 
 @dataclass(frozen=True)
@@ -289,7 +261,7 @@ class Study:
             if role.name in self.teacher_factories:
                 made.append(self.teacher_factories[role.name](role.name, prompting, self.config.sampling.temperature))
                 continue
-            made.append(HFTeacher(role.name, self._loaded(model).model, prompting))
+            made.append(HFTeacher(role.name, self._loaded(model).model, prompting, self.config.scoring.precision))
         return [self._within_context(teacher, teacher.context_length) for teacher in made]
 
     def _within_context(self, teacher: Any, length: int | None) -> Any:
@@ -459,16 +431,20 @@ class Study:
                 end_tokens=chat.end_tokens,
                 load_model=lambda: self._loaded(model),
                 cached=self._once,
+                scoring=self.config.scoring,
             )
         )
 
     def _tokenizer(self, model: ModelConfig) -> Any:
-        return self._once(("tokenizer", model.model), lambda: load_tokenizer(model.model))
+        source = model.load.source
+        return self._once(("tokenizer", model.model, repr(source)), lambda: load_tokenizer(model.model, **source))
 
     def _loaded(self, model: ModelConfig) -> LoadedModel:
         return self._once(
-            ("weights", model.model, model.adapter, model.dtype, model.device),
-            lambda: load_model(model.model, adapter=model.adapter, dtype=model.dtype, device=model.device),
+            ("weights", model.model, model.adapter, model.dtype, model.device, model.load),
+            lambda: load_model(
+                model.model, adapter=model.adapter, dtype=model.dtype, device=model.device, load=model.load
+            ),
         )
 
     def _once(self, key: Any, make: Any) -> Any:
@@ -479,6 +455,10 @@ class Study:
     @cached_property
     def _made(self) -> dict[Any, Any]:
         return {}
+
+    def made(self, key: Any) -> Any:
+        """What backends have cached under a key; `None` if it was not created here."""
+        return self._made.get(key)
 
 
 def _limit(sampler: Any) -> Callable[[Question], str | None]:

@@ -18,8 +18,9 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from opd_align.backends.base import find_backend
 from opd_align.backends.http_pool import HttpSettings, server_urls
+from opd_align.backends.load_options import LoadOptions
 from opd_align.core.objectives import OBJECTIVES, GeneralisedJSD, Objective
-from opd_align.settings import BATCH, Budget, Method, Rules, Settings
+from opd_align.settings import BATCH, Budget, Method, Rules, Scoring, Settings
 from opd_align.study.yaml_values import parse_yaml
 from opd_align.teachers.contexts import CONTEXTS
 from opd_align.types import OpdAlignError, is_valid_text, printable, shortened
@@ -54,6 +55,7 @@ class ModelConfig:
         served_as: With backend `server`: the model's name on the server. `None`: `model`.
         http: With backend `server`: connection settings, such as timeouts.
         options: With backend `vllm`: further arguments of the vLLM engine.
+        load: How it is loaded: revision, attention, quantisation, several GPUs, a vLLM engine's memory.
     """
 
     model: str
@@ -68,6 +70,7 @@ class ModelConfig:
     # Connection settings do not change results: not part of a study's name.
     http: HttpSettings = field(default_factory=HttpSettings, repr=False)
     options: Mapping[str, Any] = field(default_factory=dict)
+    load: LoadOptions = field(default_factory=LoadOptions)
 
     def __post_init__(self) -> None:
         _check_name(self.name)
@@ -84,6 +87,7 @@ class ModelConfig:
                 f"model {self.model!r}: backend {self.backend} would sample without the adapter; merge it into the "
                 "weights, or use a backend that supports adapters"
             )
+        self.load.check(self.model, backend=self.backend, device=self.device, options=self.options)
 
 
 @dataclass(frozen=True)
@@ -223,6 +227,7 @@ class StudyConfig:
         source: A model that writes demonstrations for contexts with source `source`. `None`: no such contexts.
         summariser: The model that summarises demonstrations. `None`: `source`, otherwise the student.
         sampling: How the student samples.
+        scoring: In which precision, and with how much memory, paths are scored.
         demonstrations: How demonstrations are sampled.
         rollouts: Rollouts per question and context in a screening, at least 1.
         budget: How many rollouts an analysis samples per question.
@@ -231,6 +236,8 @@ class StudyConfig:
         estimator: How success probabilities are estimated.
         shrink: Whether estimates are shrunk towards a prior.
         batch: Number of rollouts per request to the backend, at least 1.
+        questions_per_group: Number of questions that are analyzed together, at least 1. Their rollouts are sampled in
+            one call, which helps where those of one question do not fill the device.
         seed: The seed of all sampling.
     """
 
@@ -241,6 +248,7 @@ class StudyConfig:
     source: ModelConfig | None = None
     summariser: ModelConfig | None = None
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    scoring: Scoring = field(default_factory=Scoring)
     demonstrations: DemonstrationsConfig = field(default_factory=DemonstrationsConfig)
     rollouts: int = 32
     budget: Budget = field(default_factory=Budget)
@@ -249,10 +257,11 @@ class StudyConfig:
     estimator: Method = "backup"
     shrink: bool = True
     batch: int = BATCH
+    questions_per_group: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("rollouts", "batch"):
+        for name in ("rollouts", "batch", "questions_per_group"):
             if getattr(self, name) < 1:
                 raise OpdAlignError(f"{name} must be at least 1, not {getattr(self, name)}")
 
@@ -265,6 +274,7 @@ class StudyConfig:
             self.estimator,
             self.shrink,
             self.batch,
+            self.questions_per_group,
         )
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from opd_align.backends.scoring_report import SCORING_REPORT
 from opd_align.report.provenance import Provenance, TeacherNote, kept_prompts
-from opd_align.study.build import PreparedStudy, Study
+from opd_align.study.build import Study
 from opd_align.study.config import ModelConfig
+from opd_align.study.prepared import PreparedStudy
 from opd_align.study.teacher_specs import TeacherSpec
 from opd_align.teachers.contexts import SELF
+from opd_align.types import counted
 
 
 def describe_study(study: Study, prepared: PreparedStudy) -> Provenance:
@@ -27,12 +30,14 @@ def describe_study(study: Study, prepared: PreparedStudy) -> Provenance:
     skipped = f", {len(prepared.skipped)} skipped" if prepared.skipped else ""
     facts = {
         "student": _model(config.student),
-        "task": f"{study.task.name}: {len(prepared.questions)} questions{source}{skipped}",
+        "task": f"{study.task.name}: {counted(len(prepared.questions), 'question')}{source}{skipped}",
         "seed": f"{config.seed}",
         "sampling": ", ".join(
             [f"temperature {sampling.temperature:g}", *limits, f"at most {sampling.max_tokens:,} tokens"]
         ),
     }
+    report = study.made(SCORING_REPORT)  # None on a cluster, where students are in other processes
+    facts |= {} if report is None else report.facts()
     notes = [TeacherNote(spec.name, teacher_meaning(spec, study)) for spec in study.teacher_specs]
     prompts = {}
     for question in prepared.questions:

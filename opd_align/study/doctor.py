@@ -125,7 +125,7 @@ def _chat(study: Study, model: ModelConfig) -> Chat:
 
 def _chat_setup(study: Study, model: ModelConfig, name: str) -> ChatSetup:
     chat = _chat(study, model)
-    return ChatSetup(name, chat, chat.end_tokens(*generation_configs(model.model)))
+    return ChatSetup(name, chat, chat.end_tokens(*generation_configs(model.model, **model.load.source)))
 
 
 def _chat_templates(study: Study) -> Iterator[Finding]:
@@ -297,22 +297,34 @@ class _TeacherChecks:
             )
         local: Any = getattr(self.study.student, "scorer", self.study.student)
         if not same_as_student:
-            local = load_model(model.model, adapter=model.adapter, dtype=model.dtype, device=model.device)
+            local = load_model(
+                model.model, adapter=model.adapter, dtype=model.dtype, device=model.device, load=model.load
+            )
         return _server_gap(self.teacher.name, self.teacher, local, self.samples)
 
     def _precision(self) -> Finding:
         from opd_align.backends import probes
 
         student = getattr(self.study.student, "scorer", self.study.student)
-        dtypes = sorted({str(each.dtype).removeprefix("torch.") for each in (student.model, self.teacher.model)})
+        dtypes = sorted({_scored_dtype(each) for each in (student, self.teacher)})
         dtype = " and ".join(dtypes)
         if dtypes == ["float32"]:
             return check_precision(self.teacher.name, dtype, None)
         sampled = _readable(self.teacher, self.samples)
         cosine = probes.update_cosine(
-            probes.prompted(student.model, student.prompt, sampled.question, "student"),
-            probes.prompted(self.teacher.model, self.teacher.prompt, sampled.question, self.teacher.name),
+            probes.prompted(student.model, student.prompt, sampled.question, "student", student.precision),
+            probes.prompted(
+                self.teacher.model, self.teacher.prompt, sampled.question, self.teacher.name, self.teacher.precision
+            ),
             sampled.rollouts.completion(0),
             temperature=self.study.config.sampling.temperature,
         )
         return check_precision(self.teacher.name, dtype, cosine)
+
+
+def _scored_dtype(model: Any) -> str:
+    """The dtype in which a student or teacher is scored, such as `bfloat16`."""
+    from opd_align.backends.precision import scoring_precision, stored_dtype
+
+    precision, stored = scoring_precision(model.model, model.precision), stored_dtype(model.model)
+    return {"native": stored, "head": f"{stored} with a float32 output layer"}.get(precision, precision)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +24,8 @@ from opd_align.runs.rollout_store import ROLLOUTS, DamagedFileError, read_shard
 from opd_align.runs.run_directory import MANIFEST, RunDirectory, Usage
 from opd_align.settings import Budget
 from opd_align.study.build import Study
+from opd_align.study.hardware import GIB
+from opd_align.study.memory_plan import MemoryPlan
 from opd_align.types import OpdAlignError, SampleRequest
 
 ROLLOUTS_PER_QUESTION = 16
@@ -288,6 +291,40 @@ def plan(study: Study, out: AnyPath, prices: Prices | None = None, calibrate_fro
             note += "; long batches are faster than the short one that was timed"
     title = "Estimated cost (nothing was saved)"
     return to_rich(Table("plan", title, (Column("what"), Column("")), tuple(row(*cells) for cells in rows), note))
+
+
+def memory_table(plans: Mapping[str, MemoryPlan]) -> Any:
+    """Memory and placement on each kind of hardware, for the terminal."""
+    rows = []
+    for hardware, plan in plans.items():
+        rows.append(row(hardware, "", "", _verdict(plan)))
+        for index, gpu in enumerate(plan.gpus):
+            uses = " + ".join(f"{use.what} {use.bytes / GIB:.1f}" for use in gpu.uses if use.bytes >= GIB / 20)
+            needed = f"{gpu.needed_bytes / GIB:.1f} / {gpu.gpu.free_bytes / GIB:.1f}"
+            rows.append(row(hardware, f"cuda:{index}", needed, uses))
+        rows += [
+            row(hardware, "cuda:0", "", f"vLLM: gpu_memory_utilization {share:.2f}")
+            for share in plan.utilization.values()
+        ]
+    missing = sorted({name for plan in plans.values() for name in plan.from_table})
+    note = "an estimate; models are placed so when a run starts, unless the configuration says where"
+    if missing:
+        note += f"; no connection to the Hub: published sizes were used for {', '.join(missing)}"
+    columns = (Column("GPUs"), Column("device"), Column("GiB needed / free"), Column(""))
+    return to_rich(Table("memory", "Memory per process", columns, tuple(rows), note, grouped=True))
+
+
+def _verdict(plan: MemoryPlan) -> str:
+    if not plan.fits:
+        return "does NOT fit"
+    process = "1 process" if plan.processes == 1 else f"{plan.processes} processes"
+    each = "1 GPU" if len(plan.gpus) == 1 else f"{len(plan.gpus)} GPUs"
+    parts = [f"fits: {process} with {each}"]
+    if plan.rollouts_at_once is not None:
+        parts.append(f"{plan.rollouts_at_once:,} completions of {plan.completion_tokens:,} tokens at once in each")
+    if idle := plan.n_gpus - plan.processes * len(plan.gpus):
+        parts.append(f"{idle} GPU{'s are' if idle > 1 else ' is'} idle")
+    return "; ".join(parts)
 
 
 def _size(bytes_: int) -> str:

@@ -28,19 +28,19 @@ from opd_align.runs.execute import Group, GroupResults, execute_run
 from opd_align.runs.filesystem import AnyPath, PathLike, RemotePath, as_path
 from opd_align.runs.rollout_store import DamagedFileWarning
 from opd_align.runs.run_directory import RunDirectory, Usage
-from opd_align.study.build import PreparedStudy, Study
+from opd_align.study.build import Study
 from opd_align.study.config import ModelConfig
+from opd_align.study.prepared import PreparedStudy
 from opd_align.study.ray_actors import (
     ActorContext,
     EventQueue,
     ModelActor,
-    Worker,
-    WorkerResult,
-    WorkStarted,
+    ModelActorHandle,
     import_ray,
     reraise_ray_errors,
 )
 from opd_align.study.teacher_specs import TeacherSpec
+from opd_align.study.worker import Worker, WorkerResult, WorkStarted
 from opd_align.types import OpdAlignError
 
 T = TypeVar("T")
@@ -94,6 +94,7 @@ class RayCluster:
             raise OpdAlignError(
                 f"GPUs per worker must be a fraction of one GPU or a whole number, not {self.gpus_per_worker:g}"
             )
+        self._check_devices(study)
         models = {spec.name: spec.model for spec in study.teacher_specs}
         for name, gpus in self.teacher_actors.items():
             if name not in models:
@@ -110,6 +111,19 @@ class RayCluster:
             if gpus is not None and gpus > 1:
                 raise OpdAlignError(
                     f"teacher {name!r} is loaded on one GPU; its actor can have at most 1 GPU, not {gpus:g}"
+                )
+
+    def _check_devices(self, study: Study) -> None:
+        """A worker numbers its GPUs from 0, however many the machine has."""
+        seen = math.ceil(self.gpus_per_worker or 1)
+        apart = {spec.name for spec in study.teacher_specs if spec.name in self.teacher_actors}
+        models = [study.config.student, *(spec.model for spec in study.teacher_specs if spec.name not in apart)]
+        for model in filter(None, models):
+            number = model.device.partition(":")[2]
+            if number and int(number) >= seen:
+                raise OpdAlignError(
+                    f"model {model.model!r} has device {model.device}, but a worker sees GPUs 0 to {seen - 1} only; "
+                    f"set --gpus-per-worker {int(number) + 1}, leave the device out, or use --teacher-actors"
                 )
 
 
@@ -181,10 +195,11 @@ class RayExecutor:
         )
         self.events = self._actor_class(EventQueue, "events", num_cpus=0, scheduling_strategy=driver_node).remote()
         self.actors: list[_StartedActor] = []
-        self.model_actors: dict[str, str] = {}
+        self.model_actors: dict[str, ModelActorHandle] = {}
         for index, spec in enumerate(self.allocation.model_actors):
-            self._start_actor(ModelActor, f"teacher {spec.names[0]!r}", f"model-{index}", spec.gpus, spec.model)
-            self.model_actors |= dict.fromkeys(spec.names, f"{self.name_prefix}-model-{index}")
+            name, precision = f"teacher {spec.names[0]!r}", self.study.config.scoring.precision
+            self._start_actor(ModelActor, name, f"model-{index}", spec.gpus, spec.model, precision)
+            self.model_actors |= dict.fromkeys(spec.names, ModelActorHandle(f"{self.name_prefix}-model-{index}"))
         self.model_actor_names = [started.name for started in self.actors]
         self.first_worker = self._start_worker(0)
         self.demonstrations: Any = None
@@ -203,7 +218,8 @@ class RayExecutor:
         return actor
 
     def _start_worker(self, index: int) -> Any:
-        arguments = (self.study.config, self.path, self.reuse, self.model_actors)
+        share = min(self.allocation.gpus_per_worker or 1.0, 1.0)
+        arguments = (self.study.config, self.path, self.reuse, self.model_actors, share)
         return self._start_actor(
             Worker, f"worker {index + 1}", f"worker-{index}", self.allocation.gpus_per_worker, *arguments
         )

@@ -1,8 +1,7 @@
-"""The Ray actors of a study, each in its own process on some machine of the cluster.
+"""The Ray actors of a study beside its workers (`worker`): events, and models of their own.
 
-A worker builds its own study from the same plain configuration: sampler, scorers, grader. It writes its rollouts to the
-run directory, where it finds them again after a restart. Constructors of actors do no work: errors then occur in a call
-and are reported as in a run without actors. Actors find each other by name; `ray` starts them and collects the results.
+Constructors of actors do no work: errors then occur in a call and are reported as in a run without actors. Actors find
+each other by name; `ray` starts them and collects the results.
 
 A teacher that is too large for the worker's device runs in its own actor. That actor computes the last hidden states,
 which are sent to the worker (with the output layer, once), never logits: scores are exactly those of a local model.
@@ -11,39 +10,18 @@ which are sent to the worker (with the output layer, once), never logits: scores
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
-from opd_align.runs.execute import GroupResults, LocalExecutor
-from opd_align.runs.filesystem import as_path
-from opd_align.runs.manifest import describe
-from opd_align.runs.rollout_store import DamagedFileWarning
-from opd_align.study.build import PreparedStudy, Study
-from opd_align.study.config import ModelConfig, StudyConfig
-from opd_align.teachers.contexts import ContextPrompt, Demonstration
+from opd_align.settings import Precision
+from opd_align.study.config import ModelConfig
+from opd_align.study.worker import WorkStarted
+from opd_align.teachers.contexts import ContextPrompt
 from opd_align.types import Floats, OpdAlignError, Question, Rollouts, Tokens
-
-
-@dataclass(frozen=True)
-class WorkStarted:
-    """An actor process started some work; if several processes started the same work, all but the last one died."""
-
-    work: str
-    process: str
-
-
-@dataclass(frozen=True)
-class WorkerResult:
-    """The results of the group number `index`, and messages about damaged files that were found."""
-
-    index: int
-    done: GroupResults
-    damaged_files: Sequence[str]
 
 
 class EventQueue:
@@ -92,80 +70,17 @@ class ActorContext:
         return import_ray().get_actor(self.events)
 
 
-class Worker:
-    """An actor that analyzes one group of questions at a time.
-
-    Args:
-        context: What the actor needs to know about the run.
-        config: The configuration of the study.
-        path: The run directory.
-        reuse: A run directory whose rollouts are reused; `None`: no reuse.
-        model_actors: For teachers with their own actor, teacher name → name of the actor.
-    """
-
-    def __init__(
-        self,
-        context: ActorContext,
-        config: StudyConfig,
-        path: str,
-        reuse: str | None,
-        model_actors: Mapping[str, str],
-    ) -> None:
-        self.context, self.config, self.path, self.reuse = context.enter(), config, path, reuse
-        self.actor_of_teacher = model_actors
-        self.process = uuid4().hex
-
-    @cached_property
-    def model_actors(self) -> dict[str, _ModelActorHandle]:
-        handles = {actor: _ModelActorHandle(actor) for actor in self.actor_of_teacher.values()}
-        return {teacher: handles[actor] for teacher, actor in self.actor_of_teacher.items()}
-
-    @cached_property
-    def study(self) -> Study:
-        return Study(self.config, {teacher: handle.teacher for teacher, handle in self.model_actors.items()})
-
-    def prepare(self) -> tuple[PreparedStudy, dict[str, Any]]:
-        """Prepares the study; returns it with the manifest of the run."""
-        self.context.send(WorkStarted("the demonstrations", self.process))
-        study = self.study
-        prepared = study.prepare(as_path(self.path), lambda *phase: self.context.send(phase))
-        teachers = study.teachers(prepared.demonstrations)
-        return prepared, describe(study.student, teachers, prepared.questions, study.grader, study.config.settings())
-
-    def analyze(
-        self, index: int, questions: Sequence[Question], demonstrations: Mapping[str, Sequence[Demonstration]]
-    ) -> WorkerResult:
-        """Analyzes one group of questions; rollouts that are on disk are not sampled again."""
-        question_ids = ", ".join(repr(question.id) for question in questions)
-        self.context.send(WorkStarted(f"question {question_ids}", self.process))
-        study = self.study
-        executor = LocalExecutor(
-            study.student,
-            study.teachers(demonstrations),
-            study.grader,
-            study.config.settings(),
-            self.reuse,
-            on_progress=self.context.send,
-        )
-        for handle in self.model_actors.values():
-            _ = handle.info  # loads the model now: usage does not include loading, which happens once per process
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", DamagedFileWarning)
-            done = executor.analyze_groups(as_path(self.path), [questions])
-        damaged_files = [str(entry.message) for entry in caught if entry.category is DamagedFileWarning]
-        return WorkerResult(index, done, damaged_files)
-
-
 class ModelActor:
     """An actor that holds a teacher's model and computes what scoring needs from it.
 
     Args:
         context: What the actor needs to know about the run.
         model: The model to load, at the first call.
+        precision: The precision in which the teacher is scored.
     """
 
-    def __init__(self, context: ActorContext, model: ModelConfig) -> None:
-        self.context, self.config = context.enter(), model
+    def __init__(self, context: ActorContext, model: ModelConfig, precision: Precision = "auto") -> None:
+        self.context, self.config, self.precision = context.enter(), model, precision
 
     @cached_property
     def model(self) -> Any:
@@ -173,13 +88,15 @@ class ModelActor:
 
         self.context.send(WorkStarted(self.context.name, uuid4().hex))
         config = self.config
-        return load_model(config.model, adapter=config.adapter, dtype=config.dtype, device=config.device).model
+        return load_model(
+            config.model, adapter=config.adapter, dtype=config.dtype, device=config.device, load=config.load
+        ).model
 
     @cached_property
     def _info(self) -> tuple[str, int | None]:
         from opd_align.backends.hf import HFTeacher
 
-        teacher = HFTeacher(self.context.name, self.model, lambda question: ())
+        teacher = HFTeacher(self.context.name, self.model, lambda question: (), self.precision)
         return teacher.fingerprint, teacher.context_length
 
     def info(self) -> tuple[str, int | None]:
@@ -190,9 +107,11 @@ class ModelActor:
         """The output layer, on the CPU; the prompt is only used to check the layer."""
         from copy import deepcopy
 
+        from opd_align.backends.precision import scoring_precision
         from opd_align.backends.scoring import PromptedModel, output_layer
 
-        return deepcopy(output_layer(PromptedModel(name, self.model, range(4)))).cpu()
+        head = deepcopy(output_layer(PromptedModel(name, self.model, range(4)))).cpu()
+        return head if scoring_precision(self.model, self.precision) == "native" else head.float()
 
     def hidden_states(self, name: str, prompt: Sequence[int], completion: Tokens) -> Any:
         """The last hidden state before each token of the completion, on the CPU."""
@@ -202,26 +121,38 @@ class ModelActor:
 
         with torch.no_grad():
             # A view would also send the prompt's states.
-            return hidden_states(PromptedModel(name, self.model, prompt), [completion]).cpu().clone()
+            return hidden_states(PromptedModel(name, self.model, prompt, self.precision), [completion]).cpu().clone()
 
     def token_log_probs(self, name: str, prompt: Sequence[int], rollouts: Rollouts, temperature: float) -> Floats:
         """Log-probability of every token of every rollout, flat."""
         from opd_align.backends.scoring import PromptedModel, rollout_log_probs
         from opd_align.settings import Sampling
 
-        return rollout_log_probs(PromptedModel(name, self.model, prompt), rollouts, Sampling(temperature))
+        return rollout_log_probs(
+            PromptedModel(name, self.model, prompt, self.precision), rollouts, Sampling(temperature)
+        )
 
 
 @dataclass(frozen=True)
-class _ModelActorHandle:
-    """A worker's handle of a `ModelActor`; the output layer is fetched once per device."""
+class ModelActorHandle:
+    """A worker's handle of a `ModelActor`; the output layer is fetched once per device.
+
+    Args:
+        name: The name of the actor.
+    """
 
     name: str
 
     def teacher(self, name: str, prompt: ContextPrompt, temperature: float) -> ActorTeacher:
+        """A teacher with this model."""
         return ActorTeacher(name, prompt, temperature, self)
 
+    def load(self) -> None:
+        """Loads the model in its actor now, rather than at the first score."""
+        _ = self.info
+
     def call(self, method: str, *arguments: Any) -> Any:
+        """Calls a method of the actor and waits for its result."""
         ray = import_ray()
         with reraise_ray_errors(ray):
             return ray.get(getattr(self._actor, method).remote(*arguments))
@@ -254,7 +185,7 @@ class ActorTeacher:
     name: str
     prompt: ContextPrompt
     temperature: float
-    actor: _ModelActorHandle
+    actor: ModelActorHandle
 
     @property
     def fingerprint(self) -> str:

@@ -28,6 +28,7 @@ _TYPOGRAPHY = str.maketrans(
      "∪": "\\cup ", "∩": "\\cap ", "±": "\\pm ", "⋅": "·", "∙": "·", "【": "[", "】": "]", "「": '"', "」": '"',
      "\u200b": "", "\ufeff": "", "\u2060": ""}
 )  # fmt: skip
+_CUBE_ROOT = re.compile(r"∛\s?(?:\(([^()]{1,60})\)|(\d{1,20}|[a-z]))")
 _ROOT = re.compile(r"√\s?(?:\(([^()]{1,60})\)|(\d{1,20}|[a-z]))")
 _WRAPPED = re.compile(
     r"\\(?:text(?:bf|it|rm|tt|sf|normal)?|math(?:rm|bf|it|sf|tt|bb)|mbox|operatorname|bm|underline|"
@@ -68,6 +69,7 @@ def plain_characters(text: str) -> str:
     text = _VULGAR.sub(_vulgar, text)
     text = unicodedata.normalize("NFKC", text.replace("…", "..."))
     text = _ROOT.sub(lambda m: f"\\sqrt{{{m.group(1) or m.group(2)}}}", text.translate(_TYPOGRAPHY))
+    text = _CUBE_ROOT.sub(lambda m: f"\\sqrt[3]{{{m.group(1) or m.group(2)}}}", text) if "∛" in text else text
     return _CJK_EDGE.sub(" ", text)
 
 

@@ -16,8 +16,9 @@ RELATED_TO = re.compile(
     r"rival|contemporary|"
     r"student|teacher|pupil|disciple|follower|colleague|neighbou?r|admirer|critic|biographer|suburb|outskirts|"
     r"opposite|author|title|plot|fan|reader|review|critique) of (?:the )?$|"
+    r"(?<!named )\b(?:after|before|prior to|next to) (?:the )?$|"
     r"\b(?:sequel|prequel|similar|alternative|comparable) to (?:the )?$|"
-    r"(?<!looks )(?<!look )(?<!seems )(?<!sounds )(?<!\bis )\blike (?:the )?$|\b(?:resembles?|resembling|"
+    r"(?<!looks )(?<!look )(?<!seems )(?<!sounds )\blike (?:the |an? )?$|\b(?:resembles?|resembling|"
     r"errors? in|problems? (?:in|with)|think of|love|hate|enjoy(?:ed)?|(?:have|never) read|no) $",
     re.IGNORECASE,
 )

@@ -38,10 +38,21 @@ _FITS = re.compile(
     r"(?: best| perfectly| well)?(?=[.!]?\s*$)",
     re.MULTILINE,
 )
+_ODD_ONE = re.compile(
+    r"\b(?:odd one out|[Tt]he (?:only )?exception) is (?:option |choice )?\(?([A-Z])\b\)?(?=[.,:;]|\s*$)|"
+    r"(?<=[;.] )(?:[Oo]ption |[Cc]hoice )?\(?(?P<alone>[A-Z])\)? is the (?:only )?exception(?=[.]?\s*$)|"
+    r"(?<![\w'])(?:[Oo]ption |[Cc]hoice )?\(?(?P<odd>[A-Z])\)? is the odd one out\b"
+)
+_LETTER_TICK = re.compile(
+    r"^[ \t>*-]{0,6}\(?(?P<letter>[A-Z])\)?[).:]?\*{0,2}(?![\w'])[^\n✅✔✓❌✗✘]{0,100}?(?:(?P<tick>[✅✔✓])|[❌✗✘])"
+    r"\ufe0f?[^\n✅✔✓❌✗✘]{0,200}$",
+    re.MULTILINE,
+)
+_IN_PARENTHESES = re.compile(r"(?<![\w'])([A-Z]) \((yes|no|true|false|right|wrong)\)(?=[,;.]|\s*$)")
 _JUDGED = re.compile(
     r"(?:^|(?<=[.;,] )|(?<=\n))[ \t*-]{0,6}\(?([A-Z])\)?[).:]?\*{0,2}(?:(?<=[).:])[^\n.;,:]{0,60}?(?=:|"
     r" -))?(?:[:—=]| -| is)? {0,2}(yes|no|right|wrong|"
-    r"correct|incorrect)\b[.;,!]?(?=\s|$)",
+    r"correct|incorrect|true|false)\b[.;,!]?(?=\s|$)",
     re.IGNORECASE,
 )
 _ORDINAL_CORRECT = re.compile(
@@ -57,9 +68,14 @@ _CALLED_CORRECT_CHINESE = re.compile(
 def with_called_correct(response: str, letters: str) -> str:
     """The text with "B is correct" written as "the answer is B", which `extract` looks for."""
     response = _FITS.sub(r"the answer is \1.", response)
+    if "odd one out" in response or "exception" in response:
+        response = _ODD_ONE.sub(lambda match: f"the answer is {match[1] or match['alone'] or match['odd']}.", response)
+    if "✅" in response or "✔" in response or "✓" in response:
+        response = _with_ticked_letter(response)
+    response = _IN_PARENTHESES.sub(r"\1: \2", response)
     response = _ONLY_ONE.sub(lambda match: f"the answer is {match['first'] or match['second']}", response)
     judged = _JUDGED.findall(response)
-    accepted = [letter for letter, word in judged if word.lower() in ("yes", "right", "correct")]
+    accepted = [letter for letter, word in judged if word.lower() in ("yes", "right", "correct", "true")]
     if len(judged) > 1 and len(accepted) == 1 and len({letter for letter, _ in judged}) == len(judged):
         response = f"{_JUDGED.sub('', response)}\nAnswer: {accepted[0]}"  # "A: no. B: yes. C: no."
     if "正确" in response or "对" in response:
@@ -68,6 +84,15 @@ def with_called_correct(response: str, letters: str) -> str:
     response = _ORDINAL_CORRECT.sub(r"the answer is the \1 option.", response)
     response = _DESCRIBES.sub(r"the answer is \1.", response)
     return _CALLED_CORRECT.sub(lambda match: _called_correct(match, letters), response)
+
+
+def _with_ticked_letter(response: str) -> str:
+    """A list of letters with ticks, crosses and remarks as the one that is ticked."""
+    lines = list(_LETTER_TICK.finditer(response))
+    ticked = [line["letter"] for line in lines if line["tick"]]
+    if len(lines) < 2 or len(ticked) != 1 or len({line["letter"] for line in lines}) != len(lines):
+        return response
+    return f"{_LETTER_TICK.sub('', response)}\nAnswer: {ticked[0]}"
 
 
 def _called_correct(match: re.Match[str], letters: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from fractions import Fraction
 
 from opd_align.tasks.choice_names import (
     COMPOUND,
@@ -32,9 +33,34 @@ from opd_align.tasks.statements import (
 
 _NEGATED = re.compile(rf"{NEGATION.pattern}|\bnothing\b", re.IGNORECASE)
 _EQUATED = re.compile(r"\b(?:i\.e\.|that is|which is)")
+_IN_OTHER_WORDS = re.compile(r"\b(?:i\.e\.|that is,|in other words)", re.IGNORECASE)
+_ONLY_MENTION = re.compile(r"\W{0,3}(?:option|choice|letter) \(?([A-Z])\)?\W{0,3}", re.IGNORECASE)
+# "All are sympathetic effects except B", but not "All are correct except B"
+_ALL_EXCEPT = re.compile(
+    r"\W{0,3}(?:(?:so|thus|hence|therefore),? )?(?:all|every|each|everything)\b(?P<first>[^.;]{0,80}?),? "
+    r"(?:except|but|apart from|other than|save)(?: for)? (?:option |choice )?(?P<what>[^.;,]{1,80}?)"
+    r"(?P<rest> (?:is|are|was|were|has|have|does|do|can)\b[^.;]{0,80})?\W{0,3}",
+    re.IGNORECASE,
+)
+_OTHERS_CLAIMED = re.compile(r"\b(?:is|are|was|were|has|have|does|do|can|cause|belong|describe|increase|decrease)\b")
+_NO_CLAIM = re.compile(
+    r"\b(?:right|correct|true|wrong|incorrect|false|possible|plausible|acceptable|fine|answers?|could|might|may|"
+    r"options?|choices?|candidates?|applies|apply|works?|fits?|valid|likely|not|n't|no)\b",
+    re.IGNORECASE,
+)
+_PREDICATE_BEFORE = re.compile(
+    r"(?:\b(?:is|are|was|were|equals|be|becomes|called|by|known as)|=) (?:the |an? )?$", re.IGNORECASE
+)
+_RELATIVE = re.compile(
+    r"(?: \([^()]{1,40}\))?,? (?:which|who|whose|that|[a-z]+ing|while|whereas|with|followed|even|long|later)\b",
+    re.IGNORECASE,
+)
+_FORMULA_UNIT = re.compile(r" (?:time|steps|operations|comparisons|space|complexity|lookups?)\b", re.IGNORECASE)
+_IT_IS = re.compile(r"\W{0,3}(?:it|this|that)(?:'s| is| was)\b", re.IGNORECASE)
 # The end of a sentence that names what is left or chosen.
 _FINALLY = re.compile(
-    r"\b(?:it (?:has to|must|should) be|it's|it is|I(?:'d)? (?:choose|pick|go with|say)|went with|bet on|looks? like|"
+    r"\b(?:it (?:has to|must|should) be|gotta be|got to be|"
+    r"it's|it is|I(?:'d)? (?:choose|pick|go with|say)|went with|bet on|looks? like|"
     r"points? to|by elimination,|only|"
     r"(?:that )?leaves(?: us with)?|"
     r"leaving(?: us with)?|what(?:'s| is) left is|what remains is) (?:option |choice |only )?\(?([A-Z])\)?"
@@ -65,7 +91,7 @@ MENTION = re.compile(
     r"select|with|to|answer)|:),? "
     r"([A-Z])(?=\W{0,3}$)"
 )
-_NOT_BEFORE = re.compile(
+NOT_BEFORE = re.compile(
     r"(?:\b(?:not|anything but|all (?:\w+ )?but|everything but|every \w+ but|far from|neither|nor|never|"
     r"rather than|instead of|unlike|than|"
     r"except|over|such as|including|e\.g\.|for example|defin(?:e|ing)|consider(?:ing)?|regarding|beyond|says?|"
@@ -77,7 +103,7 @@ _NOT_BEFORE = re.compile(
     r"(?:\W{1,3}(?:with|in|the|option|choice|answer|be|it|is|because|of))*(?:\W{0,3}| [\w' -]{1,40}\()$",
     re.IGNORECASE,
 )
-_WRONG_AFTER = re.compile(
+WRONG_AFTER = re.compile(
     r"[^.;]{0,60}?(?<!nothing)(?:,| and| or| nor|\)|\s)*\b(?:is|are|was|were|isn't|aren't)(?: both| all|"
     r" also| clearly| therefore)?"
     r" ?(?:wrong|incorrect|not|false|(?:less|partly|nearly|almost) \w+|worse|weaker|unlikely|inferior|eliminated|"
@@ -107,10 +133,18 @@ NO_CHOICE = re.compile(
 
 def mentioned(text: str, placement: Placement, letters: str, choices: Sequence[str] | None) -> str | None:
     """The only choice that a sentence names and does not rule out."""
+    if (only := _ONLY_MENTION.fullmatch(text)) and only[1].upper() in letters:
+        return only[1].upper()
+    if choices is not None and (exception := _exception(text, letters, choices)):
+        return exception
     whole_text, concluding = text, CONCLUDED.split(text)
     concluded = len(concluding) > 1 or bool(CONCLUSION.match(text) or _STATED.search(text))
     before, text = "".join(concluding[-2:-1]), concluding[-1]  # "it cannot be C, so it must be B"
     equated = bool(_EQUATED.search(whole_text))
+    if choices is not None and " " in text.strip() and (exact := _exact_wording(text, choices)):
+        return exact  # "so A and B are independent"
+    if _IN_OTHER_WORDS.search(whole_text) and not _names(text, letters, choices) and not NEGATION.search(before):
+        text = before if _named(before, letters, choices) else text  # "judicial review, i.e. the power to ..."
     contrasted = re.split(
         r"(?<!\ball)(?<!options)(?<!choices)(?<!anything)(?<!everything)(?<!nothing)(?<!none),? \bbut\b",
         text,
@@ -141,8 +175,8 @@ def mentioned(text: str, placement: Placement, letters: str, choices: Sequence[s
         if letter not in letters:
             continue
         if (
-            _NOT_BEFORE.search(text[max(0, match.start() - 40) : match.start() + (match.group()[0] == "(")])
-            or _WRONG_AFTER.match(text, match.end())
+            NOT_BEFORE.search(text[max(0, match.start() - 40) : match.start() + (match.group()[0] == "(")])
+            or WRONG_AFTER.match(text, match.end())
             or DENIAL_AFTER.match(text, match.end())
         ):
             denied = True
@@ -165,6 +199,26 @@ def mentioned(text: str, placement: Placement, letters: str, choices: Sequence[s
     if letters_named and placement is Placement.SENTENCE and not concluded and not denied and unsupported:
         return None
     return next(iter(letters_named), None)
+
+
+def _exact_wording(text: str, choices: Sequence[str]) -> str | None:
+    wording = normalised(text)
+    same = [
+        letter for letter, choice in zip(letters_of(choices), choices, strict=False) if normalised(choice) == wording
+    ]
+    return same[0] if len(same) == 1 and len(wording) > 3 else None
+
+
+def _exception(text: str, letters: str, choices: Sequence[str]) -> str | None:
+    """The choice of "All are sympathetic effects except B": the question was which one is not."""
+    found = _ALL_EXCEPT.fullmatch(text)
+    if found is None:
+        return None
+    claim = f"{found['first']} {found['rest'] or ''}"
+    if not _OTHERS_CLAIMED.search(claim) or _NO_CLAIM.search(claim) or HEDGE.search(text):
+        return None
+    what = found["what"].strip(" ()")
+    return what if len(what) == 1 and what in letters else choice_by_text(what, choices) if len(what) > 1 else None
 
 
 def _main_clause(text: str, letters: str, choices: Sequence[str] | None) -> str:
@@ -203,6 +257,11 @@ def _without_parentheses(text: str, letters: str, choices: Sequence[str]) -> str
 def _last_clause(text: str, letters: str, choices: Sequence[str] | None) -> str:
     """The last of several statements, unless it only says what would be the case otherwise or what comes second."""
     clauses = [clause for clause in text.split(";") if clause.strip()]
+    if len(clauses) == 2 and _IT_IS.match(clauses[0]) and not CONCLUSION.match(clauses[1]):
+        # "This is classical conditioning; operant conditioning involves rewards."
+        subject = re.match(rf"\W{{0,3}}(?:an? |the )?(?:{_any_wording(choices)})\b", clauses[1].casefold())
+        if subject and _named(clauses[0], letters, choices):
+            return clauses[0]
     if len(clauses) > 1 and choice_by_text(clauses[0], choices) and all(map(is_harmless, clauses[1:])):
         return clauses[0]  # "Meiosis; mitosis makes body cells."
     while len(clauses) > 1:
@@ -223,12 +282,24 @@ def _whole_wording(text: str, choices: Sequence[str]) -> str | None:
     return None
 
 
+def _any_wording(choices: Sequence[str] | None) -> str:
+    return "|".join(re.escape(normalised(choice)) for choice in choices or () if normalised(choice)) or "(?!)"
+
+
 def _by_number(text: str, choices: Sequence[str] | None) -> str | None:
     """The letter of the number that a sentence states, if all choices are numbers."""
     if choices is None or not all(map(_A_NUMBER.fullmatch, map(normalised, choices))):
         return None
     number = None if _BEFORE_OR_AFTER.search(text) else read_number(text, Placement.SENTENCE)
-    return choice_by_text(number, choices) if number else None
+    if not number:
+        return None
+    values = [Fraction(normalised(choice)) for choice in choices]
+    percent = re.search(r"\d ?(?:%|percent\b)", text) and not any("%" in str(choice) for choice in choices)
+    for value in (Fraction(number), Fraction(number) / 100 if percent else Fraction(number)):
+        same = [letter for letter, other in zip(letters_of(choices), values, strict=False) if other == value]
+        if len(same) == 1:
+            return same[0]
+    return None
 
 
 def _named(text: str, letters: str, choices: Sequence[str] | None) -> str | None:
@@ -253,11 +324,15 @@ def _named(text: str, letters: str, choices: Sequence[str] | None) -> str | None
             ",?,?", ",?"
         )
         alias = shortened.get(letter)
-        match = re.search(rf"(?<!\w)(?:{pattern})(?!\w|'s\b)", folded)
+        formula = "(" in wording and not wording.startswith("(")
+        around = (r"(?<![\w/*^+.-])", r"(?![\w(]| ?[/*^+])") if formula else (r"(?<!\w)", r"(?!\w|'s\b)")
+        match = re.search(rf"{around[0]}(?:{pattern}){around[1]}", folded)
         if match is None and alias is not None:
             match = re.search(rf"(?<!\w){re.escape(alias)}(?!\w|'s\b)", folded)
             match = match if match and is_name_of(str(choice), text, *match.span()) else None
-        if match and not RELATED_TO.search(text[: match.start()]) and not COMPOUND.match(text, match.end()):
+        if match is None or RELATED_TO.search(text[: match.start()]):
+            continue
+        if not COMPOUND.match(text, match.end()) or (formula and _FORMULA_UNIT.match(text, match.end())):
             found[letter] = match.span()
     inner = {
         letter
@@ -274,11 +349,33 @@ def _named(text: str, letters: str, choices: Sequence[str] | None) -> str | None
         for letter, (start, end) in kept.items()
         if not _BEFORE_OR_AFTER.search(text[:end])
         and not _LOWER_RANKED.search(text[max(0, start - 40) : start])
-        and not _NOT_BEFORE.search(text[max(0, start - 40) : start])
+        and not NOT_BEFORE.search(text[max(0, start - 40) : start])
         and not NEGATION.search(re.split(r"[,;:]", text[:start])[-1])
         and not DENIAL_AFTER.match(text, end)
-        and not _WRONG_AFTER.match(text, end)
+        and not WRONG_AFTER.match(text, end)
     ]
     if any(re.match(r",? (?:or|and/or)\b", folded[kept[letter][1] :]) for letter in stated):
         return AMBIGUOUS  # "Demand increases or decreases"
+    if len(stated) > 1 and (one := _predicate_of(text, {letter: kept[letter] for letter in stated})):
+        return one
     return AMBIGUOUS if len(stated) > 1 or (kept and not stated) else next(iter(stated), None)
+
+
+def _predicate_of(text: str, spans: dict[str, tuple[int, int]]) -> str | None:
+    """The choice that something is said to be, if the others only occur beside it.
+
+    "The derivative of x^3 is 3x^2", "The case was Brown v. Board of Education, which overruled Plessy v. Ferguson".
+    """
+    predicates = [letter for letter, (start, _) in spans.items() if _PREDICATE_BEFORE.search(text[:start])]
+    if len(predicates) != 1:
+        return None
+    start, end = spans[predicates[0]]
+    for letter, (other_start, _) in spans.items():
+        if letter == predicates[0]:
+            continue
+        beside = (
+            re.search(r"\bof (?:the )?$", text[:other_start]) if other_start < start else _RELATIVE.match(text, end)
+        )
+        if not beside:
+            return None
+    return predicates[0]

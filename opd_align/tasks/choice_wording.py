@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from opd_align.tasks.characters import strip_markup
+from opd_align.tasks.characters import plain_characters, strip_markup
 from opd_align.tasks.choice_names import inflected, last_names, listed, none_of_them, part_of_one
 from opd_align.tasks.number_values import canonical_number
 from opd_align.tasks.number_words import leading_number
@@ -14,6 +14,22 @@ from opd_align.tasks.number_words import leading_number
 _ARTICLE = re.compile(r"^(?:it|this|that|the|an?|they|there) (?=\w{2})")
 _THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _SUBSCRIPT = re.compile(r"_\{?(\w)\}?")  # CO_2
+_SHORTEST_START = 3
+"""Number of words at the start of a wording that stand for it: "Brown v. Board"."""
+_NAMES = "log|ln|sin|cos|tan|exp|pi|theta|infty|alpha|beta|gamma|lambda|mu|sigma|Delta|Omega|Theta"
+_MATHS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
+    (re.compile(r"\\(?:mathcal|mathrm|text|operatorname)\s?\{(\w{1,12})\}"), r"\1"),
+    (re.compile(r"\\sqrt\s?(?:\{([^{}]{1,30})\}|(\w))"), lambda m: f"sqrt({m[1] or m[2]})"),
+    (re.compile(r"√\s?(\w)"), r"sqrt(\1)"),
+    (re.compile(r"\\[dt]?frac\s?\{([^{}]{1,30})\}\s?\{([^{}]{1,30})\}"), r"\1/\2"),
+    (re.compile(rf"\\({_NAMES})(?![A-Za-z])"), r"\1"),
+    (re.compile(r"\\(?:cdot|times)(?![A-Za-z])|[·×]"), "*"),
+    (re.compile(r"\\(?:left|right)(?![A-Za-z])"), ""),
+    (re.compile(r"(?<=\d) (?=(?:pi|sqrt\()(?![a-z]))"), ""),
+    (re.compile(r"\b(log|ln)\((\w)\)"), r"\1 \2"),
+    (re.compile(r"\^\{(\w{1,6})\}"), r"^\1"),
+]  # fmt: skip
+_HAS_MATHS = re.compile(r"\\|√|[·×]|\d (?:pi|sqrt)\b|\b(?:log|ln)\(|\^\{")
 AROUND_OPERATOR = re.compile(r"\s?([-+*/=^<>])\s?(?=[\w(\\-])")
 
 
@@ -33,7 +49,21 @@ def choice_by_text(words: str, choices: Sequence[str] | None) -> str | None:
     ]
     same = same or none_of_them(letters_of(choices), choices, text) or part_of_one(letters_of(choices), choices, text)
     same = same or [letter for letter, name in last_names(letters_of(choices), choices).items() if name == text]
+    same = same or [
+        letter
+        for letter, choice in zip(letters_of(choices), map(normalised, choices), strict=False)
+        if len(text.split()) >= _SHORTEST_START and choice.startswith(f"{text} ")
+    ]
     return same[0] if len(same) == 1 else None
+
+
+def plain_maths(words: str) -> str:
+    r"""Formulas as they are written without LaTeX: `\sqrt{2}` as `sqrt(2)`, `$O(\log n)$` as `O(log n)`."""
+    if _HAS_MATHS.search(words):
+        words = plain_characters(words)
+        for pattern, plain in _MATHS:
+            words = pattern.sub(plain, words)
+    return words
 
 
 def normalised(words: object) -> str:
@@ -43,7 +73,8 @@ def normalised(words: object) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _normalised(words: str) -> str:
-    text = strip_markup(words).strip(" .,;:!(){}").casefold()
+    text = strip_markup(plain_maths(words)).strip(" .,;:!{}")
+    text = (text if re.search(r"\w\(", text) else text.strip("() ")).casefold()
     text = _ARTICLE.sub("", text.replace("can't", "can not").replace("cannot", "can not").replace("n't", " not"))
     text = AROUND_OPERATOR.sub(r"\1", _SUBSCRIPT.sub(r"\1", text))
     if _THOUSANDS.fullmatch(text):

@@ -10,13 +10,15 @@ import re
 from collections.abc import Sequence
 
 from opd_align.tasks.characters import strip_markup
+from opd_align.tasks.choice_quotes import highlighted
 from opd_align.tasks.choice_sentences import MENTION, NO_CHOICE, NOT_BEFORE_ANY, mentioned
 from opd_align.tasks.choice_statements import stated_choice
-from opd_align.tasks.choice_wording import choice_by_text, normalised
+from opd_align.tasks.choice_wording import choice_by_text, normalised, plain_maths
 from opd_align.tasks.extract import AMBIGUOUS, Placement
 from opd_align.tasks.remarks import confirms, is_harmless
 from opd_align.tasks.statements import (
     CONCLUDED,
+    CONCLUSION,
     DENIAL_AFTER,
     HEDGE,
     NEGATION,
@@ -44,13 +46,21 @@ _SURE = re.compile(
     r"even though|no matter|whatever)\b.*",
     re.IGNORECASE,
 )
+_ARROW = re.compile(r"^\W{0,3}(?:→|⇒|➜|->|=>)\s?(?=\S)")
 _LONG_WORDING = 12
+_LONGEST_LABEL = 3
 _JUST_AS_GOOD = re.compile(
     r",? (?:but|though|although|however),? \(?[A-Z]\)? [^.;]{0,40}\b(?:just as|equally|also|as well|too|could|"
     r"might|may)\b",
     re.IGNORECASE,
 )
 _NEXT_SENTENCE = re.compile(r"\)?\.\s+[A-Z]\)? [a-z]{3,}")  # "B. C requires intent."
+_IT_IS = re.compile(
+    r"\W{0,3}(?:it|this|that)(?:'s| is|'d be| would be| must be)(?: called| known as)? (.{2,80}?)\W{0,3}", re.IGNORECASE
+)
+_STATES_AGAIN = re.compile(
+    r"^\W{0,3}(?:it|this|that|the \w+)\b[^.]{0,40}\b(?:is|was|be)\b|\b(?:answer|option|choice|but)\b", re.IGNORECASE
+)
 _SHORTEST_REMARK = 3
 _LETTER_AND_REMARK = re.compile(
     r"(?:\(?(?P<letter>[A-Z])(?:\)[.:]?|\.|:)\s(?!\(?[A-Z]\b\.|[a-z])|(?<!.)(?P<dashed>[A-Z])(?:\s?[—–]\s?| - |"
@@ -73,6 +83,7 @@ _PLACES = {
 
 def read_choice(words: str, placement: Placement, letters: str, choices: Sequence[str] | None) -> str | None:
     """The letter that a text gives as its answer; an `extract.Reader` once letters and choices are known."""
+    words = _ARROW.sub("", plain_maths(words))
     whole = strip_markup(words).strip(".,;: {}")
     text = re.sub(r"^(?:[Jj]ust|[Oo]nly) (?=\(?[A-Z]\)?$)", "", strip_lead_in(whole))
     if choices is not None and placement is not Placement.BOX and (stated := stated_choice(whole, letters, choices)):
@@ -82,10 +93,16 @@ def read_choice(words: str, placement: Placement, letters: str, choices: Sequenc
             sure[1], choices
         ):
             return choice_by_text(sure[1], choices)  # "Paris, of course!"
+        if (stated := _stated_first(whole, letters, choices)) is not None:
+            return stated
         found = _letter_and_text(text, letters, choices)
         return _letter_and_remarks(text, letters, choices) if found is None else found
     if placement in (Placement.LOOSE, Placement.SENTENCE):
-        return mentioned(whole, placement, letters, choices)
+        return highlighted(words, letters, choices) or mentioned(whole, placement, letters, choices)
+    if placement is Placement.MARKED and words.lstrip().startswith(('"', "**")):
+        quoted = highlighted(words, letters, choices)
+        if quoted:
+            return quoted
     first = _LETTER_FIRST.fullmatch(text)
     named = choice_by_text(whole, choices) or choice_by_text(text, choices)
     if first is None:
@@ -93,6 +110,8 @@ def read_choice(words: str, placement: Placement, letters: str, choices: Sequenc
             return named or (_in_words(text, letters, choices) if _ORDINAL.fullmatch(text) else None)
         return named or _in_words(text, letters, choices)
     letter, rest = first["letter"].upper(), first["rest"]
+    if named and len(whole) > _LONGEST_LABEL and _is_wording(whole, named, letters, choices):
+        return named  # "A, B, and C"
     if named and re.match(r"\s?\w", rest) and not first["close"]:
         return named  # "A and B" where that is the text of choice C
     if letter not in letters:
@@ -130,7 +149,9 @@ def _letter_and_text(text: str, letters: str, choices: Sequence[str] | None) -> 
         return first["letter"]  # "C, of course"
     if first is None or choices is None or first["letter"] not in letters:
         return None
-    rest = re.sub(r"^[\s).:\]-]{1,4}", "", first["rest"] if not first["close"] else first["rest"] + " ", count=1)
+    rest = re.sub(
+        r"^[\s).:\]-]{1,4}(?:an? |the )?", "", first["rest"] if not first["close"] else first["rest"] + " ", count=1
+    )
     own = normalised(choices[letters.index(first["letter"])])
     if re.fullmatch(r".{4,}|[a-z]{2,}", normalised(rest)) and own.startswith(normalised(rest)):
         return first["letter"]  # "B: not guilty"
@@ -154,6 +175,21 @@ def _letter_and_text(text: str, letters: str, choices: Sequence[str] | None) -> 
         return None
     others = {m for groups in MENTION.findall(remark) for m in groups if m and m in letters} - {first["letter"]}
     return None if others and not NOT_BEFORE_ANY.search(remark) else first["letter"]
+
+
+def _stated_first(text: str, letters: str, choices: Sequence[str] | None) -> str | None:
+    """The choice of a first sentence "It's a sonnet.", if what follows only says something about other choices."""
+    first, *others = SENTENCE_END.split(text)
+    stated = _IT_IS.fullmatch(first)
+    letter = choice_by_text(stated[1], choices) if stated and others else None
+    if letter is None:
+        return None
+    for sentence in others:
+        if not is_harmless(sentence) or CONCLUDED.search(sentence) or CONCLUSION.match(sentence):
+            return None
+        if HEDGE.search(sentence) or _STATES_AGAIN.search(sentence):
+            return None
+    return letter
 
 
 def _letter_and_remarks(text: str, letters: str, choices: Sequence[str] | None) -> str | None:
@@ -198,6 +234,10 @@ def _in_words(text: str, letters: str, choices: Sequence[str] | None) -> str | N
     if others or DENIAL_AFTER.match(rest) or re.match(r"\W{0,3}(?:or|and)\b", rest):
         return AMBIGUOUS
     return letter
+
+
+def _is_wording(text: str, letter: str, letters: str, choices: Sequence[str] | None) -> bool:
+    return choices is not None and normalised(text) == normalised(choices[letters.index(letter)])
 
 
 def _text_of_another(rest: str, letter: str, letters: str, choices: Sequence[str] | None) -> bool:

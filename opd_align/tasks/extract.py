@@ -42,6 +42,7 @@ from opd_align.tasks.statements import (
     DENIAL_AFTER,
     SENTENCE_END,
     is_aside,
+    is_supposed_case,
     sentences_from_the_end,
     without_asides,
 )
@@ -71,6 +72,8 @@ MAX_COMMITMENTS = 40
 """Number of markers, boxes and phrases that are read, from the last one."""
 
 _MAX_REMARKS = 8
+_MAX_JOINED = 6
+_JOINED = re.compile(r"\}[$\s\\)\]*]{0,6}(?:,|;|and|or|,\s?and|,\s?or)[$\s\\(\[*]{0,6}(?:[a-z]\s?=\s?)?$")
 
 _END_OF_TURN = re.compile(r"<\|(?:im_end|eot_id|eom_id|endoftext|end_of_text|end)\|>|</s>|<end_of_turn>|<eos>")
 _THINK_TAG = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
@@ -106,7 +109,7 @@ _COMMITMENT = re.compile(
     r"money)[ \t](?:goes[ \t]to|is[ \t](?:on|for))\b"
     r"|^(?:going|settling|sticking)[ \t](?:with|on|for)\b|(?:I(?:'m|[ \t]am)[ \t]going|(?:let's[ \t]|^)go)[ \t]with\b"
     r"|I(?:'d|'ll|'m|[ \t]would|[ \t]will|[ \t]am|[ \t]must)?(?:[ \t](?:have|going|"
-    r"inclined)[ \t]to)?[ \t](?:choose|pick|select|go[ \t]with|opt[ \t]for|say|"
+    r"inclined)[ \t]to)?[ \t](?:choose|pick|select|go[ \t](?:with|for)|opt[ \t]for|say|"
     r"answer(?:[ \t](?:it|this|the[ \t]question|this[ \t]question)?[ \t]?with)?)\b"
     r"|(?:settled?|decided?)[ \t]on\b"
     r"|(?:we|you)[ \t](?:should[ \t]|must[ \t])?(?:choose|pick|select)\b"
@@ -123,7 +126,7 @@ _COMMITMENT_WORDS = (
     " option", " choice", " statement", " letter",
     " one ", " pick", " guess", " selection", " response", " result", " solution", " choose",
     " select", " go with", "going with", "settle", " decide",
-    " opt for", " say", "choose", "pick", "select", "<final", "<result", "<choice", "<response",
+    " opt for", " go for", " say", "choose", "pick", "select", "<final", "<result", "<choice", "<response",
     "<solution", "verdict", "conclusion", " vote", "money", "going", "settling", "sticking", "picking", "choosing",
     "bottom line", "tldr", "tl;dr", "in short", "in brief", "nutshell",
     "respuesta", "reponse", "antwort", "risposta", "resposta",
@@ -268,8 +271,9 @@ def _committed(response: str, read: Reader) -> tuple[str | None, int | None]:
                 continue
             found = AMBIGUOUS if DENIAL_AFTER.match(around[1].lstrip("$ \\)]")) else read(content[0], Placement.BOX)
             if found is not None:
-                if _joined_to_box_before(response, place.start()):
-                    return AMBIGUOUS, content[1]
+                if boxes_before := _joined_boxes(response, place.start()):
+                    several = read(", ".join([*boxes_before, content[0]]), Placement.BOX)
+                    return several if several and "," in several else AMBIGUOUS, content[1]
                 return found, content[1]
             boxes.append(content[0])
             continue
@@ -324,10 +328,17 @@ def _commitments(response: str) -> Iterator[re.Match[str]]:
             end = max(end, match.end())
 
 
-def _joined_to_box_before(response: str, start: int) -> bool:
-    r"""Whether a box is the second of two answers: `\boxed{5}` and `\boxed{6}`."""
-    before = response[max(0, start - 80) : start]
-    return bool(re.search(r"\}[$\s\\)\]*]{0,6}(?:,|;|and|or|,\s?and|,\s?or)[$\s\\(\[*]{0,6}(?:[a-z]\s?=\s?)?$", before))
+def _joined_boxes(response: str, start: int) -> list[str]:
+    r"""Contents of the boxes that the one at `start` continues: `\boxed{5}` and `\boxed{6}`."""
+    contents: list[str] = []
+    while len(contents) < _MAX_JOINED and (joined := _JOINED.search(response, max(0, start - 80), start)):
+        opening = response.rfind("boxed{", max(0, start - 200), joined.start())
+        content = boxed(response, opening + len("boxed{")) if opening >= 0 else None
+        if content is None or content[1] != joined.start() + 1:
+            return [*contents, ""]
+        contents.insert(0, content[0])
+        start = response.rfind("\\", 0, opening)
+    return contents
 
 
 def _is_denied(response: str, place: re.Match[str], words: str) -> bool:
@@ -407,7 +418,7 @@ def _uncommitted(response: str, read: Reader, *, after_second_thought: bool = Fa
         if found is not None:
             return found
     for sentence, is_last in sentences_from_the_end(lines):
-        if is_aside(sentence):
+        if is_aside(sentence) and not (len(lines) == 1 and sentence == lines[0] and is_supposed_case(sentence)):
             return None
         if not is_last and not CONCLUSION.match(sentence):
             return None

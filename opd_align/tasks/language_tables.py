@@ -56,6 +56,7 @@ ENGLISH_TOO = (
 # Translations, in this order: longer expressions first.
 TABLES = {
     "es": [
+        (r"(?<=[A-Z] )es (?:la )?(?:respuesta |opción )?correcta", "is correct"),
         ("(?:respuesta|opción) (?:incorrecta|equivocada|errónea)", "wrong answer"),
         ("no es (?:verdad|cierto)", "it is not true"),
         ("es (?:verdad|cierto)", "it is true"),
@@ -87,6 +88,7 @@ TABLES = {
         (r"(?<=[A-D] )o(?= (?:la )?[A-D]\b)", "or"),
     ],
     "pt": [
+        (r"(?<=[A-Z] )(?:está|é)(?: a)? (?:resposta |opção )?(?:correta|certa)", "is correct"),
         ("(?:resposta|opção|alternativa) (?:incorreta|errada)", "wrong answer"),
         ("não é verdade", "it is not true"),
         ("é verdade", "it is true"),
@@ -125,6 +127,7 @@ TABLES = {
         (r"c'est(?: la| le)?(?= [A-Z]\b)", "it is"),
         ("presque", "nearly"),
         ("millions", "million"),
+        (r"(?<=[A-Z] )est (?:la )?(?:bonne réponse|réponse correcte|bonne|correcte)", "is correct"),
         (r"(?:la )?(?:bonne )?r[ée]ponse(?: (?:correcte|finale))*(?: (?:est|serait))(?! pas\b)(?: la| le|"
          " l')?", "the answer is"),
         ("(?:la )?(?:bonne )?r[ée]ponse(?: (?:correcte|finale))* n'est pas(?: la| le)?", "the answer is not"),
@@ -170,7 +173,7 @@ TABLES = {
         (r"\bnicht\b", "not"),
         ("sondern", "but"),
         ("ist(?= (?:richtig|korrekt))", "is"),
-        (r"\b(?:richtig|korrekt)\b(?=\W*$|\W*\n)", "correct"),
+        (r"\b(?:richtig|korrekt)\b(?=\W*$|\W*\n|[.,!] )", "correct"),
         ("(?:weniger|kleiner|geringer) als", "less than"),
         ("(?:mehr|größer) als", "more than"),
         ("(?:mindestens|wenigstens)", "at least"),
@@ -183,6 +186,7 @@ TABLES = {
         (r"\boder\b", "or"),
     ],
     "it": [
+        (r"(?<=[A-Z] )è (?:la )?(?:risposta |opzione )?(?:corretta|giusta|esatta)", "is correct"),
         ("risposta (?:sbagliata|errata|scorretta)", "wrong answer"),
         ("non è vero", "it is not true"),
         ("è vero", "it is true"),

@@ -28,6 +28,8 @@ _SCALED_TEXT = re.compile(
 _MEMBER = re.compile(r"^[a-z]\s*\\in\s*(?=\\\{)")  # x \in \{2, 3\}
 ROUNDED = re.compile(r"\\approx(?![A-Za-z])|\\simeq(?![A-Za-z])|≈")
 RELATION = re.compile(r"<|>|\\(?:leq?|geq?|lt|gt|neq?|leqslant|geqslant|in|notin|equiv|approx|sim)(?![A-Za-z])")
+_DOWN = (">", "\\ge")
+_FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 _SET_LIKE = re.compile(
     r"\\(?:cup|cap|infty|emptyset|varnothing|mathbb|setminus|mid)|^[\[(].*,.*[\])]$|^\\\{.*\\\}$", re.DOTALL
 )
@@ -61,7 +63,20 @@ _TIDY = [
     (re.compile(r"\\leq(?:slant)?(?![A-Za-z])|<="), r"\\le"),
     (re.compile(r"\\geq(?:slant)?(?![A-Za-z])|>="), r"\\ge"),
     (re.compile(r"\\neq(?![A-Za-z])"), r"\\ne"),
+    (re.compile(r"\\sqrt\s?\[(\d)\]\s?(\d|[a-z])(?![A-Za-z])"), r"\\sqrt[\1]{\2}"),
+    (re.compile(r"\\varnothing(?![A-Za-z])"), r"\\emptyset"),
+    (re.compile(r"\{?\s?\{?(\d{1,3})\}?\s?\\choose\s?\{?(\d{1,3})\}?\s?\}?"), r"\\binom{\1}{\2}"),
+    (re.compile(r"(?:\{\})?[\^_]\{?(\d{1,3})\}?\s?(?:\\(?:text|mathrm)\{C\}|C)_\{?(\d{1,3})\}?"), r"\\binom{\1}{\2}"),
+    (re.compile(r"(?<=\d)\s?(?:\\text\{\s?to\s?\}|to)\s?(?=\d)"), ":"),
 ]
+_COMBINATIONS = re.compile(r"C\s?\(\s?(\d{1,3})\s?,\s?(\d{1,3})\s?\)")
+# One inequality, or two around a variable: x > 2, 0 \le x < 1
+_SIDE, _LESS = r"\s*([^<>\\=,a-z]{1,20}|-?\s?\\infty|-?\\(?:d?frac|sqrt|pi)[^<>=,a-z]{0,30})\s*", r"(<|>|\\le|\\ge)"
+_BETWEEN = re.compile(rf"{_SIDE}{_LESS}\s*[a-z]\s*{_LESS}{_SIDE}")
+_BEYOND = re.compile(rf"[a-z]\s*{_LESS}{_SIDE}")
+_BEYOND_LEFT = re.compile(rf"{_SIDE}{_LESS}\s*[a-z]")
+_BUILDER = re.compile(r"\\\{\s?[a-z](?:\s?\\in\s?\\mathbb\{?R\}?)?\s?(?:\\mid|\||:)\s?(.*?)\s?\\\}")
+_INTERVAL = re.compile(r"[\[(][^,]{1,40},[^,]{1,40}[\])](?:\s?\\cup\s?[\[(][^,]{1,40},[^,]{1,40}[\])]){0,4}")
 # Towers of powers, long exponents and deep nesting would take sympy hours, and no real answer contains them.
 _UNBOUNDED = re.compile(r"\^\s?\{?\s?\(?-?\d{4}|\^[^+\-=,]{0,30}\^|\*\*[^+\-=,]{0,30}\*\*|\d{60}|(?:[({]\s?){12}")
 _LONGEST_EXPRESSION = 300
@@ -82,10 +97,16 @@ def compare_expressions(found: str, gold: str) -> str:
         return "same" if found_value == gold_value else "different"
     if len(found) > _LONGEST_EXPRESSION or _UNBOUNDED.search(found):
         return "unparseable"
+    if not gold.startswith("("):  # C(8,3) is a point there
+        found = combinations(found)
+    if _INTERVAL.fullmatch(gold) and (interval := _as_interval(found)):
+        found = interval
     found, gold = (_without_name(side) if _NAMED_TUPLE.match(side) else side for side in (found, gold))
     found_items, gold_items = _items(found), _items(gold)
     if found_items and gold_items and (len(found_items[1]) > 1 or len(gold_items[1]) > 1):
         return _compare_lists(found_items, gold_items)
+    if "=" in _without_name(found) and _is_line(gold):
+        return _reply(POOL.compare(gold, found))
     found, gold = _without_name(found), _without_name(gold)
     if bool(RELATION.search(found)) != bool(RELATION.search(gold)) and not (
         _SET_LIKE.search(gold) or _SET_LIKE.search(found)
@@ -99,15 +120,51 @@ def compare_expressions(found: str, gold: str) -> str:
         return "different"
     if found == gold:
         return "same"
-    reply = POOL.compare(gold, found)
-    return {"same": "same", "different": "different", "unparseable": "unparseable"}.get(reply, "unknown")
+    return _reply(POOL.compare(gold, found))
+
+
+def _reply(word: str) -> str:
+    return {"same": "same", "different": "different", "unparseable": "unparseable"}.get(word, "unknown")
+
+
+def combinations(expression: str) -> str:
+    r"""`C(8,3)` as `\binom{8}{3}`."""
+    return _COMBINATIONS.sub(r"\\binom{\1}{\2}", expression)
+
+
+def _as_interval(expression: str) -> str | None:
+    r"""Inequalities for one variable as an interval: `0 \le x < 1` as `[0,1)`, `x<0, x>1` as a union; else `None`."""
+    if builder := _BUILDER.fullmatch(expression):
+        expression = builder[1]
+    intervals = []
+    for part in re.split(r"\s(?:or)\s|\\lor\b|\\vee\b|,", expression):
+        if between := _BETWEEN.fullmatch(part.strip()):
+            low, first, second, high = between.groups()
+            if (first in _DOWN) != (second in _DOWN):
+                return None
+            ends = (low, first, second, high) if first not in _DOWN else (high, second, first, low)
+        elif beyond := _BEYOND.fullmatch(part.strip()) or _BEYOND_LEFT.fullmatch(part.strip()):
+            sign, side = beyond.groups() if beyond.re is _BEYOND else (_FLIPPED[beyond[2]], beyond[1])
+            ends = (side, sign, "<", "\\infty") if sign in _DOWN else ("-\\infty", "<", sign, side)
+        else:
+            return None
+        low, first, second, high = (end.strip() for end in ends)
+        intervals.append(f"{'[' if 'e' in first else '('}{low},{high}{']' if 'e' in second else ')'}")
+    return " \\cup ".join(intervals)
+
+
+def _is_line(gold: str) -> bool:
+    """Whether a gold answer gives one variable by another, so that any form of the equation will do: `y=2x+1`."""
+    name = ASSIGNED.fullmatch(gold[: gold.find("=") + 1])
+    variables = set(re.findall(r"[a-z]", COMMANDS.sub("", gold)))
+    return bool(name) and gold.count("=") == 1 and "(" not in gold[: gold.find("=")] and variables == {"x", "y"}
 
 
 @functools.lru_cache(maxsize=4096)
 def is_whole(gold: str) -> bool:
     """Whether a gold answer is a list or an equation, rather than a value."""
     expression = tidy(gold)
-    return _is_list(expression) or "=" in _without_name(expression)
+    return _is_list(expression) or "=" in _without_name(expression) or _is_line(expression)
 
 
 def _is_list(expression: str) -> bool:
@@ -184,7 +241,18 @@ def _items(expression: str) -> tuple[str, list[str]] | None:
             items.append(separated[start:position])
             start = position + 1
     items = [item.strip() for item in [*items, separated[start:]] if item.strip()]
-    return brackets, [item.replace("⟨", "\\{").replace("⟩", "\\}") for item in items]
+    items = [item.replace("⟨", "\\{").replace("⟩", "\\}") for item in items]
+    return brackets, items if brackets == "()" else [sign for item in items for sign in _both_signs(item)]
+
+
+def _both_signs(item: str) -> list[str]:
+    r"""`\pm 1` as `1` and `-1`."""
+    left, _, right = item.partition("\\pm")
+    if not right or "\\pm" in right or not _:
+        return [item]
+    name = ASSIGNED.match(left)
+    left = left[name.end() :] if name else left
+    return [f"{left}+{right.strip()}".lstrip("+ "), f"{left}-{right.strip()}".strip()]
 
 
 def _closes_at_end(expression: str) -> bool:

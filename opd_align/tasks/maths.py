@@ -20,11 +20,13 @@ from opd_align.tasks.math_compare import (
     TEXT,
     UNITS,
     base_literal,
+    combinations,
     is_whole,
     tidy,
 )
 from opd_align.tasks.number_sentences import AGAIN, QUALIFIER, main_clause
 from opd_align.tasks.number_values import canonical_number
+from opd_align.tasks.number_words import leading_number
 from opd_align.tasks.numbers import read_number
 from opd_align.tasks.statements import (
     CONCLUDED,
@@ -37,8 +39,8 @@ from opd_align.tasks.statements import (
 )
 
 _NOT_A_NUMBER = re.compile(
-    r"^\s?-?\d[\d.,]*(?![eE][-+]?\d)[A-Za-z](?![A-Za-z])(?!$)|^\s?-?\d[\d.,/]*[a-ln-z]$|\d\s?!|\d[A-Za-z]*[\^_]"
-)  # 5x, 5!, 2^3
+    r"^\s?-?\d[\d.,]*(?![eE][-+]?\d)[A-Za-z](?![A-Za-z])(?!$)|^\s?-?\d[\d.,/]*[a-ln-z]$|\d\s?!|\d[A-Za-z]*[\^_]|^\s?-?\d+\((?=[^()]*[-+*/^\\])"
+)  # 5x, 5!, 2^3, 4(1 + \sqrt{2})
 _PROSE = re.compile(
     r"[\u3040-\u30ff\u3400-\u9fff]|(?<![\\A-Za-z])(?:[A-Za-z]{3,}|(?:is|it|of|to|in|an|at|on|by|we|so|no|be|as|if|do|"
     r"my)\b)",
@@ -60,7 +62,7 @@ _DENIED_TAIL = re.compile(
     re.IGNORECASE,
 )
 _PLAIN_LIST = re.compile(
-    r"(?:^|\b(?:are|is|solutions?|roots?)|=|:)\s*((?:[a-z] ?= ?)?-?\d+(?:/\d+)?(?:(?:,?\s(?:and|or)\s|"
+    r"(?:^|\b(?:are|is|is either|solutions?|roots?)|=|:)\s*((?:[a-z] ?= ?)?-?\d+(?:/\d+)?(?:(?:,?\s(?:and|or)\s|"
     r",\s?)(?:[a-z] ?= ?)?-?\d+(?:/\d+)?)+)$"
 )
 _PLAIN_FORMULA = re.compile(
@@ -99,6 +101,15 @@ _ADJUNCT = re.compile(
 )
 _NO_SUCH = re.compile(r"\bno (?:\w+ ){1,3}(?:with|where|for|of|such|when)\b", re.IGNORECASE)
 _REMARK = re.compile(r"\s\((?=[^()]*[a-z]{3})(?:[^()]|\([^()]*\)){3,120}\)(?=[.\s]{0,3}$)")
+# "the cube root of 2, $\\sqrt[3]{2}$"
+_ROOT_IN_WORDS = re.compile(
+    r"the (?:positive |principal |negative |real )?(?:square|cube|fourth) root of \$?\w{1,6}\$?, (?=\$)"
+)
+_TO = re.compile(
+    r"(?<![\w.])\$?(?P<first>\d{1,6}|[a-z]{3,9})\$? (?:to|:) \$?(?P<second>\d{1,6}|[a-z]{3,9})\$?(?![\w.]\w|:)",
+    re.IGNORECASE,
+)
+_PLAIN_RATIO = re.compile(r"(?<![\w.:$])(\d{1,6}) ?: ?(\d{1,6})(?![\w.:$]\w|[:$])")
 _WORD_ANSWER = re.compile(r"[A-Za-z][A-Za-z'-]*(?: solutions?)?")
 
 
@@ -112,7 +123,7 @@ def canonical_expression(answer: str) -> str | None:
     if gold_words(text) is not None:
         number = read_number(text, Placement.BARE)
         return number or text
-    value = exact_value(tidy(text))
+    value = exact_value(tidy(combinations(text)))
     if value is not None:
         return canonical_number(value)
     number = None if is_whole(text) else read_maths(text, Placement.BARE)
@@ -131,6 +142,21 @@ def gold_words(gold: str) -> str | None:
     return None
 
 
+def with_ratios(response: str) -> str:
+    """The text with "5 to 1" and "five to one" written as "$5:1$", for a gold answer that is a ratio."""
+    return _PLAIN_RATIO.sub(r"$\1:\2$", _TO.sub(_ratio, response))
+
+
+def _ratio(match: re.Match[str]) -> str:
+    sides = []
+    for side in (match["first"], match["second"]):
+        number = None if side.isdigit() else leading_number(side)
+        if not side.isdigit() and (number is None or number[1]):
+            return match.group()
+        sides.append(side if number is None else canonical_number(number[0]))
+    return f"${sides[0]}:{sides[1]}$"
+
+
 def read_words(words: str, placement: Placement, gold: str) -> str | None:
     """An answer in words; an `extract.Reader` once the gold answer is known."""
     text = _words(re.sub(r"^on ", "", strip_lead_in(strip_markup(words)), flags=re.IGNORECASE))
@@ -143,7 +169,9 @@ def read_words(words: str, placement: Placement, gold: str) -> str | None:
         if re.search(r"\b(?:not|n't|or|never|no)\b|n't\b", text):
             return AMBIGUOUS
         # "Evelyn has the highest", "the student is Evelyn", not "... is Briana, with Evelyn a close second"
-        stated = r"(?:\b(?:is|are|was|be|so|thus|hence|therefore)|:|=),? (?:on |in |a |an |the ){0,2}"
+        stated = (
+            r"(?:\b(?:is|are|was|be|so|thus|hence|therefore|falls?|fell|lands?)|:|=),? (?:on |in |a |an |the ){0,2}"
+        )
         predicate = rf"{stated}{re.escape(gold)}(?!\w)"
         return (
             gold if re.match(rf"(?:on |in |an? |the )?{re.escape(gold)}", text) or re.search(predicate, text) else None
@@ -170,7 +198,7 @@ def read_maths(words: str, placement: Placement, *, whole: bool = False) -> str 
         words = words.lstrip("= ")
     words = _PLAIN_PI.sub(r"\\pi", _PLAIN_FUNCTION.sub(r"\\sqrt{\1}", plain_characters(words)))
     equation = strip_lead_in(words.strip()).strip(" .$")
-    if not whole and (_UNSOLVED.fullmatch(equation) or _ONE_VARIABLE.fullmatch(equation)):
+    if not whole and (_UNSOLVED.fullmatch(equation) or _is_unsolved(equation)):
         return AMBIGUOUS
     if placement in (Placement.LOOSE, Placement.SENTENCE) and "$" in _REMARK.sub("", words):
         words = _REMARK.sub("", words)
@@ -284,6 +312,13 @@ def _is_ruled_out(words: str) -> bool:
     return bool(denied or only_a_case or DENIAL_AFTER.match(after))
 
 
+def _is_unsolved(equation: str) -> bool:
+    """Whether an equation in one variable is not solved yet: "x + 3 = 10", but not "y - 1 = 2x"."""
+    unsolved = _ONE_VARIABLE.fullmatch(equation)
+    right = COMMANDS.sub("", equation.partition("=")[2])
+    return unsolved is not None and not set(re.findall(r"[a-z]", right)) - {unsolved["variable"]}
+
+
 def _is_constant(side: str) -> bool:
     """Whether a side of an equation has no variable, so that the equation only computes it."""
     return bool(side.strip()) and not re.search(r"[A-Za-z]", COMMANDS.sub("", side))
@@ -291,7 +326,7 @@ def _is_constant(side: str) -> bool:
 
 def _only_segment(words: str, whole: bool) -> str | None:
     """The expression of a sentence that ends in its only formula: "The point is $(2, 5)$."."""
-    words = main_clause(words)
+    words = _ROOT_IN_WORDS.sub("", main_clause(words))
     concluding = after_denials(CONCLUDED.split(words)[-1])
     words = concluding if _SEGMENT.search(concluding) else words
     clauses = [clause for clause in words.split(";") if _SEGMENT.search(clause) and not is_aside(clause)]
@@ -313,7 +348,7 @@ def _only_segment(words: str, whole: bool) -> str | None:
         return read_maths(segments[-1].group(1), Placement.BOX, whole=whole)  # the maximum of $ab$ is $16$
     if len(segments) != 1 or HEDGE.search(words) or NEGATION.search(words):
         return None
-    if not whole and _ONE_VARIABLE.fullmatch(segments[0].group(1).strip(" .")):
+    if not whole and _is_unsolved(segments[0].group(1).strip(" .")):
         return AMBIGUOUS  # not solved yet
     if re.search(r"[\d$]", words[: segments[0].start()] + words[segments[0].end() :]):
         return None
@@ -343,7 +378,9 @@ def _stated_expression(words: str, whole: bool) -> str | None:
     if stated is None or HEDGE.search(words) or NEGATION.search(words):
         return None
     expression = (stated["plain"] or stated["named"] or stated["bold"]).strip("*. ")
-    formula = re.search(r"\\|[a-z] ?[-+^/*]|[-+^/*(] ?[a-z]|^\(.*,.*\)$", expression) or (whole and stated["named"])
+    formula = re.search(r"\\|\d+[a-z]$|[a-z] ?[-+^/*]|[-+^/*(] ?[a-z]|^\(.*,.*\)$", expression) or (
+        whole and stated["named"]
+    )
     if not formula or not _is_expression(expression):
         return None
     return read_maths(expression, Placement.BOX, whole=whole)

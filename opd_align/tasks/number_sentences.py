@@ -28,7 +28,8 @@ from opd_align.tasks.statements import CONCLUDED, DENIAL_AFTER, HEDGE, NEGATION,
 QUALIFIER = re.compile(
     r"(?:,? (?:attained|achieved|reached|obtained|occurring|which occurs|namely)|, (?:when|where|having|given|using)|"
     r",? after \w{2,12}ing|"
-    r",? (?:because|since)|, (?:which|that|and (?:that|it)) would|, \S{1,12} of which|"
+    r",? (?:because|since)|, as (?=\$?\d|there\b|it\b|s?he\b|they\b|the\b|each\b|all\b)|"
+    r", (?:which|that|and (?:that|it)) would|, \S{1,12} of which|"
     r",? when divided by| upon division by|"
     r",? (?:at|for|when|with|if) (?:\$|\\\()?[a-z](?= ?=)|,? (?:(?:which|that) is )?(?:twice|half|double|"
     r"\S{1,12} times) (?:as|the|that|of)|"
@@ -69,6 +70,31 @@ _BEGINNING = re.compile(
     r"when|given)\b(?P<given>[^,=]{1,100}), (?=[^,]*\d)",
     re.IGNORECASE,
 )
+_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+_ORDINAL = rf"\d{{1,6}}(?:st|nd|rd|th)|{'|'.join(_ORDINALS)}"
+_IN_PLACE = re.compile(
+    rf"(?:\bin (?P<place>{_ORDINAL})(?: place| position)?|"
+    rf"\b(?:finish(?:ed|es)|plac(?:ed|es)|rank(?:ed|s))(?: in)? (?P<finished>{_ORDINAL})(?: place| position)?|"
+    rf"\b(?:on|after) the (?P<day>{_ORDINAL}) (?:day|floor|night|morning))\W{{0,3}}$",
+    re.IGNORECASE,
+)
+# "Only one pencil is left", "He has one cookie left"
+_A_SINGLE = re.compile(
+    r"\b(?:only|just|exactly|precisely) one(?! (?:of|thing|way|reason|could|can|must|would|might|by|another|who|that|"
+    r"which|approach|method|option|choice|answer|case|half)\b)(?![- ]\w*(?:th|rd|half|quarter)\b)\b|"
+    r"(?:^|(?<=, )|(?<=so ))\W{0,3}(?:one|a single) (?!(?:is|was|of|thing|way|reason|could|can|must|would|might|by|"
+    r"option|choice|answer|approach|method)\b)[a-z]+ (?:(?:is|was|will be) left|remains|remained|left)\b|"
+    r"\b(?:has|have|had|needs?|gets?|got|leaves|leaving|there(?:'s| is| was| remains)) (?:only |just |exactly )?"
+    r"(?:one|a single)(?: more)?(?: (?!thing|way|reason|option|choice|answer|approach|method|problem)[a-z]+)?"
+    r"(?: (?:left|remaining|more|over))?\W{0,3}$",
+    re.IGNORECASE,
+)
+_REASON_AFTER = re.compile(r",? (?:since|because|as there|given that)\b", re.IGNORECASE)
+_RESULT_IN_WORDS = re.compile(
+    r"[^.;=]{1,80}\b(?:times|plus|minus|divided by|multiplied by|and)\b[^.;=]{1,60}?\b(?:is|are|equals?|makes?|gives?|"
+    r"leaves) (?=[a-z]+(?:[ -][a-z]+)?\b)",
+    re.IGNORECASE,
+)
 _ONE_OF = re.compile(
     r"one[ -](?:half|third|quarter|fourth|fifth|sixth|eighth|tenth|hundred|thousand|million)\b", re.IGNORECASE
 )
@@ -103,13 +129,28 @@ _IS_RESULT = re.compile(r"([-+*/×·÷] ?\d+) (?:is|makes|equals|gives) (?=\$?\d
 _EXPRESSION = re.compile(r"\d\s?[\^√π\\]|(?:\.|,(?!\d{3}\.))\d+[,.]\d{1,2}\b|\b\d+,\d{1,2}\b|\d:\d")
 
 
+def _place(text: str) -> str | None:
+    """The place or day that a sentence ends in: "in 3rd place", "on the third day"."""
+    found = _IN_PLACE.search(text)
+    if found is None or NEGATION.search(text) or HEDGE.search(text) or NUMBER.search(text[: found.start()]):
+        return None
+    ordinal = found["place"] or found["finished"] or found["day"]
+    return ordinal[:-2] if ordinal[0].isdigit() else str(_ORDINALS.index(ordinal.lower()) + 1)
+
+
 def _only_word(text: str) -> str | None:
-    """The only number in words of a sentence without digits; "one" is not counted, it is mostly a pronoun."""
+    """The only number in words of a sentence without digits; "one" is mostly a pronoun and counts in few places."""
+    reason = _REASON_AFTER.search(text)
+    text = text[: reason.start()] if reason and NUMBER_WORD.search(text[: reason.start()]) else text
+    if (result := _RESULT_IN_WORDS.match(text)) and not NEGATION.search(text):
+        text = text[result.end() :]  # "three times three is nine"
     words = [
         word
         for word in NUMBER_WORD.finditer(text)
         if word.group().lower() not in ("one", "half", "minus", "negative") or _ONE_OF.match(text, word.start())
     ]
+    if not words and _A_SINGLE.search(text) and not NEGATION.search(text) and not HEDGE.search(text):
+        return "1"
     if not words or NEGATION.search(text) or BOUND_BEFORE.search(text[: words[0].start()]):
         return None
     found = leading_number(text[words[0].start() :])
@@ -217,6 +258,8 @@ def only_number(text: str) -> str | None:
         rest = text[: total.start()] + text[total.end() :]
         if not re.search(r"\btotal\b|[=+*/×]", rest):
             text = f"{text[: total.start()]} {total[1]}" if not NUMBER.search(text[: total.start()]) else total[1]
+    if place := _place(text):
+        return place
     if HEDGE.search(text) or _NOT_QUITE.search(text):
         return AMBIGUOUS if NUMBER.search(text) else None
     contrasted = _CONTRAST.split(text)[-1]

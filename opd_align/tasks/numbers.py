@@ -52,6 +52,12 @@ _REASON = re.compile(r"([^\s,]{1,20}(?: [^\W\d]{1,15}){0,2}),? (?:because\b|sinc
 _NOT_STATED = re.compile(
     r"#\d+\.?|\d+ out of \d+\.?|\$?[a-z] ?(?:→|->|\\to|\\mid|\|) ?-?\d+\$?\.?|for [a-z] ?= ?\d+\.?", re.IGNORECASE
 )
+# "The chance is 3 in 8"
+_IN_OR_OUT_OF = re.compile(
+    r"\b((?:chances?|probability|odds|likelihood)\b[^.\d]{0,40}\b(?:is|are|of|equals) )(\d{1,6}) (?:in|out of) "
+    r"(\d{1,6})(?=\W{0,3}$)",
+    re.IGNORECASE,
+)
 _DEFINITE = re.compile(r"\W{0,3}(?:the|these|those) \d", re.IGNORECASE)
 _POWERS = re.compile(r"(?=[^^]*\^)\d{1,9}(?:\s?[·×*^]\s?\d{1,9}){1,8}")
 _MINUS = re.compile(r"\b(?:negative|minus)\s(?=[\d.])", re.IGNORECASE)
@@ -103,6 +109,7 @@ def read_number(words: str, placement: Placement, *, decimal_comma: bool = True)
         return None  # sentences that begin with a number often contain others
     if _NOT_STATED.fullmatch(words.strip()):
         return AMBIGUOUS
+    words = _IN_OR_OUT_OF.sub(r"\1\2/\3", words) if " in " in words or " out of " in words else words
     text = _strip_decoration(words)
     if decimal_comma and "," in text:
         text = _DECIMAL_COMMA.sub(lambda match: f"{match[1].replace('.', '')}.{match[2]}", text)

@@ -33,7 +33,8 @@ _OTHER_LABEL = re.compile(
     r"errors?|examples?|hints?|answer (?:options|choices|key)|tokens|options|choices|candidates?|alternatives?|"
     r"possible|input|given|questions?|problems?|prompt|grade|"
     r"score|confidence|id|page|version|date|level|difficulty|points|topic|subject|section|chapter|figure|user|human|"
-    r"student|friend)\b[^:\n]{0,30}:(?=[*_ \t]{0,4}\S)(?![^\n]*\b(?:answer|so|therefore|thus|hence|total)\b)",
+    r"student|friend)\b[^:\n]{0,30}:(?=[*_ \t]{0,4}\S)"
+    r"(?![^\n]*\b(?:answer|so|therefore|thus|hence|total|confirmed|final|result|verdict)\b)",
     re.IGNORECASE,
 )
 _SOMEBODYS_ANSWER = re.compile(
@@ -120,7 +121,8 @@ def has_alternative(words: str) -> bool:
     """Whether a parenthesis gives another answer: "24 (or 25)"."""
     return bool(
         re.search(
-            r"\(\s?(?:(?:or|maybe|perhaps|possibly|alternatively)\b[^()]{1,60}|[^()]{1,40}\?)\)\W{0,3}$",
+            r"\(\s?(?!or [\d.]{1,9} ?\\?%\))(?:(?:or|maybe|perhaps|possibly|alternatively)\b[^()]{1,60}|"
+            r"[^()]{1,40}\?)\)\W{0,3}$",
             words[-200:],
             re.IGNORECASE,
         )

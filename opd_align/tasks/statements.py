@@ -20,7 +20,9 @@ _CHAT = re.compile(
     r"required))\b|(?:this|that)(?:'s| is) (?:the|our|my) (?:number|answer|result|total|value|"
     r"amount)\b[^\d]{0,60}$|as (?:desired|required|wanted|claimed|requested|was to be shown)|(?:and )?we(?:'re|"
     r" are) done|"
-    r"this completes|"
+    r"this completes|(?:this|that|it) follows (?:since|because|from|as)|(?:this|that)(?:'s| is) (?:because|since|"
+    r"due to|simply because)|(?:the )?reason(?: is|:)|(?:you|we|I) (?:can |could )?(?:check|verify|"
+    r"double[- ]check) (?:this|that|it)\b|"
     r"(?:this|that) is (?:my|the|our) (?:final )?(?:answer|result)\W*$|final answer\W*$|feel free|don't hesitate|"
     r"any questions)",
     re.IGNORECASE,
@@ -66,11 +68,23 @@ _STANCE = re.compile(
     r"\bwould\b",
     re.IGNORECASE,
 )
+# The only sentence of a text; a case other than that of the question would be named.
+_SUPPOSED = re.compile(
+    r"\W{0,3}(?:(?:so|then|well|thus|therefore|hence),? )?(?:it|that|this|there|he|she|they|you|we|I|[A-Z][a-z]+)"
+    r"(?:'d| would)(?: then| therefore| thus| only| still)? (?:be|have|need|get|take|leave|make|cost|pay|earn|save|"
+    r"receive|owe|require|give|come to|amount to)\b",
+    re.IGNORECASE,
+)
+_SUPPOSED_OTHERWISE = re.compile(
+    r"\b(?:if|had|were|unless|with|without|otherwise|but|instead|not|never|wrong|incorrect|mistake|guess|almost|nearly|"
+    r"counting|only if|provided|assuming|impossible|absurd|surpris\w+|odd|strange|also|another|too)\b",
+    re.IGNORECASE,
+)
 SENTENCE_END = re.compile(
     r"(?<= [A-Z]\.)\s+(?=(?:On|So|The|It|But|Then|Now|After|Not|That|This|However|Second|Third|Finally|Hence|Thus|"
     r"Therefore|First|Next|Final|Answer|My|I)\b)|"
     r"(?<=[.!?])(?<![^:s] "
-    r"[A-Z]\.)(?<!^[A-Z]\.)(?<!Rs\.)(?<!approx\.)(?<!\bsq\.)(?<!\bp\.)(?<!\bpp\.)(?<!\b[FR]ef\.)(?<!\bFig\.)(?<!\bEq\.)(?<!\bMr\.)(?<!\bDr\.)(?<!\bNo\.)(?<!\bcf\.)(?<!vs\.)(?<!i\.e\.)(?<!e\.g\.)"
+    r"[A-Z]\.)(?<!^[A-Z]\.)(?<!Rs\.)(?<!approx\.)(?<!\bsq\.)(?<!\bp\.)(?<!\bpp\.)(?<!\b[FR]ef\.)(?<!\bFig\.)(?<!\bEq\.)(?<!\bMr\.)(?<!\bDr\.)(?<!\bNo\.)(?<!\bcf\.)(?<!\bv\.)(?<!U\.S\.)(?<!vs\.)(?<!i\.e\.)(?<!e\.g\.)"
     r"[*_\"')\]]{0,4}\s+|\s*\n\s*"
 )
 CONCLUSION = re.compile(
@@ -226,6 +240,11 @@ def is_aside(sentence: str) -> bool:
 def is_stance(sentence: str) -> bool:
     """Whether "would" states an answer: "I would say 18", "the answer would be 18"."""
     return bool(_STANCE.search(sentence))
+
+
+def is_supposed_case(sentence: str) -> bool:
+    """Whether "would" states the result of the case that was asked about: "She'd have 9 of them"."""
+    return bool(_SUPPOSED.match(sentence)) and not _SUPPOSED_OTHERWISE.search(sentence)
 
 
 def sentences_from_the_end(lines: list[str]) -> Iterator[tuple[str, bool]]:

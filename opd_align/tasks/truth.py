@@ -63,7 +63,7 @@ _PREDICATE = re.compile(
     r"faux|fausse|fals[oa]|verdader[oa]|verdadeir[oa]|richtig|cierto|accurate|inaccurate|holds?|myth|misconception|"
     r"supported|unsupported|"
     r"fallacy|yes|right(?=\W*$|[:,;] )|no(?= *$))\b(?![ -]+(?!because|since|as|according|based|for|in|that|given|"
-    r"and|but|from|due|to|when|at|by|of|or|here|so|with|per|statement|claim|assertion|not|today|anymore|any)[a-z])"
+    r"and|but|from|due|to|up|when|at|by|of|or|here|so|with|per|statement|claim|assertion|not|today|anymore|any)[a-z])"
     r"|(?P<chinese>(?<!不)(?:正确|错误|对|错)(?:的)?(?!\w))",
     re.IGNORECASE,
 )
@@ -121,7 +121,7 @@ _LEADING = re.compile(
     r"conceivab|on)[a-z]+ly(?: speaking)?|in (?:reality|fact|truth|general|the end|short|a word|one word)|"
     r"as (?:it turns out|stated)|"
     r"(?:according to|based on|per|given) the (?:passage|text|article|above|context)[^,]{0,20}(?=,)|simply put|"
-    r"hmm+|simply put|long story short|in (?:brief|sum|summary|a nutshell)|all in all|after all|overall|"
+    r"hmm+|alas|sadly|unfortunately|long story short|in (?:brief|sum|summary|a nutshell)|all in all|after all|overall|"
     r"judging by [^,]{1,40}(?=,)|oh|of course|why|but|and|well|still|(?:definitely |clearly |"
     r"certainly )?a(?: clear| definite| resounding| big)?|"
     r"I (?:must|have to) say|ok|okay|sure)[,:]? (?=(?:yes|no|true|false)\b)",
@@ -154,9 +154,11 @@ _EMBEDDED = re.compile(
 _ASSENT = re.compile(
     r"\W{0,3}(?:(?:yes|indeed|well|oh),? )?(?:indeed|absolutely|certainly|definitely|sir|quite right|right you are|"
     r"so it is|a fact|factually correct|I (?:agree|concur)(?: with (?:it|this|that|the (?:statement|claim)))?|"
-    r"(?:it|the (?:statement|claim)) (?:checks out|stands|(?:has been|can be|is) (?:confirmed|verified))|of course|"
+    r"(?:it|(?:the|this) (?:statement|claim)) (?:checks out|holds up|stands|(?:has been|can be|is) (?:confirmed|"
+    r"verified))|of course|"
     r"exactly|precisely|"
-    r"you bet|surely|"
+    r"you bet|surely|(?:I (?:think|believe)|I(?:'d| would) say) so|most (?:definitely|certainly)|for sure|sure is|"
+    r"very much so|"
     r"without (?:a|any) doubt|beyond doubt|(?:that|this|it)(?:'s| is) (?:indeed )?(?:a fact|so|the case|how it is)|"
     r"(?:it|they|he|she|there|this|that|you|one|we)(?: \w+ly)? (?:is|are|was|were|does|do|did|can|has|have|will|"
     r"must)(?: indeed)?)\W{0,3}"
@@ -165,6 +167,9 @@ _ASSENT = re.compile(_ASSENT.pattern, re.IGNORECASE)
 _DISSENT = re.compile(
     r"\W{0,3}(?:(?:that|it|this)(?:'s| is) )?a myth\W{0,3}|\W{0,3}I (?:disagree|(?:don't|"
     r"do not) agree)(?: with (?:it|this|that|the (?:statement|claim)))?\W{0,3}|"
+    r"\W{0,3}(?:I (?:don't|do not) (?:think|believe) so|not according to the (?:passage|text|article|author)|"
+    r"(?:quite )?the (?:very )?opposite|quite the (?:opposite|contrary)|on the contrary|far from it|"
+    r"(?:(?:it|they|he|she|there|this|that)(?: \w+)?(?:n't| not)|not so), no)\W{0,3}|"
     r"\W{0,3}(?:no,? )?(?:it|they|he|she|there|this|that|you|one|we) (?:is|are|was|were|does|do|did|can|has|have|"
     r"will|must)(?:n't| ?not)"
     r"\W{0,3}",
@@ -182,6 +187,34 @@ _ATTESTED = re.compile(
     r"(?P<clashes>contradicts|is (?:contradicted|refuted|disproved|not supported|unsupported) by|"
     r"is (?:inconsistent|at odds) with)) "
     r"(?:the|what the) (?:passage|text|article|source|facts|evidence)\b",
+    re.IGNORECASE,
+)
+_SAYS_SO = re.compile(
+    r"\b(?:passage|text|article|paragraph|excerpt|source|author|sentence|line)s?(?P<no>(?: (?:does|do)(?: not|n't)))?"
+    r"(?: (?:clearly|explicitly|directly|does|do|indeed|itself|actually|also)){0,3} (?:says?|states?|confirms?|"
+    r"implies) (?P<what>so|as much|exactly (?:that|this)|otherwise|the (?:very |exact )?(?:opposite|contrary))\b"
+    r"|^\W{0,3}(?:so )?(?:this|that|which|it)(?:'s| is)(?P<not> not)?(?: exactly| precisely)? what the (?:passage|text|"
+    r"article|author|source) (?:says|states|claims|implies)(?: \w+ly)?\W{0,3}$"
+    r"|^\W{0,3}(?:so )?(?:this|that|which)(?: \w+ly)? (?:(?P<against>contradicts|refutes|disproves)|(?:confirms|"
+    r"supports|proves)) (?:the|this) (?:statement|claim|assertion|premise|idea)\W{0,3}$",
+    re.IGNORECASE,
+)
+# "X is indeed part of Y", "There is in fact no tunnel"
+_INDEED = re.compile(
+    r"\b(?:is|are|was|were|do|does|did|has|have|had|can|will|must)(?P<before> not|n't)?,? "
+    r"(?:(?P<indeed>indeed)|in fact|actually|really),? ?(?P<after>not|no|never)?\b|^\W{0,3}(?P<first>indeed)\b,? |"
+    r"^\W{0,3}(?:it|this|that|they|there) (?P<early>indeed) (?:is|are|was|were|does|do|did|has|have)\b(?! not)",
+    re.IGNORECASE,
+)
+_CERTAIN = re.compile(r"\b(?:part of|between|were|both)\b", re.IGNORECASE)  # "It is indeed part of it" is not hedged
+_CONTRASTED = re.compile(
+    r"\b(?:but|however|yet|although|though|while|whereas|despite|except|whether|if|only|unclear|believed?|myth|"
+    r"misconception|false|untrue|wrong|incorrect|neither|nor|none|hardly|no longer|nothing)\b|\?",
+    re.IGNORECASE,
+)
+_WHETHER = re.compile(
+    r"\banswer to (?:(?:the|this|that|your) question,? )?(?:of |as to |on )?whether\b[^.?!\n]{1,150}?\b(?:is|would be)"
+    r"[:,]?(?: clearly| indeed| therefore)? [\"'*]{0,3}(?P<word>yes|no|true|false)(?=[\"'*.,;!]|\s*$)",
     re.IGNORECASE,
 )
 _VALUE_IS_ANSWER = re.compile(
@@ -237,6 +270,8 @@ def with_answered_questions(response: str) -> str:
     """The text with "False? No" written as "True", and "in the affirmative" as "yes"."""
     if "in the " in response:
         response = re.sub(r"\bin the affirmative\b", "yes", re.sub(r"\bin the negative\b", "no", response))
+    if "whether" in response:
+        response = _WHETHER.sub(lambda match: f"answer is {match['word']}", response)
     return (
         _ANSWERED.sub(lambda match: f"{_OPPOSITE[_TRUTH[match[1].lower()]]}.", response)
         if "?" in response
@@ -284,6 +319,19 @@ def _is_all_one(text: str) -> bool:
     first, *others = SENTENCE_END.split(text)
     value = _predicate(first)
     return all(is_harmless(sentence) and _predicate(sentence) in (None, value) for sentence in others if sentence)
+
+
+def _affirmed(text: str) -> str | None:
+    """What "indeed" affirms, and what "not" and "in fact" deny together: "It is indeed part of the suite"."""
+    indeed = _INDEED.search(text)
+    if indeed is None or _CONTRASTED.search(text) or HEDGE.search(text):
+        return None
+    if _UNCERTAIN.search(_CERTAIN.sub("", text)):
+        return None
+    denied = indeed["before"] or indeed["after"]
+    if _NEGATION.search(text[indeed.end() :] if denied else text) or (denied and indeed["before"] and indeed["after"]):
+        return None
+    return "False" if denied else "True" if indeed["indeed"] or indeed["first"] or indeed["early"] else None
 
 
 def _first_word(first: re.Match[str], placement: Placement) -> str | None:
@@ -341,6 +389,11 @@ def _predicate(text: str) -> str | None:
         return _TRUTH[answer["word"].lower()]
     if (attested := _ATTESTED.search(text)) and not HEDGE.search(text):
         return "True" if attested["yes"] or attested["fits"] else "False"
+    if (says := _SAYS_SO.search(text)) and not HEDGE.search(text) and not _CONTRASTED.search(text):
+        opposed = (says["what"] or "").lower().startswith(("otherwise", "the"))
+        if says["no"]:
+            return None  # "The passage doesn't say so" denies nothing
+        return "False" if opposed or says["not"] or says["against"] else "True"
     if ending := _ENDING.search(text):
         return _TRUTH[ending[1].lower()]  # "No doubt about it: yes."
     for pattern in (CONCLUDED, _SEMICOLON):  # "It's false that all birds can fly, so the statement is true."
@@ -377,4 +430,6 @@ def _predicate(text: str) -> str | None:
         values.add(_OPPOSITE[value] if negations % 2 else value)
     if len(values) > 1 or (hedged and not values) or (values and aside - values):
         return AMBIGUOUS
+    if not values and not aside:
+        return _affirmed(text)
     return values.pop() if values else None

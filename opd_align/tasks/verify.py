@@ -27,7 +27,7 @@ from opd_align.tasks.numbers import gold_number, is_percentage_of, read_number
 from opd_align.tasks.truth import read_true_false, with_answered_questions
 from opd_align.types import OpdAlignError
 
-RULES_VERSION = 4
+RULES_VERSION = 5
 """Version of the rules by which answers are found and read; increased whenever a verdict can change."""
 
 _HASHES = re.compile(r"####[ \t]{0,3}(?=[-$€£]{0,2}\d[\d,. ]{0,30}%?\s{0,3}$)", re.MULTILINE)
@@ -244,7 +244,11 @@ class Maths:
         if not math_compare.is_readable(gold):
             return Verdict.UNKNOWN
         whole = math_compare.is_whole(gold)
-        found = find_answer(text, lambda w, placement: maths.read_maths(w, placement, whole=whole))
+        found = find_answer(
+            text,
+            lambda w, placement: maths.read_maths(w, placement, whole=whole),
+            maths.with_ratios if re.fullmatch(r"\s*\d+\s?:\s?\d+\s*", gold) else None,
+        )
         if is_percentage_of(found, gold, text):
             return Verdict.CORRECT
         if (

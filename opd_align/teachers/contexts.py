@@ -151,12 +151,16 @@ CONTEXTS = {
         Context("Self-1C", correct=1),
         Context("Self-3C", correct=3),
         Context("Self-1C1W", correct=1, wrong=1),
+        Context("Self-1W", wrong=1),
         Context("Self-Sum-1C", correct=1, summarised=True),
         Context("Self-Sum-1C1W", correct=1, wrong=1, summarised=True),
         Context("Self-1C (source)", correct=1, source="source"),
     )
 }
-"""The paper's contexts by name. In the last one, the demonstration is written by another model, not the student."""
+"""The paper's contexts by name, and `Self-1W`, which shows only a wrong response.
+
+In the last one, the demonstration is written by another model, not the student.
+"""
 
 
 def context(name: str) -> Context:

@@ -10,52 +10,50 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import ceil, isfinite
 from pathlib import Path
-from types import NoneType
 from typing import Any, Literal
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from opd_align.core.engine import Analysis
-from opd_align.core.metric_registry import evaluation_metric, logged_metrics
+from opd_align.core.metric_registry import logged_metrics
 from opd_align.core.metric_schema import ROOT
 from opd_align.core.metrics import MIN_QUESTIONS
 from opd_align.core.objectives import Objective, ReverseKL
 from opd_align.report.history import FOLDER, HISTORY, TRAINING
-from opd_align.report.trackers import wandb_media
 from opd_align.report.training_prose import evaluation_line
 from opd_align.runs.run_directory import RunDirectory
 from opd_align.settings import Budget, Sampling, Settings
 from opd_align.training.adapters import adapt_trainer, other_rewards
-from opd_align.training.checkpoint import resumed_from
+from opd_align.training.checkpoint import STATE, read_state, resumed_from
 from opd_align.training.demonstration_cache import is_waiting_for_demonstrations
 from opd_align.training.distributed import max_wait, on_all_ranks, wait_for_all_ranks
+from opd_align.training.evaluation import DEFAULT_BUDGET, QUESTIONS_PER_GROUP
+from opd_align.training.evaluation_log import (
+    TrainingStep,
+    append_line,
+    evaluation_numbers,
+    history_line,
+    wandb_row,
+    why_no_alignment,
+)
 from opd_align.training.evaluator import Evaluator, TeacherSet
 from opd_align.training.gated_alignment import gate_eps, gate_of, gate_state, gate_weights
 from opd_align.training.held_out import HeldOut, check_verifier_calls
 from opd_align.training.model_state import preserve_rng_state
-from opd_align.training.overhead import OverheadLimit, invalid_fields
+from opd_align.training.outside import MAX_SNAPSHOTS, OutsideEvaluation
+from opd_align.training.overhead import OverheadLimit
 from opd_align.training.rewards import CORRECT_FROM, TIMEOUT_S
 from opd_align.training.time_limit import completed_share
 from opd_align.training.tracking import log_to_trackers
 from opd_align.types import Floats, OpdAlignError
 
 logger = logging.getLogger(__name__)
-
-STATE = "opd_align.json"
-"""File in a checkpoint with the state of the evaluation schedule."""
-
-DEFAULT_BUDGET = Budget(initial=32, targeted=512, allocation="adaptive", rounds=3)
-"""Rollouts per question by default; in few rounds, since each round takes as long as its longest rollout."""
-
-QUESTIONS_PER_GROUP = 4
-"""Questions whose rollouts are sampled in one call."""
 
 
 class AlignmentCallback(TrainerCallback):
@@ -94,6 +92,10 @@ class AlignmentCallback(TrainerCallback):
             questions, or are skipped, to stay below it. `None`: no limit.
         on_error: What to do when an evaluation fails. `"log"`: log and count the failure, and continue training;
             `"raise"`: raise it, which ends the training.
+        where: `"inside"`: this process evaluates, and training waits. `"outside"`: the weights are saved to
+            `<output_dir>/opd_align/snapshots`, and `opd-align watch <output_dir>`, on another GPU or machine, evaluates
+            them; `max_overhead` then limits the time that saving takes.
+        max_snapshots: With `where="outside"`: how many snapshots may wait for a watcher; the oldest make room.
 
     Attributes:
         latest: The latest analysis; `None` before the first.
@@ -118,6 +120,8 @@ class AlignmentCallback(TrainerCallback):
         on_error: Literal["log", "raise"] = "log",
         correct_from: float = CORRECT_FROM,
         verifier_timeout_s: float = TIMEOUT_S,
+        where: Literal["inside", "outside"] = "inside",
+        max_snapshots: int = MAX_SNAPSHOTS,
     ) -> None:
         if every_n_steps < 1:
             raise OpdAlignError(f"every_n_steps must be at least 1, not {every_n_steps}")
@@ -127,6 +131,8 @@ class AlignmentCallback(TrainerCallback):
             )
         if on_error not in ("log", "raise"):
             raise OpdAlignError(f"on_error must be 'log' or 'raise', not {on_error!r}")
+        if where not in ("inside", "outside"):
+            raise OpdAlignError(f"where must be 'inside' or 'outside', not {where!r}")
         self.adapter = adapt_trainer(trainer, sampling)
         if any(isinstance(callback, AlignmentCallback) for callback in trainer.callback_handler.callbacks):
             raise OpdAlignError(
@@ -156,7 +162,15 @@ class AlignmentCallback(TrainerCallback):
         )
         self.evaluator = Evaluator(self.adapter, held_out, teacher_set, self.folder)
         self.evaluator.check(self.settings)
-        self.schedule = OverheadLimit(every_n_steps, max_overhead, len(held_out.questions), self.evaluator.world)
+        self.outside: OutsideEvaluation | None = None
+        if where == "outside":
+            self.outside = OutsideEvaluation(
+                self.evaluator, self.settings, verifier,
+                loss_recognised=not self._unevaluated, max_snapshots=max_snapshots,
+            )  # fmt: skip
+        # A snapshot has one size, whatever is evaluated on it later.
+        n_questions = 1 if self.outside else len(held_out.questions)
+        self.schedule = OverheadLimit(every_n_steps, max_overhead, n_questions, self.evaluator.world)
         self.on_error = on_error
         self.failures = 0
         self.latest: Analysis | None = None
@@ -180,14 +194,28 @@ class AlignmentCallback(TrainerCallback):
     ) -> None:
         with preserve_rng_state(), max_wait(args.ddp_timeout):
             self._resume(state)
+            if self.outside is not None:
+                self.outside.begin(state.global_step)
+                self._take_result(state)
             self._counted_until = time.perf_counter()
             if self.schedule.next_step <= state.global_step:
                 self._evaluate(state, control)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self.schedule.next_step <= state.global_step:
+        due = self.schedule.next_step <= state.global_step
+        # One process reads results at every step; several have to agree, so they do when they meet anyway.
+        if due or (self.outside is not None and self.evaluator.world == 1):
             with preserve_rng_state(), max_wait(args.ddp_timeout):
-                self._evaluate(state, control)
+                if self.outside is not None:
+                    self._take_result(state)
+                if due:
+                    self._evaluate(state, control)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.outside is not None:
+            self.outside.finish(state.global_step)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         checkpoint = self.folder.parent / f"checkpoint-{state.global_step}"
@@ -250,6 +278,9 @@ class AlignmentCallback(TrainerCallback):
                     step, schedule.max_overhead, self.schedule.next_step,
                 )  # fmt: skip
             return
+        if self.outside is not None:
+            self._push_snapshot(self.outside, state, schedule, start)
+            return
         error: Exception | None = None
         analysis: Analysis | None = None
         run: str | None = None
@@ -276,19 +307,17 @@ class AlignmentCallback(TrainerCallback):
             self.schedule = schedule.add_failure(step, scale, seconds)
         waiting = is_waiting_for_demonstrations(error)
         self.failures += error is not None and not waiting
-        numbers |= {
-            evaluation_metric(key).key(): float(value)
-            for key, value in {
-                "seconds": seconds,
-                "overhead_share": self.schedule.overhead_share,
-                "scale": scale,
-                **({} if schedule.last_step is None else {"interval": step - schedule.last_step}),
-                "failures": self.failures,
-                "without_demonstration": waiting,
-                "loss_recognised": not self._unevaluated,
-                "verifier_failures": sum(failures for _, failures in ranks),
-            }.items()
-        }
+        interval = {} if schedule.last_step is None else {"interval": step - schedule.last_step}
+        numbers |= evaluation_numbers(
+            seconds=seconds,
+            overhead_share=self.schedule.overhead_share,
+            scale=scale,
+            **interval,
+            failures=self.failures,
+            without_demonstration=waiting,
+            loss_recognised=not self._unevaluated,
+            verifier_failures=sum(failures for _, failures in ranks),
+        )
         unreported: Exception | None = None
         try:
             self._report(state, control, numbers, run, error)
@@ -305,6 +334,34 @@ class AlignmentCallback(TrainerCallback):
         self.schedule = replace(self.schedule, evaluation_s=self.schedule.evaluation_s + reporting_s)
         if error is not None and not waiting and self.on_error == "raise":
             raise error
+
+    def _push_snapshot(
+        self, outside: OutsideEvaluation, state: TrainerState, schedule: OverheadLimit, start: float
+    ) -> None:
+        """Leaves a snapshot for a watcher; one that cannot be written is counted and logged."""
+        error: Exception | None = None
+        try:
+            outside.push(state)
+        except Exception as failure:  # a full disk
+            error = failure
+        ranks, error = wait_for_all_ranks("snapshot", 0, time.perf_counter() - start, error)
+        book = schedule.add_evaluation if error is None else schedule.add_failure
+        self.schedule, self._counted_until = book(state.global_step, 1.0, ranks[0]), time.perf_counter()
+        if error is not None:
+            self.failures += 1
+            if self.on_error == "raise":
+                raise error
+            if state.is_world_process_zero:
+                logger.warning("No snapshot at step %d, training continues: %s", state.global_step, error)
+
+    def _take_result(self, state: TrainerState) -> None:
+        """Makes the newest result of a watcher, if one has arrived, the latest one."""
+        found = None if self.outside is None else self.outside.newest_result(state.global_step)
+        if found is not None:
+            self.latest, self.latest_step, self._latest_run = found
+            if state.is_world_process_zero:
+                now, of = state.global_step, found[1]
+                logger.info("The evaluation of step %d arrived at step %d (%d steps late)", of, now, now - of)
 
     def _gate_weights(self, analysis: Analysis) -> dict[tuple[str, str], Floats] | None:
         """What the trainer's gate, as it was until now, gives to each node; `None` without a gate."""
@@ -334,20 +391,8 @@ class AlignmentCallback(TrainerCallback):
         row = {**finite, "epoch": float(state.epoch or 0.0)}
         self.log_history.append({**row, "step": state.global_step})
         if state.is_world_process_zero:  # before anything that may fail: a tracker that is not reachable, for example
-            self._append(
-                HISTORY,
-                {
-                    "step": state.global_step,
-                    "max_steps": state.max_steps,
-                    "epoch": state.epoch,
-                    "at": time.time(),
-                    "trainer": type(trainer).__name__,
-                    "run": run,
-                    "error": None if error is None or waiting else f"{type(error).__name__}: {error}",
-                    "waiting": str(error) if waiting else None,
-                    "metrics": {key: value if isfinite(value) else None for key, value in numbers.items()},
-                },
-            )
+            at = TrainingStep(state.global_step, state.max_steps, state.epoch, type(trainer).__name__)
+            self._append(HISTORY, history_line(at, numbers, run, error))
         printer = log_to_trackers(trainer, state, control, row)
         if not state.is_world_process_zero:
             return
@@ -362,13 +407,13 @@ class AlignmentCallback(TrainerCallback):
             )  # fmt: skip
         elif error is None and not self._empty_logged and not any(key.endswith("/alignment/mean") for key in finite):
             self._empty_logged = True
-            logger.warning("Evaluation at step %d has no alignment: %s", state.global_step, self._why_empty())
+            why = why_no_alignment(self.latest, self.evaluator.held_out.verifier.correct_from)
+            logger.warning("Evaluation at step %d has no alignment: %s", state.global_step, why)
         if error is None and self.latest is not None and "wandb" in trainer.args.report_to:
             import wandb
 
             if wandb.run is not None:
-                media = {f"train/{key}": value for key, value in wandb_media(self.latest, wandb).items()}
-                wandb.log({**media, "train/global_step": state.global_step})
+                wandb.log(wandb_row(state.global_step, {}, self.latest, wandb))
 
     def _log_limits(self, held_out: HeldOut) -> None:
         """Logs once what users should know before they read the first result."""
@@ -397,19 +442,6 @@ class AlignmentCallback(TrainerCallback):
             self._logged.add(message)
             logger.log(level, message, *args)
 
-    def _why_empty(self) -> str:
-        """Why the latest analysis has no node, as far as it can be inferred from the pass rates."""
-        questions = self.latest.questions.to_pylist() if self.latest is not None else []
-        rates = [row["pass_rate"] for row in questions if row["pass_rate"] is not None and isfinite(row["pass_rate"])]
-        if not rates:
-            return "the verifier returned no outcome for any rollout"
-        if max(rates) == 0:
-            least = self.evaluator.held_out.verifier.correct_from
-            return f"no rollout is correct (values of a reward function of {least} and more mean correct)"
-        if min(rates) == 1:
-            return "every rollout is correct"
-        return "no token has enough rollouts; increase the budget: budget=Budget(initial=..., targeted=...)"
-
     # -- schedule and files -------------------------------------------------------------------------------------
 
     def _count_training_time(self) -> OverheadLimit:
@@ -430,29 +462,14 @@ class AlignmentCallback(TrainerCallback):
         )
         trainer = self.adapter.trainer
         checkpoint = resumed_from(trainer) or self.folder.parent / f"checkpoint-{step}"
-        file, gate = checkpoint / STATE, gate_of(trainer)
+        gate = gate_of(trainer)
 
         def read() -> tuple[OverheadLimit, int, dict[str, Any]]:
             # The other ranks get what rank 0 reads: they may be on nodes that do not see its files.
             if not step or self.evaluator.rank:
                 return new, 0, {}
-            try:
-                stored = json.loads(file.read_text(encoding="utf-8"))
-                if not isinstance(stored, dict):
-                    raise TypeError(f"expected an object, found {stored!r:.40}")
-            except (OSError, ValueError, TypeError) as error:  # half written when the training was killed
-                opened = f"; gate {gate.name} starts open" if gate is not None and gate_state(trainer) else ""
-                logger.warning("Cannot read %s, starting a new evaluation schedule%s: %r", file, opened, error)
-                return new, 0, {}
-            invalid = invalid_fields(stored)
-            for name, kinds in (("failures", [int]), ("latest", [str, NoneType]), ("latest_step", [int, NoneType])):
-                if type(stored.get(name)) not in kinds:  # a bool is no number here
-                    invalid.append(name)
-            if invalid:
-                found = ", ".join(f"{name}={stored.get(name, 'missing')!r:.40}" for name in invalid)
-                logger.warning("Ignoring invalid values in %s: %s", file, found)
-            kept = {name: value for name, value in stored.items() if name not in invalid}
-            return new.load_state_dict(stored), max(kept.get("failures", 0), 0), kept
+            opened = f"; gate {gate.name} starts open" if gate is not None and gate_state(trainer) else ""
+            return read_state(checkpoint / STATE, new, opened)
 
         self.schedule, self.failures, stored = on_all_ranks(read, "reading the schedule")[0]
         self._latest_run, self.latest_step = stored.get("latest"), stored.get("latest_step")
@@ -477,12 +494,6 @@ class AlignmentCallback(TrainerCallback):
 
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with (self.folder / name).open("ab+") as file:
-                if file.seek(0, os.SEEK_END):
-                    file.seek(-1, os.SEEK_END)
-                    if file.read(1) != b"\n":  # an incomplete line left by a crash must not spoil this one
-                        file.write(b"\n")
-                file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+            append_line(self.folder / name, line)
         except OSError as error:
             logger.warning("Could not write to %s: %s", self.folder / name, error.strerror)

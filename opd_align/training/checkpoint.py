@@ -1,11 +1,21 @@
-"""The checkpoint that a training is resumed from."""
+"""The checkpoint that a training is resumed from, and the callback's own state in it."""
 
 from __future__ import annotations
 
 import inspect
+import json
+import logging
 import os
 from pathlib import Path
+from types import NoneType
 from typing import Any
+
+from opd_align.training.overhead import OverheadLimit, invalid_fields
+
+logger = logging.getLogger(__name__)
+
+STATE = "opd_align.json"
+"""File in a checkpoint with the state of the evaluation schedule."""
 
 
 def resumed_from(trainer: Any) -> Path | None:
@@ -25,3 +35,29 @@ def resumed_from(trainer: Any) -> Path | None:
         return None
     finally:
         del frame
+
+
+def read_state(file: Path, new: OverheadLimit, opened: str) -> tuple[OverheadLimit, int, dict[str, Any]]:
+    """The schedule, the number of failures and the valid values of the callback's state in a checkpoint.
+
+    Args:
+        file: The file.
+        new: The schedule to start with; what the checkpoint has, and still applies, replaces it.
+        opened: What else starts anew if the file cannot be read, for the log.
+    """
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(stored, dict):
+            raise TypeError(f"expected an object, found {stored!r:.40}")
+    except (OSError, ValueError, TypeError) as error:  # half written when the training was killed
+        logger.warning("Cannot read %s, starting a new evaluation schedule%s: %r", file, opened, error)
+        return new, 0, {}
+    invalid = invalid_fields(stored)
+    for name, kinds in (("failures", [int]), ("latest", [str, NoneType]), ("latest_step", [int, NoneType])):
+        if type(stored.get(name)) not in kinds:  # a bool is no number here
+            invalid.append(name)
+    if invalid:
+        found = ", ".join(f"{name}={stored.get(name, 'missing')!r:.40}" for name in invalid)
+        logger.warning("Ignoring invalid values in %s: %s", file, found)
+    kept = {name: value for name, value in stored.items() if name not in invalid}
+    return new.load_state_dict(stored), max(kept.get("failures", 0), 0), kept

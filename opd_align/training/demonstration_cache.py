@@ -2,7 +2,8 @@
 
 A question's demonstrations are written when an evaluation first needs them. A student that cannot write them yet may be
 able to later: such a question is tried again, after all others. The demonstrations are stored beside the checkpoints,
-so that a resumed training uses the same ones.
+so that a resumed training uses the same ones; with them, the questions that the latest evaluation selected, so that an
+evaluation whose process was killed selects the same ones.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class DemonstrationCache:
         self.contexts = [context for context in contexts if context.correct + context.wrong]
         self.questions, self.file = questions, folder / DEMONSTRATIONS
         self.by_question: dict[str, list[Demonstration]] = {}
+        self._selected: tuple[str, list[str]] | None = None  # what was read from the file
 
     def missing(self, questions: Sequence[Question]) -> dict[str, str]:
         """Question id → the demonstrations that a context lacks."""
@@ -83,8 +85,9 @@ class DemonstrationCache:
     ) -> bool:
         """Lets the student write the missing demonstrations, split over the processes; whether any were missing.
 
-        At the time limit, the demonstrations that are complete are stored, and `TimeLimitExceeded` is raised. Questions
-        that lack some by then were not tried to the end, so they do not count as tried without success.
+        At the time limit, the demonstrations that are complete are stored, and `TimeLimitExceeded` is raised; otherwise
+        `save` stores them. Questions that lack some at the limit were not tried to the end, so they do not count as
+        tried without success.
         """
         missing = self.missing(questions)
         incomplete = [question for question in questions if question.id in missing]
@@ -104,9 +107,26 @@ class DemonstrationCache:
         for question in incomplete:
             self.by_question.pop(question.id, None)  # to the end: new ones come last
             self.by_question[question.id] = written[question.id]
-        on_all_ranks(lambda: self._save() if rank == 0 else None, "saving demonstrations")
+        if any(exceeded for _, exceeded in parts):
+            self.save("", [], rank)
         on_all_ranks(limit.check, "demonstrations")
         return True
+
+    def save(self, key: str, selected: Sequence[Question], rank: int) -> None:
+        """Stores the demonstrations; all ranks call it.
+
+        Args:
+            key: The evaluation that they were written for.
+            selected: The questions that it selected.
+            rank: This process; rank 0 writes the file.
+        """
+        ids = [question.id for question in selected]
+        on_all_ranks(lambda: self._save(key, ids) if rank == 0 else None, "saving demonstrations")
+
+    def selected_before(self, key: str) -> list[str] | None:
+        """The questions that this evaluation had selected when its process ended; `None` if it had not. Once only."""
+        (stored, ids), self._selected = self._selected or ("", []), None
+        return ids if key and stored == key else None
 
     def load(self, rank: int) -> None:
         """Reads the demonstrations of the training that is resumed, if they belong to these questions and contexts.
@@ -114,30 +134,36 @@ class DemonstrationCache:
         All ranks call it and get those of rank 0: the others may not see its files.
         """
 
-        def read() -> dict[str, list[Demonstration]]:
+        def read() -> tuple[dict[str, list[Demonstration]], tuple[str, list[str]] | None]:
             try:
                 stored = json.loads(self.file.read_text(encoding="utf-8"))
                 if stored["of"] == self._key():
-                    return {
+                    found = {
                         question_id: [Demonstration(**fields) for fields in demonstrations]
                         for question_id, demonstrations in stored["found"].items()
                     }
+                    key, ids = stored.get("selected", ("", []))
+                    return found, (str(key), [str(each) for each in ids])
             except FileNotFoundError:
                 pass
             except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
                 logger.warning("Cannot read %s, new demonstrations will be generated: %r", self.file, error)
-            return {}
+            return {}, None
 
         if self.contexts and not self.by_question:
-            self.by_question.update(on_all_ranks(lambda: read() if rank == 0 else {}, "reading demonstrations")[0])
+            found, self._selected = on_all_ranks(lambda: read() if rank == 0 else ({}, None), "reading demonstrations")[
+                0
+            ]
+            self.by_question.update(found)
 
-    def _save(self) -> None:
+    def _save(self, key: str, selected: Sequence[str]) -> None:
         found = {
             question_id: [asdict(demonstration) for demonstration in demonstrations]
             for question_id, demonstrations in self.by_question.items()
         }
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(self.file, json.dumps({"of": self._key(), "found": found}, indent=1).encode())
+        stored = {"of": self._key(), "found": found, "selected": [key, list(selected)]}
+        write_atomic(self.file, json.dumps(stored, indent=1).encode())
 
     def _key(self) -> dict[str, Any]:
         """What the demonstrations depend on."""

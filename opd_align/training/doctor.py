@@ -43,7 +43,8 @@ from opd_align.teachers.setup_checks import (
     sample_questions,
 )
 from opd_align.training.adapters import TrainerAdapter, adapt_trainer
-from opd_align.training.evaluator import OWN, Evaluator, TeacherSet
+from opd_align.training.evaluation import OWN
+from opd_align.training.evaluator import Evaluator, TeacherSet
 from opd_align.training.held_out import HeldOut
 from opd_align.training.model_state import autocast_dtype, is_zero3, preserve_rng_state
 from opd_align.training.rewards import CORRECT_FROM

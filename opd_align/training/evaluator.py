@@ -1,8 +1,9 @@
-"""One evaluation: the engine on the trainer's student with the weights of the present step.
+"""One evaluation in training: the models of the trainer, with the weights of the present step.
 
-Questions are split over the processes; rank 0 holds the run directory, and all end with the same `Analysis`, the one
-that a single process would compute. After each stage, a failure on one process is known to all before any of them
-continues, so there is no deadlock. The models belong to the trainer, and their state is restored after the evaluation.
+What is done with them is in `evaluation`, which `opd-align watch` shares. Questions are split over the processes; rank
+0 holds the run directory, and all end with the same `Analysis`, the one that a single process would compute. After each
+stage, a failure on one process is known to all before any of them continues, so there is no deadlock. The models belong
+to the trainer, and their state is restored after the evaluation.
 """
 
 from __future__ import annotations
@@ -11,23 +12,18 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from opd_align.backends.chat import Chat
 from opd_align.backends.hf import HFStudent, HFTeacher
 from opd_align.core.engine import Analysis, check_inputs
-from opd_align.runs.execute import LocalExecutor, execute_run
-from opd_align.runs.manifest import RunMismatch, describe
-from opd_align.runs.run_directory import RunDirectory
 from opd_align.settings import Settings
 from opd_align.teachers.contexts import SELF, Context, context
-from opd_align.teachers.demonstrations import DemonstrationSource, DemonstrationWriters, NoGrading, TrialBudget
-from opd_align.teachers.eligibility import prompts_too_long
+from opd_align.teachers.demonstrations import DemonstrationWriters
 from opd_align.training.adapters import TrainerAdapter
-from opd_align.training.demonstration_cache import DemonstrationCache, NoDemonstrationYet
-from opd_align.training.distributed import EvaluationFailed, RankExecutor, max_wait, on_all_ranks, wait_for_all_ranks
+from opd_align.training.distributed import max_wait, on_all_ranks, wait_for_all_ranks
+from opd_align.training.evaluation import OWN, EvaluatedModels, HeldOutEvaluation
 from opd_align.training.held_out import HeldOut
 from opd_align.training.memory import check_memory
 from opd_align.training.model_state import (
@@ -37,22 +33,15 @@ from opd_align.training.model_state import (
     preserve_model_state,
     unwrapped,
 )
-from opd_align.training.overhead import MIN_QUESTIONS, group_size, num_questions, questions_per_rank
 from opd_align.training.time_limit import TimedStudent, TimeLimit
 from opd_align.training.vllm_address import Node, reachable_address
 from opd_align.training.weight_sync import vllm_ready
-from opd_align.types import OpdAlignError, Question
+from opd_align.types import OpdAlignError
 
 logger = logging.getLogger(__name__)
 
-OWN = "teacher"
-"""The name of the trainer's own teacher."""
-
 LEAVING = 1
 """Level at which ranks wait for each other before they restore the models; the callback's own is below it."""
-
-REPLACEMENT_ROUNDS = 3
-"""How often an evaluation replaces questions for which the student could not write demonstrations."""
 
 
 @dataclass(frozen=True)
@@ -137,10 +126,17 @@ class Evaluator:
     def __init__(self, adapter: TrainerAdapter, held_out: HeldOut, teacher_set: TeacherSet, folder: Path) -> None:
         self.adapter, self.held_out, self.teacher_set, self.folder = adapter, held_out, teacher_set, folder
         self.chat = Chat(adapter.tokenizer, options=adapter.template)
-        self.demonstrations = DemonstrationCache(teacher_set.contexts, held_out.questions, folder)
-        self._logged_exclusions: set[str] = set()
+        self.evaluation = HeldOutEvaluation(
+            held_out, teacher_set.contexts, self.chat, max_tokens=adapter.sampling.max_tokens, folder=folder,
+            rank=self.rank, world=self.world,
+        )  # fmt: skip
+        self.demonstrations = self.evaluation.demonstrations
         self.precision: str | None = None
-        self.num_selected = 0
+
+    @property
+    def num_selected(self) -> int:
+        """Number of questions of the latest evaluation."""
+        return self.evaluation.num_selected
 
     def check(self, settings: Settings) -> None:
         """Refuses what would fail at every evaluation; logs the questions that will be excluded."""
@@ -151,8 +147,7 @@ class Evaluator:
         student = HFStudent("student", model, self.held_out.prompting(self.chat), ends, adapter.sampling)
         if adapter.vllm is None:
             student.check()
-        reasons = prompts_too_long(student, self.held_out.questions, adapter.sampling.max_tokens)
-        self._log_excluded(reasons)
+        reasons = self.evaluation.exclude_too_long(student)
         if len(reasons) == len(self.held_out.questions):
             raise OpdAlignError(f"no held-out question is usable; the last one: {[*reasons.values()][-1]}")
 
@@ -176,49 +171,17 @@ class Evaluator:
     ) -> tuple[Analysis, str]:
         """The analysis at this step on a share `scale` of the questions, and the name of its run directory.
 
-        The questions of a smaller share are also in a larger one. Fewer questions save more time than fewer rollouts
-        per question, since a batch takes as long as its longest rollout, and the estimates stay as precise.
-
         Args:
             settings: Settings of the analysis; `questions_per_group` is the largest group.
             step: The present step.
             scale: Share of the questions, above 0 and at most 1.
             time_limit_s: After so many seconds sampling ends. `None`: only `Budget.seconds` limits it.
         """
-        limit = self._time_limit(settings, scale, time_limit_s)
+        limit = self.evaluation.time_limit(settings, scale, time_limit_s)
         ddp_timeout_s = self.adapter.trainer.args.ddp_timeout
         with max_wait(ddp_timeout_s, limit.seconds), self.borrowed_models(limit) as (student, writers, teachers):
-            questions = self._select_questions(student, writers, teachers, scale)
-            self.num_selected, largest = len(questions), settings.questions_per_group
-            settings = replace(settings, questions_per_group=group_size(len(questions), self.world, largest))
-            grader = writers.sources[SELF].grader
-
-            def open_directory() -> RunDirectory:
-                manifest = describe(student, teachers, questions, grader, settings)
-                return self._directory(f"step-{step:06d}", {**manifest, "precision": self.precision})
-
-            local = LocalExecutor(student, teachers, grader, settings)
-            executor = RankExecutor(local, self.rank, self.world, self.folder)
-            analysis, path = execute_run(executor, open_directory, questions, settings)
-            return analysis, path.name
-
-    def _time_limit(self, settings: Settings, scale: float, time_limit_s: float | None) -> TimeLimit:
-        """The smaller of the evaluation's own limit and what `Budget.seconds` permits one rank's questions."""
-        limits = [] if time_limit_s is None else [time_limit_s]
-        if settings.budget.seconds is not None:
-            questions = num_questions(len(self.held_out.questions), scale)
-            # As much again for demonstrations, scores and set-up.
-            limits.append(2 * questions_per_rank(questions, self.world) * settings.budget.seconds)
-        return TimeLimit(min(limits) if limits else None)
-
-    def _directory(self, name: str, manifest: Mapping[str, Any]) -> RunDirectory:
-        """A run directory of that name, or with a number appended if another run has it (a training started again)."""
-        number = 1
-        while True:
-            try:
-                return RunDirectory(self.folder / (name if number == 1 else f"{name}-{number}"), manifest)
-            except RunMismatch:
-                number += 1
+            models = EvaluatedModels(student, writers, teachers, self.precision)
+            return self.evaluation.run(models, settings, step, scale)
 
     @contextmanager
     def borrowed_models(self, limit: TimeLimit | None = None) -> Iterator[tuple[Any, DemonstrationWriters, list[Any]]]:
@@ -298,7 +261,9 @@ class Evaluator:
     def _student(self, model: Any, prompt: Any, engine: Engine) -> Any:
         adapter, vllm = self.adapter, self.adapter.vllm
         ends = self.chat.end_tokens(model.config, model.generation_config)
-        local = HFStudent("student", model, prompt, ends, adapter.sampling, before_step=engine.limit.check)
+        local = HFStudent(
+            "student", model, prompt, ends, adapter.sampling, before_step=engine.limit.check, precision="native"
+        )
         # With tensor parallelism all ranks of a group must send the same requests, but each has questions of its own.
         if vllm is None or (vllm.mode == "colocate" and vllm.tensor_parallel_size > 1):
             return local
@@ -316,80 +281,21 @@ class Evaluator:
         own, extra = gathered[: len(self._own_teacher)], gathered[len(self._own_teacher) :]
         teachers: list[Any] = []
         if adapter.context is None:  # the teacher of a self-distillation trainer has a context, see below
-            teachers += [HFTeacher(OWN, own_model, prompt) for own_model in own]
+            teachers += [HFTeacher(OWN, own_model, prompt, "native") for own_model in own]
         if adapter.server is not None:
             from opd_align.backends.server import ServerTeacher
 
             teachers.append(ServerTeacher(OWN, adapter.server, adapter.trainer.teacher_client.model, prompt))
         names = self.teacher_set.models or {}
-        teachers += [HFTeacher(name, each, prompt) for name, each in zip(names, extra, strict=True)]
+        teachers += [HFTeacher(name, each, prompt, "native") for name, each in zip(names, extra, strict=True)]
         context_model = own[0] if own and adapter.context is not None else model
         for own_context in self.teacher_set.contexts:
-            with_context = self.held_out.prompting(self.chat, own_context, self.demonstrations.by_question)
-            teachers.append(HFTeacher(own_context.name, context_model, with_context))
+            with_context = self.evaluation.prompting(own_context)
+            teachers.append(HFTeacher(own_context.name, context_model, with_context, "native"))
         return teachers
 
     def _demonstration_writers(self, model: Any, student: Any, engine: Engine) -> DemonstrationWriters:
-        """The student with its present weights writes the demonstrations and summarises them."""
-        grader = self.held_out.grader(self.chat, student.end_tokens, self.adapter.trainer.state)
-        source = DemonstrationSource(SELF, student.without_errors(), self.chat.decode, grader)
-        summariser = None
-        if any(context.summarised for context in self.teacher_set.contexts):
-            summarising = TimedStudent(self._student(model, self._plain_prompt, engine), engine.limit)
-            summariser = DemonstrationSource("summariser", summarising.without_errors(), self.chat.decode, NoGrading())
-        return DemonstrationWriters({SELF: source}, summariser, TrialBudget())
-
-    def _plain_prompt(self, question: Question) -> tuple[int, ...]:
-        return self.chat.prompt([{"role": "user", "content": question.text}])
-
-    def _select_questions(
-        self, student: Any, writers: DemonstrationWriters, teachers: Sequence[Any], scale: float
-    ) -> list[Question]:
-        """A share of the questions that are usable for the student and for all teachers.
-
-        Questions of earlier evaluations come first. Where the student cannot write the demonstrations of a context,
-        other questions replace it, for a few rounds: each costs at worst as many trials as a whole evaluation.
-        """
-        max_tokens = self.adapter.sampling.max_tokens
-        reasons = dict(
-            on_all_ranks(lambda: prompts_too_long(student, self.held_out.questions, max_tokens), "questions")[0]
-        )
-        usable = [question for question in self.held_out.questions if question.id not in reasons]
-        wanted = max(MIN_QUESTIONS, num_questions(len(usable), scale))
-        candidates, selected, rounds = self.demonstrations.ordered(usable), list[Question](), 0
-        while candidates and len(selected) < wanted and rounds < REPLACEMENT_ROUNDS:
-            count = wanted - len(selected)
-            batch, candidates = candidates[:count], candidates[count:]
-            rounds += self.demonstrations.write(writers, batch, student.limit, self.rank, self.world)
-            reasons |= self.demonstrations.missing(batch)
-            remaining = [question for question in batch if question.id not in reasons]
-            reasons |= on_all_ranks(partial(_too_long_for, teachers, remaining, max_tokens), "prompts of teachers")[0]
-            selected += [question for question in batch if question.id not in reasons]
-        without = reasons.keys() & self.demonstrations.missing(usable).keys()
-        # As long as no question has a demonstration, one message for all of them is enough.
-        if self.rank == 0:
-            self._log_excluded({name: reason for name, reason in reasons.items() if selected or name not in without})
-        if not selected and without:
-            names = ", ".join(context.name for context in self.demonstrations.contexts)
-            raise NoDemonstrationYet(
-                f"the student could not write the demonstrations of {names} for any of the {len(without)} questions "
-                "that were tried; the next evaluation tries again"
-            )
-        if not selected:
-            raise EvaluationFailed(f"no held-out question is usable; the last one: {[*reasons.values()][-1]}")
-        return selected
-
-    def _log_excluded(self, reasons: Mapping[str, str]) -> None:
-        """Logs each excluded question once."""
-        for question_id, reason in reasons.items():
-            if question_id not in self._logged_exclusions:
-                logger.warning("Excluding held-out question %r: %s", question_id, reason)
-        self._logged_exclusions |= reasons.keys()
-
-
-def _too_long_for(teachers: Sequence[Any], questions: Sequence[Question], max_tokens: int) -> dict[str, str]:
-    """Question id → why a teacher's prompt does not fit."""
-    reasons: dict[str, str] = {}
-    for teacher in teachers:
-        reasons |= prompts_too_long(teacher, [each for each in questions if each.id not in reasons], max_tokens)
-    return reasons
+        summarising = None
+        if self.evaluation.needs_summaries:
+            summarising = TimedStudent(self._student(model, self.evaluation.plain_prompt, engine), engine.limit)
+        return self.evaluation.writers(student, summarising, self.adapter.trainer.state)

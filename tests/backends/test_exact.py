@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from opd_align.backends import exact, scoring
+from opd_align.backends import exact, scoring_columns
 from opd_align.backends.exact import EOS, ExactFamily, ExactTeacher, ExactWorld
 from opd_align.types import (
     Finish,
@@ -559,7 +559,7 @@ def test_overlap_of_the_most_likely_tokens_as_in_the_transformers_backend() -> N
     log_p_TV, log_t_TV = (np.log(rng.dirichlet(np.full(60, 0.3), 40)) for _ in range(2))
     log_p_TV[:, 30:] = -np.inf  # as if sampling had cut these off
     ours = exact._overlap(log_p_TV, log_t_TV)
-    theirs = scoring._overlap(*(torch.from_numpy(values) for values in (log_p_TV, log_t_TV)))
+    theirs = scoring_columns._overlap(*(torch.from_numpy(values) for values in (log_p_TV, log_t_TV)))
     for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(one, other.numpy())
     assert 0 < ours[0].mean() < 0.6

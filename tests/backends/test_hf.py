@@ -14,8 +14,10 @@ from support.backend_contract import NOTHING, rows_of, score_request, tokens
 from support.small_models import END, QUESTION, llama, qwen3
 from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
 
+from opd_align.backends import hf_attention
 from opd_align.backends.hf import HFStudent, HFTeacher
 from opd_align.backends.scoring import sampled_log_probs
+from opd_align.runs.execute import analyze_into
 from opd_align.settings import Sampling
 from opd_align.types import Finish, OpdAlignError, Question, Rollouts, SampleRequest, mix64
 
@@ -153,6 +155,50 @@ def test_batch_sizes_do_not_matter(rows):
     few = HFStudent("tiny", model, lambda question: [1, 2], END, Sampling(max_tokens=30), batch_rows=rows)
     many = HFStudent("tiny", model, lambda question: [1, 2], END, Sampling(max_tokens=30))
     assert rows_of(few.sample(requests)) == rows_of(many.sample(requests))
+
+
+def test_rows_that_ended_before_memory_ran_out_are_not_sampled_again(monkeypatch):
+    """Memory runs out at the tenth token: rows that ended by then are kept, the others start again in halves."""
+    student = student_of(qwen3(**LONG), ends=tuple(range(6)))
+    requests = [SampleRequest(QUESTION, NOTHING, 40), SampleRequest(QUESTION, np.full(25, 7, np.uint32), 8)]
+    expected = student.sample(requests)
+    short = int((expected.length_R - expected.launch_R < 10).sum())
+    assert 8 < short < 48
+    forward, calls, started = type(student.model).forward, [0], []
+
+    def limited(self, *args, input_ids=None, past_key_values=None, **options):
+        if past_key_values is not None:
+            new = past_key_values.get_seq_length()
+            if new == 0:
+                started.append(len(input_ids))
+            calls[0] += 1
+            if calls[0] == 10:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return forward(self, *args, input_ids=input_ids, past_key_values=past_key_values, **options)
+
+    monkeypatch.setattr(type(student.model), "forward", limited)
+    assert rows_of(student.sample(requests)) == rows_of(expected)
+    assert started[0] == 48
+    assert sum(started[1:]) == 48 - short
+    assert len(started) > 2  # halves
+
+
+def test_the_size_of_a_batch_follows_from_free_memory(monkeypatch):
+    model = qwen3(**LONG)
+    config = model.config
+    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4
+    assert hf_attention.kv_bytes_per_token(model) == per_token
+    monkeypatch.setattr(hf_attention, "free_bytes", lambda device: 100 * per_token)
+    assert hf_attention.fitting_tokens(model) == 40
+    monkeypatch.setattr(hf_attention, "free_bytes", lambda device: 2**60)
+    assert hf_attention.fitting_tokens(model) == hf_attention.MAX_BATCH_TOKENS
+
+
+def test_threads_are_refused_before_anything_is_sampled(tmp_path):
+    student = student_of(qwen3(**LONG))
+    with pytest.raises(OpdAlignError, match="workers=2, but 'tiny' has one model in this process"):
+        analyze_into(tmp_path / "run", student, [], [QUESTION], lambda question: None, workers=2)
+    assert not (tmp_path / "run").exists()
 
 
 def test_out_of_memory_halves_the_batch(monkeypatch):

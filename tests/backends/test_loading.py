@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from hashlib import blake2b
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,16 @@ from support.small_chat import END, save_model, word_tokenizer
 from support.small_models import qwen3
 
 from opd_align.backends.hf import HFStudent
-from opd_align.backends.loading import check_model, generation_configs, load_model, load_tokenizer, short_name
+from opd_align.backends.load_options import LoadOptions
+from opd_align.backends.loading import (
+    check_model,
+    context_length,
+    generation_configs,
+    load_model,
+    load_tokenizer,
+    short_name,
+    update_with_weights,
+)
 from opd_align.types import OpdAlignError
 
 
@@ -82,8 +92,8 @@ def test_a_short_name_keeps_dots_and_sizes(reference, name):
         ("~/no-such-model-here", "the folder '~/no-such-model-here' does not exist"),
         ("a/b/c", "the folder 'a/b/c' does not exist"),
         ("nowhere.gguf", "'nowhere.gguf' does not exist"),
-        ("embedded:studnet", "there are embedded:student and embedded:teacher"),
-        ("embedded:", "there are embedded:student and embedded:teacher"),
+        ("embedded:studnet", "there are embedded:student, embedded:teacher, embedded:careless"),
+        ("embedded:", "there are embedded:student, embedded:teacher, embedded:careless"),
     ],
 )
 def test_missing_models_are_reported_without_loading_anything(reference, reason):
@@ -158,3 +168,25 @@ def test_a_missing_adapter_is_reported(folder, tmp_path, monkeypatch):
         with pytest.raises(OpdAlignError, match="cannot load the adapter") as caught:
             load_model(str(folder), adapter=str(missing), device="cpu")
         assert str(missing) in str(caught.value)
+
+
+YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 1024}
+
+
+def test_rope_scaling_extends_the_context_and_makes_another_student():
+    plain = load_model("embedded:student")
+    extended = load_model("embedded:student", load=LoadOptions(rope_scaling=YARN))
+    assert (context_length(plain.model), context_length(extended.model)) == (1024, 2048)
+    assert extended.model.config.rope_parameters == {"rope_theta": 10000.0, **YARN}
+    digests = [update_with_weights(blake2b(), each.model).hexdigest() for each in (plain, extended)]
+    assert digests[0] != digests[1]
+    ids = torch.arange(2, 60)[None]
+    with torch.no_grad():
+        logits = [each.model(input_ids=ids).logits for each in (plain, extended)]
+    assert not torch.allclose(*logits)
+
+
+@pytest.mark.parametrize("wrong", [{}, {"factor": 2.0}, {**YARN, "factor": 0.5}, {**YARN, "rope_type": None}])
+def test_incomplete_rope_scaling_is_refused(wrong):
+    with pytest.raises(OpdAlignError, match="rope_scaling needs rope_type, factor"):
+        LoadOptions(rope_scaling=wrong)

@@ -12,7 +12,7 @@ from support.backend_contract import score_request, tokens
 from support.small_models import QUESTION, llama, qwen3
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from opd_align.backends import scoring
+from opd_align.backends import scoring, scoring_columns
 from opd_align.backends.scoring import (
     PromptedModel,
     RemoteTeacher,
@@ -93,7 +93,8 @@ def naive_comparison(log_p: Any, log_t: Any) -> dict[str, Any]:
     "settings", [{}, {"temperature": 0.6}, {"top_k": 5}, {"top_p": 0.8}, {"temperature": 1.4, "top_k": 9, "top_p": 0.7}]
 )
 def test_streamed_scores_match_those_of_all_logits(monkeypatch, chunk_bytes, settings):
-    monkeypatch.setattr(scoring, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(scoring, "CPU_BYTES", chunk_bytes)
+    monkeypatch.setattr(scoring_columns, "CPU_BLOCK_BYTES", chunk_bytes // 4)
     sampling = Sampling(**settings)
     student, teacher = qwen3(vocab_size=30), llama(vocab_size=32, seed=3)
     student_prompt, teacher_prompt = [1, 2, 3], [4, 5, 6, 7, 8]

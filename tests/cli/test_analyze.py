@@ -206,7 +206,7 @@ def test_a_small_run_predicts_the_cost_of_a_larger_one(run, tmp_path, capsys):
     assert calibrated(run, 50.0).tokens_per_second == 50.0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("opd_align.study.build.load_model", lambda *_, **__: pytest.fail("a model was loaded"))
-        options = ["--gpus", "4", "--tokens-per-second", "100", "--dollars-per-gpu-hour", "2.5"]
+        options = ["--hardware", "4x80", "--tokens-per-second", "100", "--dollars-per-gpu-hour", "2.5"]
         command = ["analyze", *SMALL, "--limit", "4", "--dry-run", "--calibrate-from", str(run), *options]
         assert main([*command, "--out", str(tmp_path / "plan")]) == 0
     shown = " ".join(capsys.readouterr().out.split())
@@ -226,13 +226,14 @@ def test_a_calibration_with_another_budget_gives_a_note(run, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--dry-run", "--gpus", "0"], "gpus must be at least 1"),
+        (["--dry-run", "--hardware", "0x80"], "COUNTxGB, such as 1x80"),
+        (["--dry-run", "--gpus", "8"], "there is no GPU 8; no GPUs are visible"),
         (["--dry-run", "--tokens-per-second", "-1"], "a speed above 0"),
         (["--dry-run", "--tokens-per-second", "0"], "a speed above 0"),
         (["--dry-run", "--tokens-per-second", "inf"], "a speed above 0"),
         (["--dry-run", "--calibrate-from", "no/such/run"], "does not exist"),
         (["--dollars-per-gpu-hour", "0"], "--dollars-per-gpu-hour has no effect without --dry-run"),
-        (["--gpus", "8"], "--gpus has no effect without --dry-run"),
+        (["--hardware", "8x80"], "--hardware has no effect without --dry-run"),
         (["--teacher-actors", "Teacher"], "--teacher-actors has no effect without --engine ray"),
         (["--ray-address", "auto"], "--ray-address has no effect without --engine ray"),
         (["--gpus-per-worker", "1"], "--gpus-per-worker has no effect without --engine ray"),

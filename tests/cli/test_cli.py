@@ -22,13 +22,11 @@ def test_analyze_prints_the_tables_and_writes_the_run_directory(
     out = tmp_path / "run"
     assert main([*SMALL, "--objectives", "reverse_kl,dr_grpo", "--out", str(out)]) == 0
     shown = capsys.readouterr().out
-    for heading in (
-        "Questions",
-        "Alignment with the ideal update by teacher",
-        "Correct vs. incorrect",
-        "Divergence filter",
-    ):
-        assert heading in shown
+    # The conclusion first, and only the tables that support it.
+    assert shown.startswith(("Use ", "No ", "Undecided", "Do not "))
+    headings = ["Which teacher to use", "Alignment with the ideal update by teacher", "Correct vs. incorrect rollouts"]
+    assert [shown.count(heading) for heading in headings] == [1, 1, 1]
+    assert "Divergence filter" not in shown
     # The tilted teacher leans toward success and the adversarial one away from it: the ranking must tell them apart.
     ranking = shown[shown.index("(reverse_kl)") : shown.index("noise ceiling:")]
     assert "style" in ranking
@@ -36,6 +34,13 @@ def test_analyze_prints_the_tables_and_writes_the_run_directory(
     assert f"report         {(out / 'report.html').as_uri()}" in shown
     assert (out / "report.html").stat().st_size > 10_000
     assert (out / "tables" / "tables.md").is_file()
+    assert main(["report", str(out), "--verbose"]) == 0
+    verbose = capsys.readouterr().out
+    for heading in (*headings, "Questions\n", "Divergence filter", "Rank correlation"):
+        assert heading in verbose
+    assert verbose.splitlines()[0] == shown.splitlines()[0]
+    assert main(["report", str(out), "--quiet"]) == 0
+    assert capsys.readouterr().out == shown.splitlines()[0] + "\n"
     nodes = pq.read_table(out / "nodes.parquet")
     assert nodes.column_names == SCHEMA.names
     assert set(nodes["objective"].to_pylist()) == {"reverse_kl", "dr_grpo"}

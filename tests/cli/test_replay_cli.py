@@ -70,9 +70,9 @@ def test_natural_rollouts_say_first_what_they_cannot_tell(
     command = ["analyze", "--rollouts", str(world / "natural.jsonl"), "--out", str(tmp_path / "run")]
     assert main(command) == 0
     out = capsys.readouterr().out
-    first = out[: out.index("Questions  ")]
+    first = out[: out.index("Which teacher to use")]
     assert "natural.jsonl: probabilities as recorded; teachers: tilted, style" in first
-    assert "2 questions, 120 natural rollouts, no targeted ones." in first
+    assert "2 questions, 120 natural rollouts, no targeted." in first
     assert re.search(r"on its own after \d+ of \d+ tokens; nothing later is judged. Estimator: direct", first)
     assert re.search(r"Of \d+ tokens on the analyzed paths, \d+ \([\d.]+%\) could be compared, \d+ decided", first)
     analysis = RunDirectory.load(tmp_path / "run")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from opd_align.backends.exact import ExactWorld
 from opd_align.core import allocation
-from opd_align.core.allocation import Target, depth_windows, plan_adaptive, plan_paper
+from opd_align.core.allocation import Target, depth_windows, plan_adaptive, plan_on_path, plan_paper
 from opd_align.core.collect import collect
 from opd_align.core.estimate import CERTAIN, PathEstimate, estimate, exact_estimate
 from opd_align.core.tree import GenerationTree
@@ -341,3 +341,16 @@ def test_water_fill_stops_at_the_minimum_standard_deviation(monkeypatch: pytest.
     std_E, effective_E = np.array([0.009, 0.2]), np.array([100.0, 10.0])
     n_E = allocation._water_fill(std_E, effective_E, 10**6)
     assert n_E.tolist() == [0, 3990]  # 10 · ((0.2 / 0.01)² − 1)
+
+
+def test_on_path_launches_are_prefixes_of_the_path_and_use_all_rollouts() -> None:
+    world = ExactWorld.random(3, length=60)
+    teacher = world.tilted_teacher()
+    evidence = collect(world, [teacher], Question("q"), world, settings=Settings(budget=Budget(initial=40, targeted=0)))
+    targets = plan_on_path(evidence.paths, rollouts=101)
+    assert sum(target.n for target in targets) == 101
+    assert len({target.prefix.tobytes() for target in targets}) == len(targets) > 10
+    for target in targets:
+        same = [path.completion_T[: len(target.prefix)].tolist() == target.prefix.tolist() for path in evidence.paths]
+        assert any(same)
+    assert plan_on_path([], rollouts=10) == []

@@ -421,11 +421,19 @@ def test_the_exact_estimate_has_no_uncertainty() -> None:
 # -- posterior ------------------------------------------------------------------------------------------------
 
 
-def posterior_of(q: Sequence[float], own_var: Sequence[float], load: Sequence[float], path_var: float) -> PathEstimate:
+def posterior_of(
+    q: Sequence[float],
+    own_var: Sequence[float],
+    load: Sequence[float],
+    path_var: float,
+    sibling_sd: Sequence[float] | None = None,
+) -> PathEstimate:
     """One node whose first child is on the path."""
-    q_C, own_var_C, load_C = (np.array(column, float) for column in (q, own_var, load))
+    q_C, own_var_C, load_C, sd_C = (
+        np.array(column, float) for column in (q, own_var, load, sibling_sd or [0] * len(q))
+    )
     return PathEstimate(
-        q_C, own_var_C, load_C, np.array([path_var]), q_C[:1], np.ones(len(q_C), int), np.ones(len(q_C)),
+        q_C, own_var_C, load_C, sd_C, np.array([path_var]), q_C[:1], np.ones(len(q_C), int), np.ones(len(q_C)),
         q_C[:1], np.zeros(1), np.array([0, len(q_C)]),
     )  # fmt: skip
 
@@ -453,10 +461,18 @@ def test_shared_error_cancels_between_siblings() -> None:
     assert (difference > 0).mean() > 0.999
 
 
-def test_draws_are_probabilities_near_zero_and_one() -> None:
-    found = posterior_of([0.002, 0.999, 0.5], [0.0, 0.01, 0.2], [1.0, 0.8, 0.5], 0.01)
-    draws = found.draws(np.array([[0, 1, 2]]), np.array([0]), n=2000, rng=np.random.default_rng(2))
-    assert ((draws >= 0) & (draws <= 1)).all()
+def test_the_error_of_the_common_centre_moves_siblings_together() -> None:
+    found = posterior_of([0.4, 0.5, 0.5], [0.0, 1e-4, 1e-4], [1.0, 0.0, 0.0], 0.0, [0.0, 0.1, 0.05])
+    draws = found.draws(np.array([[0, 1, 2]]), np.array([0]), n=20_000, rng=np.random.default_rng(2))[:, 0]
+    assert draws.std(0) == pytest.approx(found.se_C, rel=0.03, abs=1e-12)
+    assert found.se_C**2 == pytest.approx([0, 0.01 + 1e-4, 0.0025 + 1e-4])
+    assert np.corrcoef(draws[:, 1], draws[:, 2])[0, 1] == pytest.approx(0.1 * 0.05 / np.prod(found.se_C[1:]), abs=0.02)
+
+
+def test_equal_siblings_near_zero_are_above_and_below_equally_often() -> None:
+    found = posterior_of([0.02, 0.02], [0.0, 0.01], [1.0, 0.0], 1e-5)
+    draws = found.draws(np.array([[0, 1]]), np.array([0]), n=20_000, rng=np.random.default_rng(2))[:, 0]
+    assert (draws[:, 1] > draws[:, 0]).mean() == pytest.approx(0.5, abs=0.02)
 
 
 def test_an_interval_contains_its_fraction_of_the_draws() -> None:

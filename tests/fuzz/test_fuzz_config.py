@@ -314,6 +314,8 @@ FLAGS = [
     "--set",
     "--reuse",
     "--gpus",
+    "--hardware",
+    "--processes",
     "--tokens-per-second",
     "--dollars-per-gpu-hour",
     "--calibrate-from",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -113,10 +114,12 @@ def random_moment(run):
     return should_kill
 
 
-if command[0] == "screen":  # loads the libraries that a model needs
+if command[0] in ("screen", "watch"):  # loads the libraries that a model needs
     from opd_align.study.config import read_config
 
     opd_align.study.build.Study(read_config("demo", [])).student
+if command[0] == "watch":
+    import opd_align.study.watch, opd_align.study.watch_tracking
 
 started = time.monotonic()
 assert wait(begin(folder / "whole", workers[0]), lambda: False) == 0
@@ -281,3 +284,57 @@ def test_other_commands_killed_at_random_give_the_same_files(tmp_path: Path, par
                 file.unlink()
             assert path.with_suffix(".html").read_bytes() == whole.with_suffix(".html").read_bytes()
         assert_same_files(path, whole)
+
+
+RESULT = ("nodes.parquet", "children.parquet", "questions.parquet", "tokens.parquet", "summary.json", "manifest.json")
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a training leaves: checkpoints, and the marker of its end."""
+    import torch
+
+    from opd_align.backends.loading import load_model
+
+    folder, loaded = tmp_path_factory.mktemp("training"), load_model("embedded:student")
+    for step in (1, 2):
+        with torch.no_grad():
+            next(loaded.model.parameters()).mul_(1.01)
+        loaded.model.save_pretrained(folder / f"checkpoint-{step}")
+        loaded.tokenizer.save_pretrained(folder / f"checkpoint-{step}")
+    (folder / "opd_align").mkdir()
+    (folder / "opd_align" / "training_finished").touch()
+    return folder
+
+
+def evaluations(path: Path) -> list[dict[str, Any]]:
+    """The lines of the history, without times and what is about the evaluation itself."""
+    lines = [json.loads(line) for line in (path / "opd_align" / "history.jsonl").read_text().splitlines()]
+    for line in lines:
+        del line["at"], line["written"], line["checkpoint"]
+        line["metrics"] = {key: value for key, value in line["metrics"].items() if "/evaluation/" not in key}
+    return lines
+
+
+def test_a_watcher_killed_at_random_loses_no_evaluation_and_repeats_none(tmp_path: Path, checkpoints: Path) -> None:
+    kills = 20 if LONG else 3
+    for name in ("whole", *(f"killed-{number}" for number in range(kills + 1))):
+        shutil.copytree(checkpoints, tmp_path / name)
+    before = contents(checkpoints)
+    size = ["--limit", "1", "--initial", "12", "--targeted", "16", "--n-sig", "4", "--set", "sampling.max_tokens=40"]
+    watch = ["--settle", "0", "--poll", "0.01"]
+    command = ["watch", "OUT", "--task", "arithmetic", "--teachers", "Self-1C", *size, *watch]
+    output = run_children(ANYWHERE, command, str(tmp_path), kills, [None], 11)
+    assert output["steps"] > 20
+    assert sum(run["kills"] for run in output["runs"]) == kills
+    whole = tmp_path / "whole"
+    assert [line["run"] for line in evaluations(whole)] == ["step-000001", "step-000002"]
+    for run in output["runs"]:
+        path = Path(run["path"])
+        assert evaluations(path) == evaluations(whole), "each checkpoint once, with the same numbers"
+        folders = [each / "opd_align" for each in (path, whole)]
+        same = ["demonstrations.json", *(f"step-{step:06d}/{name}" for step in (1, 2) for name in RESULT)]
+        assert [name for name in same if (folders[0] / name).read_bytes() != (folders[1] / name).read_bytes()] == []
+        assert {name: data for name, data in contents(path).items() if not name.startswith("opd_align")} == {
+            name: data for name, data in before.items() if not name.startswith("opd_align")
+        }, "what the training wrote is not touched"

@@ -17,8 +17,9 @@ from opd_align.backends.scoring import TokenizerMismatch
 from opd_align.cli.main import main
 from opd_align.core.metrics import teacher_difference
 from opd_align.report.html import write_report
-from opd_align.study.build import SkippedQuestionsWarning, Study
+from opd_align.study.build import Study
 from opd_align.study.config import read_config
+from opd_align.study.prepared import SkippedQuestionsWarning
 from opd_align.teachers.contexts import CONTEXTS, Context, ContextPrompt
 from opd_align.teachers.screening import Screener, load_screening
 from opd_align.types import OpdAlignError, Question

@@ -474,7 +474,7 @@ def test_padding(rows, mass, level):
 def test_bfloat16_is_enough_for_a_teacher_that_differs():
     half = {"model": "embedded:teacher", "dtype": "bfloat16"}
     teachers = [{"name": "Teacher", "model": half}]
-    finding = named("precision", findings("student.dtype=bfloat16", teachers=teachers))
+    finding = named("precision", findings("student.dtype=bfloat16", "scoring.precision=native", teachers=teachers))
     assert finding.level == "OK"
     assert "the update in bfloat16 has a cosine of" in finding.found
 
@@ -487,9 +487,12 @@ def test_bfloat16_is_not_enough_for_a_teacher_close_to_the_student(tmp_path):
 
     close = {"model": edited_copy(tmp_path / "close", "student", edit=nudge), "dtype": "bfloat16"}
     teachers = [{"name": "close", "model": close}]
-    finding = named("precision", findings("student.dtype=bfloat16", teachers=teachers))
+    finding = named("precision", findings("student.dtype=bfloat16", "scoring.precision=native", teachers=teachers))
     assert finding.level == "FAIL"
     assert "float32" in finding.remedy
+    default = named("precision", findings("student.dtype=bfloat16", teachers=teachers))
+    assert default.level == "OK"
+    assert "student and teacher are in float32" in default.found
 
 
 @pytest.mark.parametrize(("cosine", "level"), [(None, "OK"), (0.995, "OK"), (0.95, "WARN"), (0.5, "FAIL")])

@@ -62,7 +62,7 @@ def made_training(
         step, settings = 100 * at, Settings(objectives, SETTINGS.budget)
         numbers = evaluated(folder, step, dict(zip(strengths_by_teacher, strengths, strict=True)), settings=settings)[1]
         cost = {"seconds": 4.0, "overhead_share": 0.08, "failures": 0, "scale": 0.5, "interval": 100}
-        cost |= {"verifier_failures": 0, "without_demonstration": 0, "loss_recognised": 1}
+        cost |= {"verifier_failures": 0, "without_demonstration": 0, "loss_recognised": 1, "delay": 9.0, "staleness": 2}
         lines.append(line(step, numbers | {metric.key(): cost[metric.stem] for metric in EVALUATION_METRICS}))
     rows = [{"step": step, "loss": 2 / (1 + step / 100), "learning_rate": 1e-5} for step in range(10, step + 1, 10)]
     (folder / "history.jsonl").write_text("".join(lines), encoding="utf-8")

@@ -558,7 +558,7 @@ def test_a_grader_passes_choices_and_has_a_fingerprint():
     grader = TextGrader(task("mmlu"), lambda tokens: "Answer: Paris", ())
     question = Question("q", "Capital of France?", "B", {"choices": ("London", "Paris")})
     assert grader.grade(question, Rollouts.of([[1]])).tolist() == [Outcome.CORRECT]
-    assert grader.fingerprint == "mmlu:choice/4"
+    assert grader.fingerprint == "mmlu:choice/5"
     assert TextGrader(custom_task("x", kind="true_false"), str).fingerprint == f"x:{TrueFalse().fingerprint}"
 
 

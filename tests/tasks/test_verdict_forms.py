@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.verdict_forms import FORMS, MISREAD
+from support import verdict_forms, verdict_forms_2
 
 from opd_align.tasks import Choice, Maths, Number, TrueFalse, Verdict
 from opd_align.tasks.choice_names import inflected, is_name_of, part_of_one
@@ -11,7 +11,9 @@ from opd_align.tasks.number_context import UNSOLVED, is_label, is_operand
 from opd_align.tasks.remarks import OTHER_ANSWER, confirms, is_harmless, is_other_label, takes_back
 
 VERIFIERS = {"true_false": TrueFalse(), "choice": Choice(), "number": Number(), "maths": Maths()}
-GROUPS = [(kind, forms) for kind, groups in FORMS.items() for forms in groups]
+TABLES = (verdict_forms, verdict_forms_2)
+GROUPS = [(kind, forms) for table in TABLES for kind, groups in table.FORMS.items() for forms in groups]
+MISREAD = verdict_forms.MISREAD | verdict_forms_2.MISREAD
 
 
 @pytest.mark.parametrize(("kind", "forms"), GROUPS, ids=[f"{kind}-{forms.gold}" for kind, forms in GROUPS])

@@ -10,7 +10,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import verdict_families, verdict_table, verdict_table_2, verdicts
+from support import verdict_families, verdict_table, verdict_table_2, verdict_table_3, verdicts
 
 from opd_align.tasks import Choice, Maths, Number, TrueFalse, Verdict
 from opd_align.tasks.extract import boxed, strip_thinking
@@ -66,7 +66,8 @@ def test_a_human_reader_agrees_on_a_large_table_written_without_knowledge_of_the
     kinds = {kind.__name__: kind for kind in KINDS}
     rows = [(kinds[c.kind], c.output, c.gold, c.expected, c.choices) for c in verdict_table.VERDICT_TABLE]
     rows += [
-        (kinds[kind], text, gold, expected, choices) for kind, gold, choices, text, expected in verdict_table_2.CASES
+        (kinds[kind], text, gold, expected, choices)
+        for kind, gold, choices, text, expected in (*verdict_table_2.CASES, *verdict_table_3.CASES)
     ]
     rows += [(kind, text, gold, VERDICT_OF[verdict].value, choices) for kind, text, gold, verdict, choices in TABLE]
     assert len(rows) >= 800
@@ -78,6 +79,17 @@ def test_a_human_reader_agrees_on_a_large_table_written_without_knowledge_of_the
     assert len(false_correct) <= 0.003 * len(rows), false_correct
     assert len(false_incorrect) <= 0.03 * len(rows), false_incorrect
     assert all(verdict is Verdict.UNKNOWN for expected, verdict, _ in given if expected == "unknown")
+
+
+def test_the_third_table_is_read_as_its_reader_did():
+    kinds = {kind.__name__: kind for kind in KINDS}
+    misread = {
+        text
+        for kind, gold, choices, text, expected in verdict_table_3.CASES
+        if (kinds[kind].judge(text, gold, choices) is Verdict.CORRECT) != (expected == "correct")
+    }
+    assert len(verdict_table_3.CASES) >= 560
+    assert misread == verdict_table_3.MISREAD
 
 
 # Properties
@@ -318,7 +330,7 @@ def test_every_verifier_accepts_the_same_columns(verifier):
 def test_a_verifier_has_a_name_and_a_fingerprint_and_can_be_pickled(verifier):
     # TRL 1.16 names the metric rewards/<name>/mean after it (`get_callable_name`).
     assert getattr(verifier, "__name__", None) in GOLDS
-    assert verifier.fingerprint == f"{verifier.__name__}/4"
+    assert verifier.fingerprint == f"{verifier.__name__}/5"
     assert pickle.loads(pickle.dumps(verifier)) == verifier
 
 

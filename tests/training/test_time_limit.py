@@ -183,7 +183,7 @@ def test_demonstrations_that_the_limit_interrupted_do_not_count_as_tried(tmp_pat
 def test_the_seconds_of_a_budget_limit_an_evaluation_too(tmp_path):
     callback = add_alignment(make("distillation", tmp_path), questions=held_out(3))
     limited = replace(callback.settings, budget=replace(callback.settings.budget, seconds=10.0))
-    limit = callback.evaluator._time_limit
+    limit = callback.evaluator.evaluation.time_limit
     assert limit(callback.settings, 1.0, None).seconds is None
     assert limit(limited, 1.0, None).seconds == 60.0, "three questions, and as much again for all else"
     assert limit(limited, 1.0, 7.0).seconds == 7.0

@@ -167,7 +167,8 @@ def test_usage_does_not_include_loading_models(tmp_path: Path, monkeypatch: Any)
     from opd_align.backends import loading
     from opd_align.study import build
     from opd_align.study.config import read_config
-    from opd_align.study.ray_actors import ActorContext, Worker
+    from opd_align.study.ray_actors import ActorContext
+    from opd_align.study.worker import Worker
 
     def slow(*args: Any, **options: Any) -> Any:
         time.sleep(1.0)
@@ -239,6 +240,7 @@ def test_a_teacher_in_its_own_actor_gives_identical_scores(cluster: None, alone:
         (["--gpus-per-worker", "1.5"], "a fraction of one GPU or a whole number, not 1.5"),
         (["--teacher-actors", "teacher=1"], "in addition to 1 teacher actors with 1 GPUs"),
         (["--teacher-actors", "teacher=2"], "teacher 'teacher' is loaded on one GPU"),
+        (["--set", "student.device=cuda:1"], "has device cuda:1, but a worker sees GPUs 0 to 0 only"),
         (["--out", "memory://run"], "the memory of one process"),
         (["--student", "exact"], "--student exact runs locally only"),
         (["--objectives", "reverse_kl,reverse_kl"], "'reverse_kl' appears more than once"),

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -309,6 +310,62 @@ def test_the_embedded_student_is_analyzed_with_vllm(tmp_path):
     assert record["targeted"] == 200
     # The student solves about half of its problems; with a wrong prompt or tokenizer it would solve none.
     assert 0.05 < record["pass_rate"] < 1
+
+
+def test_a_run_killed_with_its_engine_running_leaves_no_process_and_resumes(tmp_path):
+    """SIGKILL to the run alone: vLLM's EngineCore would stay, with its memory."""
+    command = [
+        sys.executable, "-m", "opd_align.cli", "analyze", "--backend", "vllm", "--limit", "1", "--initial", "60",
+        "--targeted", "600", "--batch", "20", "--n-sig", "10", "--teachers", "embedded:teacher",
+        "--out", str(tmp_path / "run"),
+        "--set", "student.dtype=float32", "--set", "student.options={max_model_len: 512, enforce_eager: true}",
+    ]  # fmt: skip
+    with (tmp_path / "log.txt").open("wb") as log:
+        run = subprocess.Popen(command, stdout=log, stderr=log)
+    rollouts, until = tmp_path / "run" / "rollouts", time.monotonic() + 400
+    while len([*rollouts.glob("*.parquet")]) < 2:
+        assert run.poll() is None, (tmp_path / "log.txt").read_text()[-2000:]
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    family = descendants(run.pid)
+    assert any("EngineCore" in title for title in family.values()), family
+    run.kill()
+    run.wait()
+    while left := [pid for pid in family if is_alive(pid)]:
+        assert time.monotonic() < until, left
+        time.sleep(0.1)
+    made = {file.name for file in rollouts.glob("*.parquet")}
+    assert not (tmp_path / "run" / "summary.json").exists()
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert made < {file.name for file in rollouts.glob("*.parquet")}
+    assert "sampler and scorer" in (tmp_path / "run" / "provenance.json").read_text()
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """The living processes that a process started, directly or not: number → command line."""
+    parents = {int(entry.name): state[1] for entry in Path("/proc").glob("[0-9]*") if (state := state_of(entry.name))}
+    family = {pid}
+    for _ in parents:
+        family |= {child for child, parent in parents.items() if parent in family}
+    return {
+        each: Path(f"/proc/{each}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        for each in family - {pid}
+        if is_alive(each)
+    }
+
+
+def state_of(pid: int | str) -> tuple[str, int] | None:
+    try:
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+    except OSError:
+        return None
+    return state, int(parent)
+
+
+def is_alive(pid: int) -> bool:
+    state = state_of(pid)
+    return state is not None and state[0] not in "ZX"
 
 
 def test_a_teacher_behind_a_server_scores_like_a_local_one(running, model):

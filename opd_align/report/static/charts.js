@@ -1,34 +1,42 @@
 // The charts of the report: each function draws one figure of an objective or of a teacher.
 
-const ROW_HEIGHT = 38;
+const ROW_HEIGHT = 38, TALL_ROW_HEIGHT = 56, NARROW = 480;
 const small = (anchor) => ({ class: "soft", "text-anchor": anchor, "font-size": 11 });
 
 const maxTicks = (width) => Math.max(2, Math.min(4, Math.floor(width / 45)));
 
-// A row of a teacher chart: background, tooltip and name.
-function teacherRow(teacher, y, width, nameWidth, tooltip) {
-  const row = svg("g", { class: "row" }, svg("rect", { class: "back", x: -8, y: y - ROW_HEIGHT / 2 + 2, width: width + 16, height: ROW_HEIGHT - 4, rx: 7 }));
-  row.append(svg("title", {}, tooltip), text(0, y, clipped(teacher.name, Math.floor(nameWidth / 7)), { class: "teacher" }));
-  return row;
+// The layout of a teacher chart with `n` rows. On a narrow screen, name and numbers are above the marks, which then have
+// the whole width: beside them, nothing would be left of the scale.
+function teacherRows(id, n, label, { nameWidth, rightWidth }) {
+  const isNarrow = byId(id).clientWidth < NARROW, rowHeight = isNarrow ? TALL_ROW_HEIGHT : ROW_HEIGHT, top = 24, bottom = top + rowHeight * n;
+  const { drawing, width } = chart(id, bottom + 26, label), names = isNarrow ? 0 : Math.min(nameWidth, width * 0.28);
+  const from = isNarrow ? 10 : names + 12, to = isNarrow ? width - 10 : width - rightWidth;
+  const row = (teacher, index, tooltip) => {
+    const middle = top + rowHeight * (index + 0.5), y = isNarrow ? middle + 12 : middle, textY = isNarrow ? middle - 12 : middle;
+    const group = svg("g", { class: "row" }, svg("rect", { class: "back", x: -8, y: middle - rowHeight / 2 + 2, width: width + 16, height: rowHeight - 4, rx: 7 }));
+    group.append(svg("title", {}, tooltip), text(0, textY, clipped(teacher.name, Math.floor((isNarrow ? width - 190 : names) / 7)), { class: "teacher" }));
+    return { group, y, textY };
+  };
+  return { drawing, width, isNarrow, from, to, top, bottom, row };
 }
 
 // Mean alignment with its interval; on the right the shares of helpful, undecided and harmful decisions.
 function drawRanking(teachers, selected, onSelect) {
   if (!teachers.length) return showMessage("ranking", "There are no decisions to compare.");
-  const top = 24, bottom = top + ROW_HEIGHT * teachers.length, { drawing, width } = chart("ranking", bottom + 26, "Teachers by mean alignment");
+  const shareWidth = 156, numberWidth = 116;
+  const { drawing, width, isNarrow, from, to, top, bottom, row: newRow } = teacherRows("ranking", teachers.length, "Teachers by mean alignment", { nameWidth: 150, rightWidth: numberWidth + shareWidth + 28 });
   // On a narrow screen there is no space for the shares; the tables have them.
-  const showShares = width >= 480, nameWidth = Math.min(150, width * 0.26), shareWidth = 156, numberWidth = 116, shareX = width - shareWidth;
-  const right = width - numberWidth - (showShares ? shareWidth + 28 : 0);
+  const showShares = !isNarrow, shareX = width - shareWidth, numberX = isNarrow ? width : to + numberWidth;
   const domain = extent(teachers.flatMap(({ alignment: { mean, half_width: half } }) => mean == null ? [] : [mean - (half || 0), mean + (half || 0)]), 0);
-  const x = scale(domain, nameWidth + 12, right);
+  const x = scale(domain, from, to);
   const rows = teachers.map((teacher, index) => {
-    const y = top + ROW_HEIGHT * (index + 0.5), { mean, half_width: half, text: value } = teacher.alignment, colour = colourOfSign(teacher.sign);
-    const row = teacherRow(teacher, y, width, nameWidth, `${teacher.name}: ${value}, ${formatCount(teacher.nodes)} decisions`);
+    const { mean, half_width: half, text: value } = teacher.alignment, colour = colourOfSign(teacher.sign);
+    const { group: row, y, textY } = newRow(teacher, index, `${teacher.name}: ${value}, ${counted(teacher.nodes, "decision")}`);
     if (mean != null) {
       if (half != null) row.append(svg("line", { x1: x(mean - half), x2: x(mean + half), y1: y, y2: y, stroke: colour, "stroke-width": 2.5, "stroke-linecap": "round", opacity: 0.55 }));
       row.append(svg("circle", { cx: x(mean), cy: y, r: 5.5, fill: colour }));
     }
-    row.append(text(right + numberWidth, y, value, { "text-anchor": "end", class: "number" }));
+    row.append(text(numberX, textY, value, { "text-anchor": "end", class: "number" }));
     let left = shareX;
     for (const [verdict, variable, opacity] of showShares ? [["helpful", "--help", 0.85], ["undecided", "--open", 0.28], ["harmful", "--harm", 0.85]] : []) {
       const length = (teacher[verdict] || 0) * shareWidth;
@@ -37,8 +45,8 @@ function drawRanking(teachers, selected, onSelect) {
     }
     return asButton(row, teacher.name === selected, `${teacher.name}, alignment ${value}`, () => onSelect(teacher.name));
   });
-  bottomAxis(drawing, x, domain, bottom + 2, top, maxTicks(right - nameWidth));
-  drawing.append(text(right + numberWidth, 10, "mean ± 95%", small("end")));
+  bottomAxis(drawing, x, domain, bottom + 2, top, maxTicks(to - from));
+  drawing.append(text(numberX, 10, "mean ± 95%", small("end")));
   if (showShares) drawing.append(text(shareX, 10, "helpful", small("start")), text(shareX + shareWidth / 2, 10, "undecided", small("middle")), text(width, 10, "harmful", small("end")));
   drawing.append(...rows);
 }
@@ -46,19 +54,18 @@ function drawRanking(teachers, selected, onSelect) {
 function drawContrast(teachers, selected, onSelect) {
   const known = teachers.filter(({ contrast }) => contrast.correct != null || contrast.incorrect != null);
   if (!known.length) return showMessage("contrast", "There are no correct and incorrect rollouts to compare.");
-  const top = 24, bottom = top + ROW_HEIGHT * known.length, { drawing, width } = chart("contrast", bottom + 26, "Correct vs. incorrect rollouts");
-  const nameWidth = Math.min(140, width * 0.28), numberWidth = 178, right = width - numberWidth;
-  const domain = extent(known.flatMap(({ contrast }) => [contrast.correct, contrast.incorrect]), 0), x = scale(domain, nameWidth + 12, right - 8);
+  const { drawing, width, from, to, top, bottom, row: newRow } = teacherRows("contrast", known.length, "Correct vs. incorrect rollouts", { nameWidth: 140, rightWidth: 186 });
+  const domain = extent(known.flatMap(({ contrast }) => [contrast.correct, contrast.incorrect]), 0), x = scale(domain, from, to);
   const rows = known.map((teacher, index) => {
-    const y = top + ROW_HEIGHT * (index + 0.5), { correct, incorrect, delta, p } = teacher.contrast, values = `${teacher.name}: correct ${signed(correct)}, incorrect ${signed(incorrect)}`;
-    const row = teacherRow(teacher, y, width, nameWidth, `${values}, difference ${delta.text}, p = ${p}`);
+    const { correct, incorrect, delta, p } = teacher.contrast, values = `${teacher.name}: correct ${signed(correct)}, incorrect ${signed(incorrect)}`;
+    const { group: row, y, textY } = newRow(teacher, index, `${values}, difference ${delta.text}, p = ${p}`);
     if (correct != null && incorrect != null) row.append(svg("line", { x1: x(correct), x2: x(incorrect), y1: y, y2: y, stroke: "var(--open)", "stroke-width": 2 }));
     if (correct != null) row.append(svg("circle", { cx: x(correct), cy: y, r: 5, fill: "var(--ink)" }));
     if (incorrect != null) row.append(svg("circle", { cx: x(incorrect), cy: y, r: 4.5, fill: "var(--panel)", stroke: "var(--ink)", "stroke-width": 2 }));
-    row.append(text(width - 50, y, delta.text, { "text-anchor": "end" }), text(width, y, p, { "text-anchor": "end", class: "soft" }));
+    row.append(text(width - 50, textY, delta.text, { "text-anchor": "end" }), text(width, textY, p, { "text-anchor": "end", class: "soft" }));
     return asButton(row, teacher.name === selected, values, () => onSelect(teacher.name));
   });
-  bottomAxis(drawing, x, domain, bottom + 2, top, maxTicks(right - nameWidth));
+  bottomAxis(drawing, x, domain, bottom + 2, top, maxTicks(to - from));
   drawing.append(text(width - 50, 10, "Δ ± 95%", small("end")), text(width, 10, "p", small("end")));
   drawing.append(...rows);
 }
@@ -110,12 +117,12 @@ function drawSelectiveCurves(teacher) {
 function drawHistogram(teacher, note) {
   if (!teacher || !teacher.nodes) { note.textContent = ""; return showMessage("histogram", "There are no decisions to compare."); }
   const { counts, plus_one: plusOne, minus_one: minusOne } = teacher.histogram;
-  note.textContent = `${formatCount(teacher.nodes)} decisions. ${percent(teacher.two_children)} of them have two continuations, where alignment is exactly +1 (${percent(plusOne)} of all) or −1 (${percent(minusOne)}).`;
+  note.textContent = `${counted(teacher.nodes, "decision")}. ${percent(teacher.two_children)} have two continuations, where alignment is exactly +1 (${percent(plusOne)} of all) or −1 (${percent(minusOne)}).`;
   const { drawing, width, height } = chart("histogram", 250, "Distribution of alignment");
   const maxCount = Math.max(...counts, 1), bottom = height - 40, barWidth = width / counts.length;
   counts.forEach((count, index) => {
     const barHeight = (count / maxCount) * (bottom - 22), centre = (index + 0.5) / counts.length * 2 - 1;
-    drawing.append(svg("rect", { x: index * barWidth + 0.5, y: bottom - barHeight, width: Math.max(barWidth - 1, 1), height: barHeight, rx: 1, fill: colourOfSign(centre), opacity: 0.35 + 0.5 * Math.abs(centre) }, svg("title", {}, `${formatCount(count)} decisions`)));
+    drawing.append(svg("rect", { x: index * barWidth + 0.5, y: bottom - barHeight, width: Math.max(barWidth - 1, 1), height: barHeight, rx: 1, fill: colourOfSign(centre), opacity: 0.35 + 0.5 * Math.abs(centre) }, svg("title", {}, counted(count, "decision"))));
   });
   drawing.append(svg("line", { x1: 0, x2: width, y1: bottom + 0.5, y2: bottom + 0.5, class: "axis" }));
   drawing.append(svg("line", { x1: width / 2, x2: width / 2, y1: 12, y2: bottom, class: "zero" }));
@@ -138,7 +145,7 @@ function drawCorrelations(rows, selected) {
     drawing.append(text(0, y, labels[feature] || feature));
     for (const row of visible.filter((candidate) => candidate.feature === feature && candidate.rho.mean != null)) {
       const isSelected = row.teacher != null, { mean, half_width: half, text: value } = row.rho, rowY = isSelected ? y - 4 : y + 6;
-      const group = svg("g", { opacity: isSelected ? 1 : 0.65 }, svg("title", {}, `${row.teacher || "all teachers"}: ${value}, ${row.paths} paths`));
+      const group = svg("g", { opacity: isSelected ? 1 : 0.65 }, svg("title", {}, `${row.teacher || "all teachers"}: ${value}, ${counted(row.paths, "path")}`));
       if (half != null) group.append(svg("line", { x1: x(Math.max(mean - half, domain[0])), x2: x(Math.min(mean + half, domain[1])), y1: rowY, y2: rowY, stroke: "var(--ink)", "stroke-width": 1.6, opacity: 0.5 }));
       group.append(svg("circle", { cx: x(mean), cy: rowY, r: 4, fill: isSelected ? "var(--ink)" : "var(--panel)", stroke: "var(--ink)", "stroke-width": 1.6 }));
       drawing.append(group);

@@ -28,6 +28,9 @@ const plain = (value, digits = 3) => isUnknown(value) ? "–" : Math.abs(value) 
 const probability = (value) => isUnknown(value) ? "–" : value > 0 && value < 0.005 ? "<.01" : value.toFixed(2).replace(/^0/, "");
 const percent = (value) => isUnknown(value) ? "–" : `${Math.round(100 * value)}%`;
 const formatCount = (value) => value.toLocaleString("en");
+const counted = (value, name) => `${formatCount(value)} ${name}${value === 1 ? "" : "s"}`;
+// A percentage that never claims certainty.
+const chance = (value) => isUnknown(value) ? "–" : value < 0.005 ? "<1%" : value > 0.995 ? ">99%" : percent(value);
 const clipped = (string, maxLength) => { const letters = [...string]; return letters.length > maxLength ? letters.slice(0, maxLength - 1).join("") + "…" : string; };
 
 // The text of a token with whitespace and control characters replaced by visible symbols; never empty.
@@ -115,4 +118,22 @@ function setUpTheme(repaint) {
 function onResize(redraw) {
   let timer = 0;
   addEventListener("resize", () => { clearTimeout(timer); timer = setTimeout(redraw, 120); });
+}
+
+// What is folded is printed too. Paper is light, and canvases do not follow CSS: `repaint` redraws them.
+function setUpPrinting(repaint) {
+  const { dataset } = document.documentElement;
+  let opened = [], theme = dataset.theme;
+  addEventListener("beforeprint", () => {
+    opened = [...document.querySelectorAll("details:not([open])")];
+    for (const element of opened) element.open = true;
+    theme = dataset.theme;
+    dataset.theme = "light";
+    repaint();
+  });
+  addEventListener("afterprint", () => {
+    for (const element of opened) element.open = false;
+    dataset.theme = theme;
+    repaint();
+  });
 }

@@ -6,6 +6,9 @@ const controls = new TokenControls(overview, { nextTeacher, onOpen: markQuestion
 const tokenView = controls.view;
 byId("teacher-notes").previousElementSibling.hidden = !byId("teacher-notes").children.length;
 
+document.body.classList.toggle("one-teacher", overview.teachers.length < 2);
+document.body.classList.toggle("one-candidate", overview.pairs.length < 2);
+
 const NO_OBJECTIVE = { name: "", teachers: [], correlations: [], verdict: { headline: "", points: [] } };
 const objective = () => overview.objectives[state.objective] || NO_OBJECTIVE;
 const teacher = () => objective().teachers.find(({ name }) => name === state.teacher);
@@ -23,7 +26,7 @@ function drawOverview() {
   drawContrast(teachers, state.teacher, selectTeacher);
   drawSelectiveCurves(teacher());
   drawHistogram(teacher(), byId("histogram-note"));
-  drawCorrelations(correlations, state.teacher);
+  drawCorrelations(overview.teachers.length < 2 ? correlations.filter(({ teacher: name }) => name != null) : correlations, state.teacher);
   drawHighlights(teacher(), overview.questions, (question, path, depth) => { controls.choose(question, path, depth); byId("tokens").scrollIntoView(); });
   byId("highlights-teacher").textContent = state.teacher ?? "";
 }
@@ -61,6 +64,40 @@ function redraw() {
   tokenView.teacher = overview.teachers.indexOf(state.teacher);
   drawOverview();
   tokenView.recolour();
+  if (tokenView.onSelect) updateLink();
+}
+
+// -- the address: question, path, token, teacher and objective after the #, so that a place can be linked to --------------
+
+const hasPlace = (hash) => hash.includes("=");
+
+function placeHash() {
+  const { path, question, index, depth } = tokenView, place = new URLSearchParams();
+  if (path) for (const [name, value] of [["question", overview.questions[question].id], ["path", index + 1], ["token", depth + 1]]) place.set(name, value);
+  if (state.teacher != null) place.set("teacher", state.teacher);
+  if (overview.objectives.length > 1) place.set("objective", objective().name);
+  return `#${place}`;
+}
+
+let linkTimer = 0;
+// Browsers limit how often an address may change, and holding an arrow key moves fast.
+function updateLink() {
+  clearTimeout(linkTimer);
+  linkTimer = setTimeout(() => { try { history.replaceState(null, "", placeHash()); } catch { /* a page without an address */ } }, 200);
+}
+
+// Opens the place of the address; what it names and this report does not have is ignored.
+function followLink() {
+  if (!hasPlace(location.hash)) return null;
+  const place = new URLSearchParams(location.hash.slice(1)), number = (name) => Number.parseInt(place.get(name) ?? "", 10) - 1;
+  const objectiveIndex = overview.objectives.findIndex(({ name }) => name === place.get("objective"));
+  if (objectiveIndex >= 0) { byId("objective").value = String(objectiveIndex); selectObjective(objectiveIndex); }
+  if (teacherNames().includes(place.get("teacher"))) selectTeacher(place.get("teacher"));
+  const question = overview.questions.findIndex(({ id }) => id === place.get("question"));
+  if (question < 0) return null;
+  const path = number("path"), depth = number("token");
+  byId("tokens").scrollIntoView();
+  return controls.choose(question, overview.questions[question].paths[path] ? path : 0, depth >= 0 ? depth : -1);
 }
 
 function markQuestion(question) {
@@ -71,7 +108,7 @@ function markQuestion(question) {
 function drawQuestions() {
   byId("rows").replaceChildren(...overview.questions.map((record, question) => {
     const buttons = record.paths.map(({ correct, length }, index) => {
-      const button = html("button", { type: "button", className: "go", title: `${length} tokens` }, correct ? "✓" : "✗");
+      const button = html("button", { type: "button", className: "go", title: counted(length, "token") }, correct ? "✓" : "✗");
       button.setAttribute("aria-label", `open ${correct ? "correct" : "incorrect"} path ${index + 1} of ${record.id}`);
       button.addEventListener("click", () => { controls.choose(question, index); byId("tokens").scrollIntoView(); });
       return button;
@@ -98,5 +135,9 @@ byId("objective-pick").hidden = overview.objectives.length < 2;
 drawQuestions();
 setUpTheme(() => tokenView.drawPlot());
 selectObjective(0);
-controls.setData(overview);
+const opening = controls.setData(overview);
+// Only then: opening the page itself does not change its address.
+Promise.resolve(followLink() ?? opening).then(() => { tokenView.onSelect = updateLink; });
+addEventListener("hashchange", followLink);
+setUpPrinting(() => tokenView.drawPlot());
 onResize(() => { drawOverview(); tokenView.drawPlot(); tokenView.drawTree(); });

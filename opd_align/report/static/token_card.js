@@ -24,6 +24,14 @@ function showTokenTooltip(view, depth, target) {
   tip.style.top = `${box.bottom + size.height + 14 > innerHeight ? box.top - size.height - 8 : box.bottom + 8}px`;
 }
 
+// With two continuations the alignment is +1 or −1 and nothing between: an interval would be [−1, −1] beside a
+// probability of 2% that it is positive.
+function alignmentText(alignment, low, high, positive, nKnown) {
+  const likely = chance(alignment < 0 ? 1 - positive : positive), sign = alignment < 0 ? "negative" : "positive";
+  if (nKnown === 2 && Math.abs(alignment) > 0.995) return `alignment ${signed(alignment, 0)} with probability ${likely} (two continuations: it is either +1 or −1)`;
+  return `alignment ${signed(alignment, 2)}, 90% interval [${signed(low, 2)}, ${signed(high, 2)}], ${sign} with probability ${likely}`;
+}
+
 function drawTokenCard(view) {
   const { path, depth, pair, teacher, metadata } = view;
   if (!path || depth < 0) return;
@@ -35,7 +43,7 @@ function drawTokenCard(view) {
   else if (Number.isNaN(alignment)) summary.append(html("span", { className: "chip undecided" }, "no effect"), "All known continuations have the same success rate.");
   else {
     const verdict = metadata.verdicts[ofPair("verdict")];
-    summary.append(html("span", { className: `chip ${verdict}` }, verdict), `alignment ${signed(alignment, 2)}, 90% interval [${signed(ofPair("low"), 2)}, ${signed(ofPair("high"), 2)}], positive with probability ${percent(ofPair("positive"))}`);
+    summary.append(html("span", { className: `chip ${verdict}` }, verdict), alignmentText(alignment, ofPair("low"), ofPair("high"), ofPair("positive"), path.children(depth, pair, teacher).filter(({ known }) => known).length));
   }
   parts.push(summary, childrenChart(path.children(depth, pair, teacher), metadata.token_texts));
   if (node >= 0) {

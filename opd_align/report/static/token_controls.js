@@ -20,7 +20,7 @@ class TokenControls {
     options(byId("question"), this.questions.map(({ id, text }, index) => `${index + 1}. ${clipped(text || id, 60)}`), 0);
     const current = this.questions.findIndex(({ id, paths }) => id === this.questionId && paths.length);
     const question = current < 0 ? this.questions.findIndex(({ paths }) => paths.length) : current;
-    if (this.questions.length) this.choose(Math.max(question, 0), current < 0 ? 0 : Math.min(this.path, this.questions[current].paths.length - 1));
+    if (this.questions.length) return this.choose(Math.max(question, 0), current < 0 ? 0 : Math.min(this.path, this.questions[current].paths.length - 1));
   }
 
   choose(question, path, depth = -1) {
@@ -29,7 +29,7 @@ class TokenControls {
     byId("question").value = String(question);
     byId("paths").replaceChildren(...record.paths.map(({ correct, length, nodes }, index) => {
       const outcome = correct ? "correct" : "incorrect";
-      const button = html("button", { type: "button", title: `${outcome} rollout, ${length} tokens, ${nodes} decisions` }, `${correct ? "✓" : "✗"} ${index + 1}`);
+      const button = html("button", { type: "button", title: `${outcome} rollout, ${counted(length, "token")}, ${counted(nodes, "decision")}` }, `${correct ? "✓" : "✗"} ${index + 1}`);
       button.setAttribute("aria-pressed", String(index === path));
       button.setAttribute("aria-label", `path ${index + 1}, ${outcome}`);
       button.addEventListener("click", () => this.choose(question, index));

@@ -214,6 +214,7 @@ class TokenView {
     this.plot.requestOverlay();
     drawTokenCard(this);
     this.drawTree();
+    if (this.onSelect) this.onSelect();
   }
 
   // The height of the text above may still change while it is filled in, so check again in the next frames.
