@@ -138,6 +138,14 @@ def _ratio(sums_3: Floats) -> Floats:
     return np.asarray(np.where(scale > 0, dot / np.where(scale > 0, scale, 1.0), 0.0))
 
 
+def _of(records: Any) -> WholeUpdate:
+    """The whole update of `core.metric_registry.TeacherRecords`, computed once and kept there for all metrics."""
+    kept: dict[str, Any] = vars(records)
+    if "_whole_update" not in kept:
+        kept["_whole_update"] = whole_update(records.analysis, records.teacher, records.objective)
+    return kept["_whole_update"]
+
+
 def _half_width(of: str, estimate: Callable[[Any], Estimate], bounds: tuple[float, float], unit: Any) -> Metric:
     def compute(records: Any) -> float:
         found = estimate(records)
@@ -151,13 +159,13 @@ WHOLE_UPDATE_METRICS = (
     Metric("teacher", "update/cosine",
         "Cosine of the ideal update and the objective's update, over all nodes of all rollouts as one vector, with "
         "paths weighted by the pass rate: what an optimizer step sees.", "cosine", "higher",
-        lambda r: r.whole_update.cosine.mean, half_width="update/cosine_half_width",
+        lambda r: _of(r).cosine.mean, half_width="update/cosine_half_width",
         charts={"Cosine of the whole update": ""}),
-    _half_width("update/cosine", lambda r: r.whole_update.cosine, (0, 2), "cosine"),
+    _half_width("update/cosine", lambda r: _of(r).cosine, (0, 2), "cosine"),
     Metric("teacher", "update/gain",
         "Expected first-order gain: change of the success rate per unit of a step along the objective's update, summed "
-        "over the tokens of a rollout.", "probability", "higher", lambda r: r.whole_update.gain.mean, (-inf, inf),
+        "over the tokens of a rollout.", "probability", "higher", lambda r: _of(r).gain.mean, (-inf, inf),
         half_width="update/gain_half_width", charts={"First-order gain": ""}),
-    _half_width("update/gain", lambda r: r.whole_update.gain, (0, inf), "probability"),
+    _half_width("update/gain", lambda r: _of(r).gain, (0, inf), "probability"),
 )  # fmt: skip
-"""For `core.metric_registry`, whose records have the attribute `whole_update`."""
+"""Registered in `core.metric_registry`."""
