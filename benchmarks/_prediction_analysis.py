@@ -154,9 +154,12 @@ class Study:
         return float(np.mean([spearman(table[:, i], table[:, j]) for i, j in pairs])) if pairs else nan
 
     def signs(self, predictor: str) -> tuple[int, int]:
-        """Of the teachers whose gain excludes zero, how many have a predictor of the same sign."""
+        """Of the teachers whose gain excludes zero, how many have a predictor of the same sign.
+
+        A teacher's own accuracy is compared with the student's.
+        """
         clear = [number for number, gain in enumerate(self.gains) if gain.low > 0 or gain.high < 0]
-        value_E = self.value_of[predictor]
+        value_E = self.value_of[predictor] - (self.before if predictor == "teacher_accuracy" else 0.0)
         return sum(np.sign(value_E[n]) == np.sign(self.gains[n].mean) for n in clear), len(clear)
 
 
@@ -244,8 +247,7 @@ def correlation_rows(study: Study) -> list[list[str]]:
         cells.append(f"{alone.value:.2f} [{alone.low:.2f}, {alone.high:.2f}]")
         left = [study.without(family, name) for family in study.families]
         right, clear = study.signs(name)
-        sign = "–" if name == "teacher_accuracy" else f"{right} of {clear}"
-        rows.append([*cells, f"{min(left):.2f} to {max(left):.2f}", sign])
+        rows.append([*cells, f"{min(left):.2f} to {max(left):.2f}", f"{right} of {clear}"])
     return rows
 
 

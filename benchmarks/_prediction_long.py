@@ -22,7 +22,7 @@ from opd_align.core import metrics
 from opd_align.settings import Budget
 from opd_align.types import Question
 
-STEPS, EVERY, QUESTIONS = 160, 20, 10
+STEPS, EVERY, QUESTIONS = 160, 20, 16
 DRIFT = 0.06
 """Standard deviation of the change of the true alignment between two evaluations, fixed before any long training."""
 ALARM = 0.5
@@ -71,7 +71,7 @@ def run_long(world: World, entry: Entry, held_out: list[Question], folder: Path,
         world.measured_questions[:QUESTIONS],
         world.task,
         every_n_steps=EVERY,
-        budget=Budget(initial=32, targeted=256, allocation="adaptive", rounds=3),
+        budget=Budget(initial=32, targeted=160, allocation="adaptive", rounds=3),
         max_overhead=None,
         on_error="raise",
     )

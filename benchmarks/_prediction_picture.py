@@ -7,7 +7,7 @@ from html import escape
 import numpy as np
 from _prediction_analysis import HEADLINE, Study, spearman
 
-PANEL, GAP, LEFT, TOP, TALL, LEGEND = 330, 66, 62, 44, 330, 156
+PANEL, GAP, LEFT, TOP, TALL, LEGEND = 330, 66, 62, 44, 330, 200
 COLORS = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f5539", "#444444", "#8a7ad1", "#a3b300",
 )  # fmt: skip

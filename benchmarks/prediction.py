@@ -148,7 +148,8 @@ def main() -> None:
                 train_all(world, size, listed, folder)
             if arguments.stage == "long":
                 held_out = world.task.load(split="test", limit=size.held_out, seed=31)
-                for entry in (each for each in entries() if each.name in TEACHERS):
+                for name in TEACHERS:
+                    (entry,) = (each for each in entries() if each.name == name)
                     run_long(world, entry, held_out, folder)
         study = Study.load(folder, listed, seeds=size.seeds)
     show(study)

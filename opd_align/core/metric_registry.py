@@ -28,7 +28,7 @@ from opd_align.core.alignment import pairs_of, teachers_of
 from opd_align.core.engine import Analysis
 from opd_align.core.metric_schema import RANGES, ROOT, Level, Metric, Unit
 from opd_align.core.training_metrics import EVALUATION_METRICS, GATE_METRICS
-from opd_align.core.whole_update import WHOLE_UPDATE_METRICS, WholeUpdate, whole_update
+from opd_align.core.whole_update import WHOLE_UPDATE_METRICS
 from opd_align.types import OVERLAP_TOP_K, REWARD, Floats
 
 FILTER_MEASURE, FILTER_QUANTILE = "kl", 0.5
@@ -65,10 +65,6 @@ class TeacherRecords:
     @cached_property
     def gated(self) -> metrics.Gated:
         return metrics.gated_alignment(self.rows, self.objective, teacher=self.teacher)
-
-    @cached_property
-    def whole_update(self) -> WholeUpdate:
-        return whole_update(self.analysis, self.teacher, self.objective)
 
     def question_mean(self, column: str) -> float:
         """Mean over questions of a column of `Analysis.questions` with one entry per teacher."""
@@ -209,8 +205,7 @@ TEACHER_METRICS = (
         charts={"Teacher advantage": ""}),
     _half_width("advantage/half_width", "advantage/mean", "probability", lambda r: r.rank.advantage, (-1, 1),
         needs_teacher=True, logged=False),
-    *WHOLE_UPDATE_METRICS,
-    Metric("teacher", "overlap_ratio",
+    *WHOLE_UPDATE_METRICS, Metric("teacher", "overlap_ratio",
         f"Share of the student's {OVERLAP_TOP_K} most likely next tokens that are also among the teacher's "
         f"{OVERLAP_TOP_K}, averaged over the tokens of the analyzed rollouts; verl's `distillation/overlap_ratio`, "
         "where the number is that of its top-k loss.",

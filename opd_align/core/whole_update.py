@@ -73,19 +73,30 @@ def _sums(analysis: Analysis, teacher: str, objective: str) -> _Sums:
         raise OpdAlignError(f"the analysis has no {teacher!r} with {objective!r}; available: {known}")
     update_S = _updates(children, len(pairs), pairs.index((teacher, objective)))
     rows = children.filter(children["significant"])
+    # Significant for another teacher only, or a question on which this teacher was not available.
+    own_S = np.isfinite(update_S)
+    update_S, rows = update_S[own_S], rows.filter(pa.array(own_S))
     question_S = _question_numbers(analysis, rows)
-    path_S, first_U = group_rows(question_S, rows["path"].to_numpy().astype(np.int64))
+    path_S, depth_S = (rows[name].to_numpy().astype(np.int64) for name in ("path", "depth"))
+    p_S, q_S = (rows[name].to_numpy().astype(np.float64) for name in ("p", "q"))
+    ideal_S = _ideal(group_rows(question_S, path_S, depth_S)[0], p_S, q_S)
+    unit_S, first_U = group_rows(question_S, path_S)
     question_U, correct_U = question_S[first_U], rows["path_correct"].to_numpy()[first_U]
     weight_U = _path_weights(analysis, question_U, correct_U)
-    q_S, ideal_S = (rows[name].to_numpy().astype(np.float64) for name in ("q", "ideal"))
     n = analysis.questions.num_rows
 
     def expected(value_S: Floats) -> Floats:
-        # A question without any path is unknown; NaN from a teacher that was not available there stays NaN.
-        total_Q = np.bincount(question_U, weight_U * np.bincount(path_S, value_S, len(question_U)), n)
+        total_Q = np.bincount(question_U, weight_U * np.bincount(unit_S, value_S, len(question_U)), n)
         return np.where(np.bincount(question_U, minlength=n) > 0, total_Q, nan)
 
-    return _Sums(expected(q_S * update_S), expected(ideal_S * update_S), expected(ideal_S**2), expected(update_S**2))
+    terms = q_S * update_S, ideal_S * update_S, ideal_S**2, update_S**2
+    return _Sums(*map(expected, terms))
+
+
+def _ideal(node_S: Ints, p_S: Floats, q_S: Floats) -> Floats:
+    """The ideal update on the children of each node, with the student's probabilities renormalised on them."""
+    p_S = p_S / np.bincount(node_S, p_S)[node_S]
+    return np.asarray(p_S * (q_S - np.bincount(node_S, p_S * q_S)[node_S]))
 
 
 def _updates(children: pa.Table, n_pairs: int, index: int) -> Floats:
@@ -138,6 +149,14 @@ def _ratio(sums_3: Floats) -> Floats:
     return np.asarray(np.where(scale > 0, dot / np.where(scale > 0, scale, 1.0), 0.0))
 
 
+def _of(records: Any) -> WholeUpdate:
+    """The whole update of `core.metric_registry.TeacherRecords`, computed once and kept there for all metrics."""
+    kept: dict[str, Any] = vars(records)
+    if "_whole_update" not in kept:
+        kept["_whole_update"] = whole_update(records.analysis, records.teacher, records.objective)
+    return kept["_whole_update"]
+
+
 def _half_width(of: str, estimate: Callable[[Any], Estimate], bounds: tuple[float, float], unit: Any) -> Metric:
     def compute(records: Any) -> float:
         found = estimate(records)
@@ -151,13 +170,13 @@ WHOLE_UPDATE_METRICS = (
     Metric("teacher", "update/cosine",
         "Cosine of the ideal update and the objective's update, over all nodes of all rollouts as one vector, with "
         "paths weighted by the pass rate: what an optimizer step sees.", "cosine", "higher",
-        lambda r: r.whole_update.cosine.mean, half_width="update/cosine_half_width",
+        lambda r: _of(r).cosine.mean, half_width="update/cosine_half_width",
         charts={"Cosine of the whole update": ""}),
-    _half_width("update/cosine", lambda r: r.whole_update.cosine, (0, 2), "cosine"),
+    _half_width("update/cosine", lambda r: _of(r).cosine, (0, 2), "cosine"),
     Metric("teacher", "update/gain",
         "Expected first-order gain: change of the success rate per unit of a step along the objective's update, summed "
-        "over the tokens of a rollout.", "probability", "higher", lambda r: r.whole_update.gain.mean, (-inf, inf),
+        "over the tokens of a rollout.", "probability", "higher", lambda r: _of(r).gain.mean, (-inf, inf),
         half_width="update/gain_half_width", charts={"First-order gain": ""}),
-    _half_width("update/gain", lambda r: r.whole_update.gain, (0, inf), "probability"),
+    _half_width("update/gain", lambda r: _of(r).gain, (0, inf), "probability"),
 )  # fmt: skip
-"""For `core.metric_registry`, whose records have the attribute `whole_update`."""
+"""Registered in `core.metric_registry`."""

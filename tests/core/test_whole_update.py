@@ -84,11 +84,10 @@ def exact_analysis(family: ExactFamily, paths_per_outcome: int) -> Analysis:
             scores = world.score(request, teachers)
             q_C = world.exact_q_along(scores)
             many_C, zero_C, zero_T = np.full(len(q_C), 10**6), np.zeros(len(q_C)), np.zeros(len(scores))
-            own = scores.on_path_C
-            estimate = PathEstimate(
-                q_C, zero_C, zero_C, zero_C, zero_T, q_C[own], many_C, many_C.astype(float), zero_T, zero_T,
-                scores.offsets,
-            )  # fmt: skip
+            none = dict.fromkeys(("own_var_C", "load_C", "sibling_sd_C"), zero_C)
+            none |= dict.fromkeys(("path_var_T", "value_T", "tail_mass_T"), zero_T)
+            sure = {"visits_C": many_C, "effective_C": many_C.astype(float), "path_q_T": q_C[scores.on_path_C]}
+            estimate = PathEstimate(q_C=q_C, offsets=scores.offsets, **none, **sure)
             counts = PathCounts(scores.offsets, zero_T.astype(np.int64), scores.token_C, *[many_C] * 6, *[zero_C] * 2)
             correct = bool(correct_R[row])
             paths.append(EstimatedPath(question.id, row, correct, scores, estimate, counts, 0.5, (estimate, estimate)))

@@ -1,8 +1,8 @@
 """Two tables of outputs that the rules were not written with, each by somebody who had not read the rules.
 
 `verdict_table_4.jsonl` has texts related to those of `verdict_table_3.py`, with which the rules were written;
-`verdict_table_5.jsonl` has none. Their figures are in docs/benchmarks.md. Once a rule is written with one of these tables,
-it is no longer blind.
+`verdict_table_5.jsonl` has none. Their figures are in docs/benchmarks.md. Once a rule is written with one of these
+tables, it is no longer blind.
 """
 
 from __future__ import annotations
