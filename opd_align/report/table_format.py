@@ -157,12 +157,13 @@ class _Shown:
 
 
 def _parts(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[dict[int, int]]:
-    """Columns (index → width) of each block; no word and no number is broken unless it is wider than the terminal."""
-    least, most = [], []
+    """Columns (index → width) of each block; no number is broken, and no word that is not as long as a path or URL."""
+    least, most, longest_word = [], [], max(2 * width // 5, 16)
     for index, column in enumerate(columns):
         words, texts = printable(column.name).split(), [row[index] for row in rows]
         cells = [word for text in texts for word in text.split()] if column.kind == "text" else texts
-        least.append(max(map(cell_len, (*words, *cells)), default=0))
+        needed = max(map(cell_len, (*words, *cells)), default=0)
+        least.append(min(needed, longest_word) if column.kind == "text" else needed)
         natural = (printable(column.name), *texts) if column.kind == "text" else (*words, *texts)
         most.append(max(map(cell_len, natural), default=0))
     blocks: list[list[int]] = [[0]]

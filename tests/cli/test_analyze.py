@@ -72,7 +72,7 @@ def test_the_run_says_where_it_comes_from(run, analysis):
         assert prompts["Teacher"] == prompts[""] != prompts["Self-1C"]
     page = (run / "report.html").read_text(encoding="utf-8")
     assert "Where this comes from" in page
-    assert "reading 1 correct response and 1 wrong response" in page
+    assert "reading 1 correct response to the same question" in page
     assert json.loads((run / "summary.json").read_text())["decision"]["outcome"] == "too_few_questions"
 
 

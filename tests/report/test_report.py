@@ -273,6 +273,18 @@ def test_fewer_than_four_questions_have_no_intervals_and_no_recommendation(n: in
     assert all(one["alignment"]["half_width"] is None for one in data["objectives"][0]["teachers"])
 
 
+def with_alignment(analysis: Analysis, alignment: Any) -> Analysis:
+    """The analysis with another alignment at every node, known without error."""
+
+    def moment(signals: int, cosines: int) -> Any:
+        return lambda row: row["sr_range"] ** signals * alignment(row) ** (signals + cosines)
+
+    return changed(
+        analysis, alignment=alignment, alignment_square=moment(0, 2), signal_mean=moment(1, 0),
+        signal_square=moment(2, 0), signal_alignment=moment(1, 1), sr_range_mean=lambda row: row["sr_range"],
+    )  # fmt: skip
+
+
 def changed(analysis: Analysis, **columns: Any) -> Analysis:
     """The analysis with columns of its nodes computed from the row."""
     rows = [row | {name: value(row) for name, value in columns.items()} for row in analysis.nodes.to_pylist()]
@@ -289,7 +301,7 @@ def test_headline_claims_nothing_if_every_decision_is_undecided(with_intervals: 
 def test_the_recommendation_is_the_first_line_and_its_tables_are_on_the_page(with_intervals: Analysis) -> None:
     good, bad = "Qwen3-8B", "Self-1C"
     factor = {good: 1.0, bad: -1.0}
-    made = changed(with_intervals, alignment=lambda row: factor.get(row["teacher"], 0.3) * abs(row["alignment"]))
+    made = with_alignment(with_intervals, lambda row: factor.get(row["teacher"], 0.3) * abs(row["alignment"]))
     decision = Slices(made.nodes).decision
     page = Elements(report_html(made))
     first_line = page.inside["recommendation"].strip()
@@ -302,7 +314,7 @@ def test_the_recommendation_is_the_first_line_and_its_tables_are_on_the_page(wit
 
 
 def test_headline_if_all_teachers_point_away_from_success(with_intervals: Analysis) -> None:
-    made = changed(with_intervals, alignment=lambda row: -abs(row["alignment"]))
+    made = with_alignment(with_intervals, lambda row: -abs(row["alignment"]))
     assert Slices(made.nodes).decision.outcome == "no_teacher_helps"
     result = verdict(Slices(made.nodes), "reverse_kl")
     assert result.headline == "Distillation from every teacher points away from success."

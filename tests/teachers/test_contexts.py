@@ -69,14 +69,16 @@ def all_prompts() -> str:
 
 def test_every_prompt_of_every_teacher_and_task_is_pinned():
     pinned = PROMPTS.read_text(encoding="utf-8")
-    assert pinned.count("=== ") == 5 * 7
+    assert pinned.count("=== ") == 5 * 8
     assert all_prompts() == pinned
 
 
 def test_every_builtin_task_and_context_is_pinned():
     # `arithmetic` has its own tests.
     assert TASKS.keys() - {"arithmetic"} == QUESTIONS.keys()
-    assert list(CONTEXTS) == ["Self-1C", "Self-3C", "Self-1C1W", "Self-Sum-1C", "Self-Sum-1C1W", "Self-1C (source)"]
+    assert list(CONTEXTS) == [
+        "Self-1C", "Self-3C", "Self-1C1W", "Self-1W", "Self-Sum-1C", "Self-Sum-1C1W", "Self-1C (source)",
+    ]  # fmt: skip
 
 
 MMLU_BASELINE = """\
@@ -201,8 +203,8 @@ def test_the_first_correct_and_then_the_first_wrong_ones_are_selected():
     found = demonstrations(QUESTIONS["mmlu"])
     trials = {name: [demo.trial for demo in CONTEXTS[name].select(found)] for name in CONTEXTS}
     assert trials == {
-        "Self-1C": [1], "Self-3C": [1, 3, 5], "Self-1C1W": [1, 0], "Self-Sum-1C": [1], "Self-Sum-1C1W": [1, 0],
-        "Self-1C (source)": [2],
+        "Self-1C": [1], "Self-3C": [1, 3, 5], "Self-1C1W": [1, 0], "Self-1W": [0], "Self-Sum-1C": [1],
+        "Self-Sum-1C1W": [1, 0], "Self-1C (source)": [2],
     }  # fmt: skip
 
 
@@ -258,7 +260,7 @@ def test_context_names_are_case_insensitive(name):
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [("Self-1D", "Self-1C"), ("Slef-Sum-1C1W", "Self-Sum-1C1W"), ("self1c(source)", "Self-1C (source)")],
+    [("Self-3D", "Self-3C"), ("Slef-Sum-1C1W", "Self-Sum-1C1W"), ("self1c(source)", "Self-1C (source)")],
 )
 def test_a_typo_suggests_the_closest_context(typed, meant):
     with pytest.raises(OpdAlignError, match=typed.replace("(", r"\(").replace(")", r"\)")) as caught:

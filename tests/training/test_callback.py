@@ -315,9 +315,9 @@ def test_on_error_raise_ends_the_training_with_the_model_restored(tmp_path):
         ({"every_n_steps": 0}, "at least 1"),
         ({"max_overhead": 0.0}, "share of the wall time"),
         ({"on_error": "ignore"}, "must be 'log' or 'raise'"),
-        ({"teachers": ["Self-1D"]}, "did you mean 'Self-1C'"),
+        ({"teachers": ["Self-3D"]}, "did you mean 'Self-3C'"),
         ({"teachers": [3]}, "neither a context"),
-        ({"teachers": "Self-1D"}, "did you mean 'Self-1C'"),
+        ({"teachers": "Self-3D"}, "did you mean 'Self-3C'"),
         (
             {"questions": [{"prompt": [{"role": "system", "content": "?"}], "answer": "1"}]},
             "no user message",

@@ -41,7 +41,9 @@ def test_a_resumed_training_continues_the_schedule(tmp_path):
     after._evaluate, evaluate = lambda *given: (found.append(after.latest), evaluate(*given)), after._evaluate
     second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert [line["step"] for line in _history(after)] == [0, 3, 3, 6]
-    assert found[0].nodes.equals(RunDirectory.load(tmp_path / "opd_align" / "step-000000").nodes)
+    # As pandas: for Arrow, tables with unknown values (NaN) differ from themselves.
+    stored = RunDirectory.load(tmp_path / "opd_align" / "step-000000")
+    assert found[0].nodes.to_pandas().equals(stored.nodes.to_pandas())
     assert after.schedule.num_evaluations == 3
     assert after.schedule.evaluation_s > state["evaluation_s"] > 0
 
@@ -112,7 +114,8 @@ def test_contexts_with_summaries_by_the_student(tmp_path):
     )
     analysis, _ = callback.evaluate()
     assert set(analysis.nodes["teacher"].to_pylist()) == {"teacher", "Self-Sum-1C", "Self-1C1W"}
-    for right, wrong in callback.evaluator.demonstrations.by_question.values():
+    for found in callback.evaluator.demonstrations.by_question.values():
+        right, wrong = (next(each for each in found if each.correct is kind) for kind in (True, False))
         assert (right.correct, bool(right.summary)) == (True, True)
         assert (wrong.correct, wrong.summary) == (False, None), "no context uses its summary"
 
