@@ -177,7 +177,7 @@ def main() -> None:
     first = DEVELOPMENT_SEED if args.development else TEST_SEED
     jobs: list[Job] = []
     for family in FAMILIES:
-        longest = min(LONGEST[family], 200) if args.quick else LONGEST[family]
+        longest = min(LONGEST[family], 120) if args.quick else LONGEST[family]
         lengths = np.geomspace(60, longest, worlds).astype(int).tolist()
         # The longest world must not be the last to start.
         jobs += [(family, first + 10 * i, length, fractions) for i, length in reversed(list(enumerate(lengths)))]

@@ -85,7 +85,7 @@ class Budget:
             many as the paper's plan needs, or half of that with `allocation="adaptive"`.
         seconds: Time limit per question in seconds, checked between batches. `None`: no limit.
         allocation: `"paper"` plans all targeted rollouts once, by depth window and rank. `"adaptive"` plans in rounds
-            and samples where the estimates are most uncertain.
+            and samples where the estimates are most uncertain; a quarter of its rollouts follow the paths.
         correct_paths: Number of correct rollouts to analyze per question.
         incorrect_paths: Number of incorrect rollouts to analyze per question.
         tau: Tokens above this probability, for the student or any teacher, are candidates for targeted rollouts. In

@@ -66,6 +66,7 @@ from opd_align.types import (
     Tokens,
 )
 
+EXPECTED_PROMPT_TOKENS = 256
 EXPECTED_NEW_TOKENS = 512
 """How long completions run is not known in advance; a batch that this guess makes too large is halved."""
 
@@ -179,9 +180,24 @@ class HFStudent:
         digest.update(repr(settings).encode())
         return f"hf-{update_with_weights(digest, self.model).hexdigest()}"
 
+    @property
+    def rows_at_a_time(self) -> int:
+        """About how many completions are decoded together, by the memory that is free now."""
+        tokens = self.batch_tokens or fitting_tokens(self.model)
+        return max(1, min(self.batch_rows, tokens // (self.sampling.max_tokens + EXPECTED_PROMPT_TOKENS)))
+
     def check(self) -> None:
         """Rejects a model that this backend cannot sample."""
         full_attention_layers(self.model, self.name)
+
+    @property
+    def unsupported(self) -> str | None:
+        """Why this backend cannot sample the model; `None` if it can."""
+        try:
+            self.check()
+        except OpdAlignError as error:
+            return str(error)
+        return None
 
     @property
     def token_text(self) -> Callable[[int], str] | None:

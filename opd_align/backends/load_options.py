@@ -71,8 +71,8 @@ class LoadOptions:
     @staticmethod
     def _check_rope_scaling(scaling: Mapping[str, Any]) -> None:
         kind, factor, original = (scaling.get(name) for name in ("rope_type", *_ROPE_LENGTH))
-        numbers = isinstance(factor, int | float) and isinstance(original, int) and not isinstance(factor, bool)
-        if not isinstance(kind, str) or not numbers or factor < 1 or original < 1:
+        numbers = [each for each in (factor, original) if isinstance(each, int | float) and each >= 1]
+        if not isinstance(kind, str) or len(numbers) < 2 or not isinstance(original, int):
             raise OpdAlignError(
                 "rope_scaling needs rope_type, factor (at least 1) and original_max_position_embeddings, such as "
                 f"{{rope_type: yarn, factor: 4.0, original_max_position_embeddings: 32768}}; got {dict(scaling)}"

@@ -128,10 +128,10 @@ def load_tokenizer(reference: str, **kwargs: Any) -> Any:
     return _from_pretrained(_libraries()[1].AutoTokenizer, reference, source, options | kwargs)
 
 
-def load_config(reference: str) -> Any:
+def load_config(reference: str, **kwargs: Any) -> Any:
     """Loads only the config; raises `HubUnreachable` if it is neither on this machine nor can be downloaded."""
     source, options = resolve_reference(reference)
-    return _from_pretrained(_libraries()[1].AutoConfig, reference, source, options)
+    return _from_pretrained(_libraries()[1].AutoConfig, reference, source, options | kwargs)
 
 
 def weight_bytes(reference: str, *, dtype: str = "auto", device: str = "auto") -> int:

@@ -34,6 +34,9 @@ from opd_align.backends.scoring_report import ScoringReport
 from opd_align.settings import Sampling
 from opd_align.types import OpdAlignError, Rollouts, SampleRequest, Scorer
 
+STEP_RATIO = 8
+"""How much longer a step of transformers may take than one of vLLM: an estimate on the safe side, not measured."""
+
 
 def build_student(spec: StudentSpec) -> VLLMStudent:
     """The student of a model configuration: an engine in this process, and the same weights as its scorer."""
@@ -63,6 +66,21 @@ def vllm_engine(model: str | Path, **options: Any) -> Any:
         defaults["enable_chunked_prefill"] = False
     with watched_engine():
         return vllm.LLM(model=str(model), **(defaults | options))
+
+
+def too_few_sequences(llm: Any, rows: int) -> bool:
+    """Whether an engine that another program set up decodes so few sequences at a time that transformers is faster.
+
+    TRL limits its colocated engine to the sequences of one training batch. A step of transformers takes a few times as
+    long as one of vLLM, and with many rows that is the better bargain.
+
+    Args:
+        llm: A `vllm.LLM`.
+        rows: How many sequences transformers can decode at a time.
+    """
+    scheduler = getattr(llm.llm_engine.vllm_config, "scheduler_config", None)
+    limit = getattr(scheduler, "max_num_seqs", None)
+    return limit is not None and rows >= STEP_RATIO * int(limit)
 
 
 @dataclass(frozen=True)

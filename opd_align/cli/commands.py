@@ -159,7 +159,7 @@ def _check_flags(args: argparse.Namespace, config: StudyConfig) -> None:
         raise OpdAlignError(
             f"--workers {args.workers} needs a student behind a server: backend {config.student.backend} has one model "
             "in this process, which one thread at a time can use. To sample several questions in one call: "
-            "--set questions_per_group=8"
+            "--set questions_per_group=8; to analyze them in several processes: --processes 2, or --gpus 0-1"
         )
     if config.student.model == "exact":
         if args.dry_run:

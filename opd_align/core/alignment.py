@@ -1,9 +1,9 @@
 """Alignment: the cosine between each objective's update and the ideal update at every node.
 
-The node table has one row per question, path, depth, teacher and objective, for every node with at least two
-significant children (success known well enough). Each row includes its uncertainty, from joint posterior draws of
-`Q`. With exactly two significant children both updates sum to zero, so the cosine is ±1 and only its sign is
-estimated: see also `p_positive` and `verdict`.
+The node table has one row per question, path, depth, teacher and objective, for every node with at least two observed
+children in `S_u`. Each row includes its uncertainty, from joint posterior draws of `Q`. With exactly two children in
+`S_u` both updates sum to zero, so the cosine is ±1 and only its sign is estimated: see also `p_positive` and `verdict`.
+`alignment` is the posterior mean of the cosine, except with counting estimators, where it is the cosine of the counts.
 
 The child table has one row for every kept token along a path, so that reports can show a node without any model.
 
@@ -63,9 +63,10 @@ CHILDREN = pa.schema(
         ("t", _NUMBERS), ("update", _NUMBERS),
     ]
 )  # fmt: skip
-"""Columns of the child table. `own` marks the path's next token, `significant` the members of `S_u`; `ideal` and
-`update` are null for other children. `t` has one entry per teacher and `update` one per pair of teacher and objective,
-in the order given by `teachers_of` and `pairs_of` (stored in the schema metadata)."""
+"""Columns of the child table. `own` marks the path's next token, `significant` the members of `S_u` for any teacher;
+`ideal` (0 outside the student's own `S_u`) and `update` (0 outside that teacher's) are null for other children. `t` has
+one entry per teacher and `update` one per pair of teacher and objective, in the order given by `teachers_of` and
+`pairs_of` (stored in the schema metadata)."""
 
 
 @dataclass(frozen=True)
@@ -209,8 +210,8 @@ def _path_children(
     n = len(scores.token_C)
     of_teacher = {teacher: significant(scores, estimate, rules, teacher) for teacher in (REWARD, *scores.teachers)}
     selected_C = np.logical_or.reduce(list(of_teacher.values()))
-    ideal_C = np.full(n, np.nan)
-    for group in _groups(selected_C, scores.offsets, least=1):
+    ideal_C = np.zeros(n)
+    for group in _groups(of_teacher[REWARD], scores.offsets, least=1):
         p_NK = np.exp(_normalised(scores.log_p_C[group.child_NK]))
         ideal_C[group.child_NK] = unified_update(p_NK, estimate.q_C[group.child_NK])
     low_C, high_C = estimate.interval_C()
@@ -219,7 +220,9 @@ def _path_children(
     log_t = [scores.teachers[name].log_t_C if name in scores.teachers else unknown_C for name in teachers]
     t_CT = np.exp(np.array(log_t).reshape(len(teachers), n).T)
     updates = [
-        _update_C(path, objective, teacher, of_teacher[teacher], rules) if teacher in of_teacher else unknown_C
+        np.where(of_teacher[teacher], _update_C(path, objective, teacher, of_teacher[teacher], rules), 0.0)
+        if teacher in of_teacher
+        else unknown_C
         for objective, teacher in pairs.values()
     ]
     update_CO = np.array(updates).reshape(len(pairs), n).T[selected_C]

@@ -29,6 +29,9 @@ CERTAIN = 1e9
 """Effective visits of a child whose outcome is certain (the completion ends there)."""
 
 _ROUNDS = 5
+_WIDENING = 1.2
+"""Calibrates the signs of differences between siblings, measured on worlds of three families: the prior is fitted, and
+its own error is in no variance. Intervals of a single `Q` do not need it."""
 _MAX_COMMON = 0.7
 """Largest share of an exit's variance that is attributed to the centre it has in common with its siblings."""
 
@@ -55,6 +58,7 @@ class PathEstimate:
         tail_mass_T: Student probability of the tokens without any evidence.
         offsets: First child of each node, plus the number of children.
         counted: Whether the estimate is a fraction of counted rollouts (`direct`, `pooled`), not a posterior mean.
+        widening: Factor on the standard deviations of the draws.
     """
 
     q_C: Floats
@@ -69,6 +73,7 @@ class PathEstimate:
     tail_mass_T: Floats
     offsets: Ints
     counted: bool = False
+    widening: float = 1.0
 
     @property
     def se_C(self) -> Floats:
@@ -91,7 +96,7 @@ class PathEstimate:
         error_DNK = rng.standard_normal((n, *child_NK.shape)) * np.sqrt(self.own_var_C[child_NK])
         error_DNK += self.load_C[child_NK] * np.sqrt(self.path_var_T[depth_N])[:, None] * path_DN1
         error_DNK += self.sibling_sd_C[child_NK] * centre_DN1
-        return self.q_C[child_NK] + error_DNK
+        return self.q_C[child_NK] + self.widening * error_DNK
 
 
 def estimate(
@@ -328,6 +333,7 @@ def _path_estimate(segment: _Segment, parent: PathEstimate | None) -> PathEstima
         tail_mass_T=np.clip(_sum_by(segment.depth_S, np.where(unsampled_S, segment.p_S, 0.0), nodes), 0.0, 1.0),
         offsets=scores.offsets,
         sibling_sd_C=segment.sibling_sd_S[:children],
+        widening=_WIDENING,
     )
     spread_C = np.clip(found.q_C * (1 - found.q_C), 0.001, None)
     effective_C = np.minimum(spread_C / np.maximum(found.se_C**2, 1e-12), CERTAIN)

@@ -105,8 +105,10 @@ def _overview(analysis: Analysis, slices: Slices, view: TokenView, title: str) -
         f"allocation: {settings.budget.allocation}",
     ]  # fmt: skip
     if view.left_out:
+        verb = "is" if view.left_out == 1 else "are"
         about.append(
-            f"{counted(view.left_out, 'path')} more in all statistics, but not in the token view (file size limit)"
+            f"{counted(view.left_out, 'more path')} {verb} included in all statistics, but not in the token view (file "
+            "size limit)"
         )
     return {
         "title": title,

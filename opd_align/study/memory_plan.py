@@ -112,13 +112,14 @@ def plan_memory(
         apart: Names of teachers whose models are loaded in another process.
     """
     loads = list(_loads(config, apart))
-    first = 1 + max((int(load.model.device.partition(":")[2] or 0) for load in loads if load.on_gpu), default=0)
+    first = max((load.fewest_gpus for load in loads), default=1)
     if first > len(gpus):
-        wrong = next(load.model for load in loads if load.model.device.endswith(f":{first - 1}"))
+        wrong = next(load.model for load in loads if load.fewest_gpus == first)
+        setting = f"tensor_parallel_size {first}" if wrong.device == "auto" else f"device {wrong.device}"
+        visible = "1 GPU is" if len(gpus) == 1 else f"{len(gpus)} GPUs are"
         raise OpdAlignError(
-            f"model {wrong.model!r} has device {wrong.device}, but {len(gpus)} GPU{'s are' * (len(gpus) != 1)}"
-            f"{' is' * (len(gpus) == 1)} visible, numbered from 0; leave the device out, so that it is chosen, or give "
-            "each process more GPUs"
+            f"model {wrong.model!r} has {setting}, but {visible} visible, numbered from 0; leave the setting out, or "
+            "give each process more GPUs"
         )
     plans = []
     for count in range(first, len(gpus) + 1):
@@ -139,7 +140,7 @@ def check_memory(plan: MemoryPlan) -> None:
     short = (
         f"{_gib(gpu.missing_bytes)} GiB are missing"
         if gpu.missing_bytes
-        else "what is left for sampling has no room for one context: set student.options.max_model_len to prompt and "
+        else "what is left for sampling has no room for one context: set student.load.max_model_len to prompt and "
         f"completion ({plan.completion_tokens:,} tokens), or free some of it"
     )
     raise OpdAlignError(
@@ -157,7 +158,7 @@ def placed(config: StudyConfig, plan: MemoryPlan) -> StudyConfig:
         if device not in (None, "cuda:0") and model.device == "auto":
             model = replace(model, device=str(device))
         if share is not None and _utilization(model) is None:
-            model = replace(model, options={**model.options, "gpu_memory_utilization": share})
+            model = replace(model, load=replace(model.load, gpu_memory_utilization=share))
         return model
 
     teachers = [
@@ -239,7 +240,23 @@ class _Load:
         """The GPU that the configuration names, or that sampling requires; `None`: any."""
         if self.model.device != "auto":
             return int(self.model.device.partition(":")[2] or 0)
-        return 0 if self.samples or self.student else None
+        return 0 if self.samples or self.student or self.divided else None
+
+    @property
+    def divided(self) -> bool:
+        """Whether its weights are divided over all GPUs of the process."""
+        return self.model.load.device_map is not None
+
+    @property
+    def engine_gpus(self) -> int:
+        """How many GPUs its vLLM engine is divided over; 0 without an engine."""
+        arguments = dict(self.model.options) | self.model.load.engine_arguments
+        return int(arguments.get("tensor_parallel_size", 1)) if self.samples and self.model.backend == "vllm" else 0
+
+    @property
+    def fewest_gpus(self) -> int:
+        """How many GPUs a process must have for it."""
+        return max(1 + (self.fixed or 0), self.engine_gpus)
 
     @property
     def weights(self) -> int:
@@ -277,7 +294,7 @@ def _key(model: ModelConfig) -> Key:
 
 
 def _utilization(model: ModelConfig) -> float | None:
-    share = model.options.get("gpu_memory_utilization")
+    share = (dict(model.options) | model.load.engine_arguments).get("gpu_memory_utilization")
     return None if share is None else float(share)
 
 
@@ -289,7 +306,7 @@ def _loads(config: StudyConfig, apart: Collection[str]) -> Iterator[_Load]:
     def add(model: ModelConfig, *, samples: bool, student: bool = False) -> _Load:
         key = _key(model)
         if key not in found:
-            found[key] = _Load(model, model_size(model.model), precision, samples, student)
+            found[key] = _Load(model, model_size(model.model, model.load), precision, samples, student)
         elif samples and not found[key].samples:
             found[key] = replace(found[key], samples=True)
         return found[key]
@@ -335,7 +352,8 @@ def _planned(config: StudyConfig, loads: Sequence[_Load], gpus: Sequence[Gpu], p
     uses: list[list[Use]] = []
     for index in range(len(gpus)):
         here = [load for load in loads if place[_key(load.model)] == index]
-        own = [Use(f"{load.name} weights", load.weights) for load in here]
+        own = [Use(f"{load.name} weights", load.weights) for load in here if not load.divided]
+        own += [Use(f"{load.name} weights", load.weights // len(gpus)) for load in loads if load.divided]
         if scoring := [load for load in here if load.score_tokens]:
             own.append(Use("hidden states", sum(load.hidden(completion) for load in scoring)))
             # First the models read the path one after the other, then all output layers work on chunks of it.
@@ -344,13 +362,18 @@ def _planned(config: StudyConfig, loads: Sequence[_Load], gpus: Sequence[Gpu], p
         own.append(Use("reserve", _at_most_a_tenth(RESERVE_BYTES, gpus[index])))
         uses.append(own)
     samplers = [load for load in loads if load.samples]
-    shares, rows = _shares(samplers, gpus[0], sum(use.bytes for use in uses[0]), row_tokens)
-    uses[0] += [use for load in samplers for use in _sampling_uses(load, shares, rows, gpus[0], row_tokens)]
+    # An engine needs the same share of each of its GPUs: what is left of the fullest.
+    engines = range(max((load.engine_gpus for load in samplers), default=1) or 1)
+    full = max(engines, key=lambda index: sum(use.bytes for use in uses[index]) - gpus[index].free_bytes)
+    shares, rows = _shares(samplers, gpus[full], sum(use.bytes for use in uses[full]), row_tokens)
+    for load in samplers:
+        for index in range(max(load.engine_gpus, 1)):
+            uses[index] += _sampling_uses(load, shares, rows, gpus[index], row_tokens)
     student = next((load for load in samplers if load.student), None)
     return MemoryPlan(
         [GpuPlan(gpu, tuple(own)) for gpu, own in zip(gpus, uses, strict=True)],
         processes,
-        {key: f"cuda:{index}" for key, index in place.items()},
+        {_key(load.model): f"cuda:{place[_key(load.model)]}" for load in loads if not load.divided},
         shares,
         None if student is None else rows[_key(student.model)],
         row_tokens if student is None else _capped(row_tokens, student.size),
@@ -370,13 +393,17 @@ def _places(loads: Sequence[_Load], gpus: Sequence[Gpu], completion_tokens: int)
 
     def need(load: _Load) -> int:
         # Forward passes come one after the other, so this is a little too much for all but the largest model.
-        return load.weights + load.hidden(completion_tokens) + max(load.forward, load.head + CHUNK_BYTES)
+        weights = 0 if load.divided else load.weights
+        return weights + load.hidden(completion_tokens) + max(load.forward, load.head + CHUNK_BYTES)
 
+    divided = sum(load.weights for load in loads if load.divided) // len(gpus)
+    free = [size - divided for size in free]
+    engines = max((load.engine_gpus for load in loads), default=1)
     for load in loads:
         if load.fixed is not None:
             free[load.fixed] -= need(load)
     for load in sorted((load for load in loads if load.fixed is None), key=need, reverse=True):
-        others = [index for index in range(1, len(gpus)) if free[index] >= need(load)]
+        others = [index for index in range(max(engines, 1), len(gpus)) if free[index] >= need(load)]
         index = max(others, key=lambda index: free[index]) if others else 0
         place[_key(load.model)] = index
         free[index] -= need(load)
@@ -401,9 +428,8 @@ def _shares(
             shares[key] = max(math.floor(100 * min(each / gpu.total_bytes, MAX_UTILIZATION)) / 100, 0.01)
         cache = shares[key] * gpu.total_bytes - _engine_bytes(load)
         # vLLM refuses a KV cache that is smaller than one context of `max_model_len`.
-        rows[key] = (
-            0 if cache < _model_len(load) * load.size.kv_bytes_per_token(load.model.dtype) else int(cache // row)
-        )
+        context = _model_len(load) * load.size.kv_bytes_per_token(load.model.dtype) // load.engine_gpus
+        rows[key] = 0 if cache < context else int(cache // row)
     return shares, rows
 
 
@@ -412,18 +438,20 @@ def _engine_share(load: _Load) -> float | None:
 
 
 def _model_len(load: _Load) -> int:
-    return int(load.model.options.get("max_model_len") or load.size.context_length or 0)
+    given = (dict(load.model.options) | load.model.load.engine_arguments).get("max_model_len")
+    return int(given or load.size.context_length or 0)
 
 
 def _row_bytes(load: _Load, row_tokens: int) -> int:
-    return _capped(row_tokens, load.size) * load.size.kv_bytes_per_token(load.model.dtype)
+    return _capped(row_tokens, load.size) * load.size.kv_bytes_per_token(load.model.dtype) // max(load.engine_gpus, 1)
 
 
 def _engine_bytes(load: _Load) -> int:
-    """What vLLM holds beside its KV cache."""
+    """What vLLM holds on each of its GPUs beside its KV cache."""
     size, dtype = load.size, load.model.dtype
     logits = 2 * 4 * ENGINE_ROWS * size.vocabulary
-    return size.weight_bytes(dtype) + size.forward_bytes(ENGINE_TOKENS, dtype) + logits + GRAPH_BYTES
+    weights = size.weight_bytes(dtype) // load.engine_gpus
+    return weights + size.forward_bytes(ENGINE_TOKENS, dtype) + logits + GRAPH_BYTES
 
 
 def _sampling_uses(

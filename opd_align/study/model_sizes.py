@@ -6,10 +6,11 @@ can be reached, the published shapes of the models in the shipped configurations
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from opd_align.backends.load_options import LoadOptions
 from opd_align.backends.loading import HubUnreachable, load_config
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -98,13 +99,28 @@ class ModelSize:
         return tokens * self.hidden * self.dtype_bytes(dtype)
 
 
+def model_size(reference: str, load: LoadOptions | None = None) -> ModelSize:
+    """The size of a model, from its config; from `PUBLISHED` if the config cannot be reached.
+
+    Args:
+        reference: The model's name.
+        load: How it is loaded. `None`: the defaults.
+    """
+    load = load or LoadOptions()
+    size = _model_size(reference, tuple(load.source.items()))
+    bits = {"4bit": 4, "8bit": 8, None: size.quantised_bits}[load.quantization]
+    context, scaling = size.context_length, load.rope_scaling
+    if scaling is not None:
+        context = round(scaling["factor"] * scaling["original_max_position_embeddings"])
+    return replace(size, quantised_bits=bits, context_length=context)
+
+
 @lru_cache(maxsize=64)
-def model_size(reference: str) -> ModelSize:
-    """The size of a model, from its config; from `PUBLISHED` if the config cannot be reached."""
+def _model_size(reference: str, source: tuple[tuple[str, Any], ...]) -> ModelSize:
     import transformers
 
     try:
-        config = load_config(reference)
+        config = load_config(reference, **dict(source))
     except HubUnreachable:
         if reference not in PUBLISHED:
             raise

@@ -32,6 +32,8 @@ ROLLOUTS_PER_QUESTION = 16
 """Rollouts per question that are sampled to measure length and speed."""
 TIMED_ROLLOUTS = 8
 """Rollouts that are sampled before every analysis, to say how long it will take."""
+FEW = 4
+"""Rollouts at once below which a GPU is mostly waiting for its memory."""
 MIN_TIMED_FRACTION = 0.95
 """Fraction of a run's tokens that must have been timed for its speed to be used."""
 
@@ -321,7 +323,9 @@ def _verdict(plan: MemoryPlan) -> str:
     each = "1 GPU" if len(plan.gpus) == 1 else f"{len(plan.gpus)} GPUs"
     parts = [f"fits: {process} with {each}"]
     if plan.rollouts_at_once is not None:
-        parts.append(f"{plan.rollouts_at_once:,} completions of {plan.completion_tokens:,} tokens at once in each")
+        many = "1 completion" if plan.rollouts_at_once == 1 else f"{plan.rollouts_at_once:,} completions"
+        slow = " (slow: use more GPUs, or fewer teachers)" if plan.rollouts_at_once < FEW else ""
+        parts.append(f"{many} of {plan.completion_tokens:,} tokens at once in each{slow}")
     if idle := plan.n_gpus - plan.processes * len(plan.gpus):
         parts.append(f"{idle} GPU{'s are' if idle > 1 else ' is'} idle")
     return "; ".join(parts)

@@ -268,8 +268,12 @@ class Evaluator:
         if vllm is None or (vllm.mode == "colocate" and vllm.tensor_parallel_size > 1):
             return local
         if engine.server is None:
-            from opd_align.backends.vllm import VLLMStudent
+            from opd_align.backends.vllm import VLLMStudent, too_few_sequences
 
+            few = model.device.type == "cuda" and too_few_sequences(vllm.llm, local.rows_at_a_time)
+            if few and local.unsupported is None:
+                logger.info("Sampling with transformers: the trainer's vLLM engine decodes too few sequences at a time")
+                return local
             return VLLMStudent("student", vllm.llm, prompt, ends, local, adapter.sampling)
         from opd_align.backends.server import ServerStudent
 

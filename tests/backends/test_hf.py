@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForC
 from opd_align.backends import hf_attention
 from opd_align.backends.hf import HFStudent, HFTeacher
 from opd_align.backends.scoring import sampled_log_probs
+from opd_align.backends.vllm import too_few_sequences
 from opd_align.runs.execute import analyze_into
 from opd_align.settings import Sampling
 from opd_align.types import Finish, OpdAlignError, Question, Rollouts, SampleRequest, mix64
@@ -192,6 +194,24 @@ def test_the_size_of_a_batch_follows_from_free_memory(monkeypatch):
     assert hf_attention.fitting_tokens(model) == 40
     monkeypatch.setattr(hf_attention, "free_bytes", lambda device: 2**60)
     assert hf_attention.fitting_tokens(model) == hf_attention.MAX_BATCH_TOKENS
+
+
+def test_an_engine_for_few_sequences_is_not_used(monkeypatch):
+    """TRL's colocated engine is limited to the sequences of a training batch."""
+    student = student_of(qwen3(**LONG), max_tokens=256)
+    per_token = hf_attention.kv_bytes_per_token(student.model)
+    monkeypatch.setattr(
+        hf_attention, "free_bytes", lambda device: int(200 * 512 * per_token / hf_attention.KV_SHARE) + 1
+    )
+    assert student.rows_at_a_time == 200
+
+    def engine(limit: int) -> Any:
+        config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=limit))
+        return SimpleNamespace(llm_engine=SimpleNamespace(vllm_config=config))
+
+    assert too_few_sequences(engine(16), student.rows_at_a_time)
+    assert not too_few_sequences(engine(64), student.rows_at_a_time)
+    assert not too_few_sequences(SimpleNamespace(llm_engine=SimpleNamespace(vllm_config=None)), 10**6)
 
 
 def test_threads_are_refused_before_anything_is_sampled(tmp_path):

@@ -145,7 +145,7 @@ def test_engine_settings_are_arguments_of_vllm():
     [
         (["--tensor-parallel-size", "2"], "tensor_parallel_size is a setting of a vLLM engine"),
         (["--workers", "2"], "--workers 2 needs a student behind a server: backend hf"),
-        (["--workers", "2", "--backend", "vllm"], "--set questions_per_group=8"),
+        (["--workers", "2", "--backend", "vllm"], "--set questions_per_group=8; to analyze them in several processes"),
     ],
 )
 def test_flags_are_checked_before_anything_is_loaded(arguments, message, tmp_path, capsys, monkeypatch):

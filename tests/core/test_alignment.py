@@ -580,6 +580,18 @@ def test_the_child_table_has_every_kept_child_and_reproduces_the_node_table() ->
         np.testing.assert_allclose(float(cosine(ideal, update)), nodes[pair], atol=1e-5)
 
 
+def test_the_child_table_has_zero_updates_outside_a_teachers_own_set() -> None:
+    fork = Node([0.6, 0.39, 0.01], [0.5, 0.9, 0.1], {"A": [0.2, 0.79, 0.01], "B": [0.4, 0.2, 0.4]})
+    path = path_of(fork)
+    rows = child_table([path], ["A", "B"], RKL, Rules()).to_pylist()
+    assert [row["significant"] for row in rows] == [True] * 3
+    of_a, of_b = np.array([row["update"] for row in rows]).T
+    assert of_a[2] == 0
+    assert of_a[:2] == pytest.approx([-of_a[1], of_a[1]])
+    assert np.abs(of_b).min() > 0
+    assert of_b.sum() == pytest.approx(0, abs=1e-6)
+
+
 def test_a_question_without_paths_still_has_teacher_and_pair_metadata() -> None:
     table = child_table([], ["A"], [ReverseKL()], Rules())
     assert table.num_rows == 0

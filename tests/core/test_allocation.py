@@ -354,3 +354,17 @@ def test_on_path_launches_are_prefixes_of_the_path_and_use_all_rollouts() -> Non
         same = [path.completion_T[: len(target.prefix)].tolist() == target.prefix.tolist() for path in evidence.paths]
         assert any(same)
     assert plan_on_path([], rollouts=10) == []
+
+
+def test_a_quarter_of_the_adaptive_rollouts_follows_the_path() -> None:
+    world = ExactWorld.random(3, length=60)
+    budget = Budget(initial=40, targeted=200, allocation="adaptive", rounds=2)
+    evidence = collect(world, [world.tilted_teacher()], Question("q"), world, settings=Settings(budget=budget))
+    tree, paths = evidence.tree, evidence.paths
+    prefixes = {path.completion_T[:depth].tobytes() for path in paths for depth in range(1, len(path))}
+    targeted = np.flatnonzero((tree.launch_R > 0) & (tree.launch_R < tree.length_R))
+    follows = [
+        np.asarray(tree.completion(int(row)), np.uint32)[: tree.launch_R[row]].tobytes() in prefixes for row in targeted
+    ]
+    assert len(targeted) == 200
+    assert sum(follows) == 50

@@ -41,16 +41,16 @@ SHIPPED = sorted(set(builtin_configs()) - {"demo"})
 def offline(monkeypatch):
     """No Hub and no cache: the published sizes are used."""
 
-    def unreachable(reference):
+    def unreachable(reference, **options):
         if reference.startswith("embedded:"):
-            return original(reference)
+            return original(reference, **options)
         raise HubUnreachable(f"cannot load {reference!r}")
 
     original = opd_align.backends.loading.load_config
     monkeypatch.setattr(model_sizes, "load_config", unreachable)
-    model_size.cache_clear()
+    model_sizes._model_size.cache_clear()
     yield
-    model_size.cache_clear()
+    model_sizes._model_size.cache_clear()
 
 
 def parameters_by_hand(name):
@@ -162,25 +162,25 @@ def test_the_plan_becomes_devices_and_engine_memory():
     done = placed(config, plan)
     assert done.student.device == "auto"
     [share] = plan.utilization.values()
-    assert done.student.options == {"gpu_memory_utilization": share}
+    assert done.student.load.gpu_memory_utilization == share
     assert 0.8 < share <= 0.9
     assert [teacher.model.device for teacher in done.teachers if teacher.model] == ["cuda:1"] * 3
     assert done.source == config.source
     # What the configuration says is not changed.
-    own = read_config("aime2025_qwen3_1.7b", ["student.options={gpu_memory_utilization: 0.3}"])
-    assert placed(own, plan_memory(own, parse_hardware("2x80"))).student.options == {"gpu_memory_utilization": 0.3}
+    own = read_config("aime2025_qwen3_1.7b", ["student.load={gpu_memory_utilization: 0.3}"])
+    assert placed(own, plan_memory(own, parse_hardware("2x80"))).student.load.gpu_memory_utilization == 0.3
 
 
 def test_a_study_that_does_not_fit_is_refused_with_what_takes_the_memory():
-    config = read_config("aime2025_qwen3_1.7b", ["student.options={gpu_memory_utilization: 0.4}"])
+    config = read_config("aime2025_qwen3_1.7b", ["student.load={gpu_memory_utilization: 0.4}"])
     plan = plan_memory(config, parse_hardware("1x80"))
     assert not plan.fits
     with pytest.raises(OpdAlignError, match=r"GPU 0 has 78\.8 GiB free, .* GiB are missing .*Qwen3-14B weights 27\.5"):
         check_memory(plan)
-    small = read_config("aime2025_qwen3_1.7b", ["student.options={gpu_memory_utilization: 0.1}"])
-    with pytest.raises(OpdAlignError, match=r"no room for one context: set student\.options\.max_model_len"):
+    small = read_config("aime2025_qwen3_1.7b", ["student.load={gpu_memory_utilization: 0.1}"])
+    with pytest.raises(OpdAlignError, match=r"no room for one context: set student\.load\.max_model_len"):
         check_memory(plan_memory(small, parse_hardware("2x80")))
-    fitting = ["student.options={gpu_memory_utilization: 0.12, max_model_len: 31024}"]
+    fitting = ["student.load={gpu_memory_utilization: 0.12, max_model_len: 31024}"]
     assert plan_memory(read_config("aime2025_qwen3_1.7b", fitting), parse_hardware("1x80")).rollouts_at_once == 1
 
 
@@ -203,6 +203,30 @@ def test_a_large_teacher_needs_a_gpu_of_its_own():
     assert plan.gpus[1].uses[0].what == "Qwen3-32B weights"
     assert plan.gpus[1].uses[0].bytes == pytest.approx(2 * 32.76e9, rel=0.001)
     assert not plan_memory(read_config("boolq_qwen3_0.6b", [teachers]), parse_hardware("8x40")).fits
+
+
+def test_engines_and_teachers_can_be_divided_over_gpus():
+    two = read_config("aime2025_qwen3_1.7b", ["student.load={tensor_parallel_size: 2}"])
+    with pytest.raises(OpdAlignError, match="has tensor_parallel_size 2, but 1 GPU is visible"):
+        plan_memory(two, parse_hardware("1x80"))
+    plan = plan_memory(two, parse_hardware("3x80"), one_process=True)
+    assert plan.fits
+    assert [any("in vLLM" in use.what for use in gpu.uses) for gpu in plan.gpus] == [True, True, False]
+    assert {device for key, device in plan.devices.items() if "1.7B" not in key[0]} == {"cuda:2"}
+    one = plan_memory(read_config("aime2025_qwen3_1.7b"), parse_hardware("2x80"))
+    assert plan.rollouts_at_once > 1.8 * one.rollouts_at_once
+    teacher = "teachers=[{model: {model: Qwen/Qwen3-32B, dtype: bfloat16, load: {device_map: balanced}}, name: T}]"
+    divided = read_config("boolq_qwen3_0.6b", [teacher])
+    plan = plan_memory(divided, parse_hardware("2x80"))
+    assert plan.fits
+    halves = [use.bytes for gpu in plan.gpus for use in gpu.uses if use.what == "Qwen3-32B weights"]
+    assert halves == pytest.approx([32.76e9, 32.76e9], rel=0.01)
+    assert placed(divided, plan).teachers[0].model.device == "auto"
+    longer = ["student.load={rope_scaling: {rope_type: yarn, factor: 2.0, original_max_position_embeddings: 32768}}"]
+    config = read_config("boolq_qwen3_0.6b", longer)
+    assert model_size(config.student.model, config.student.load).context_length == 65_536
+    small = read_config("boolq_qwen3_0.6b", [teacher.replace("device_map: balanced", "quantization: 4bit")])
+    assert plan_memory(small, parse_hardware("1x40")).fits
 
 
 def test_scoring_settings_change_the_plan():

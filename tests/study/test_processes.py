@@ -24,10 +24,12 @@ GPUS = [Slot("GPU 0", "0"), Slot("GPU 1", "1"), Slot("GPU 2", "2")]
 GROUPS = [[Question(f"q{index}")] for index in range(6)]
 
 PARENT = """
+import signal
 import sys
 from types import SimpleNamespace
 from opd_align.study import processes
 from opd_align.types import Question
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
 processes.MODULE = "tests.support.scripted_worker"
 slots, study = [processes.Slot("GPU 0", "0")], SimpleNamespace(config=None)
 executor = processes.ProcessExecutor(slots, study, (sys.argv[1], None), (None, None))
@@ -137,7 +139,10 @@ def test_processes_and_their_engines_end_with_the_parent(number, tmp_path):
         assert not gone(worker)
         assert not gone(engine)
         parent.send_signal(number)
-        parent.communicate(timeout=60)
+        try:
+            parent.communicate(timeout=60)
+        finally:
+            parent.kill()
     wait_for(lambda: gone(worker) and gone(engine), 20)
 
 
