@@ -154,9 +154,9 @@ class Study:
 
     def reliability(self) -> float:
         """Mean Spearman correlation between the gains of two seeds: how well gains predict gains."""
-        counts = [len(gain.seeds) for gain in self.gains]
-        table = np.array([gain.seeds[: min(counts)] for gain in self.gains])
-        pairs = [(i, j) for j in range(table.shape[1]) for i in range(j)]
+        n_seeds = min((len(gain.seeds) for gain in self.gains), default=0)
+        table = np.array([gain.seeds[:n_seeds] for gain in self.gains])
+        pairs = [(i, j) for j in range(n_seeds) for i in range(j)]
         return float(np.mean([spearman(table[:, i], table[:, j]) for i, j in pairs])) if pairs else nan
 
     def signs(self, predictor: str) -> tuple[int, int]:
