@@ -58,7 +58,8 @@ def made_path(
         q_C, q_C * (1 - q_C) / visits_C, zero_C, zero_C, np.zeros(length), q_C[own_T], visits_C, visits_C.astype(float),
         value_T, np.full(length, 0.01), offsets,
     )  # fmt: skip
-    counts = PathCounts(offsets, np.zeros(length, np.int64), token_C, *[visits_C] * 6, *[zero_C] * 2)
+    wins_C = np.rint(visits_C * q_C).astype(np.int64)
+    counts = PathCounts(offsets, np.zeros(length, np.int64), token_C, *[visits_C, wins_C] * 3, *[zero_C] * 2)
     return EstimatedPath(question, index, index % 2 == 0, scores, estimate, counts, 0.5, (estimate, estimate))
 
 

@@ -360,7 +360,7 @@ def _add_watch_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--verifier", metavar="MODULE:NAME", help="grade with this reward function instead")
     group.add_argument(
         "--wandb", choices=("auto", "training", "own", "off"), default="auto",
-        help="log to the W&B run of the training, or to an own one (default: the training's, if it has one)",
+        help="log to the W&B run of the training, or to an own one (default: own, if the training reports to W&B)",
     )  # fmt: skip
 
 

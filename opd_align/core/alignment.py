@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
@@ -22,6 +23,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from opd_align.core.attenuation import (
+    ADVANTAGE_MOMENTS,
+    ALIGNMENT_MOMENTS,
+    MOMENTS,
+    advantage_moments,
+    alignment_moments,
+    mean_gap,
+)
 from opd_align.core.estimate import CERTAIN, PathEstimate
 from opd_align.core.objectives import LOG_FLOOR, Nodes, Objective, unified_update
 from opd_align.core.tree import PathCounts
@@ -45,9 +54,11 @@ SCHEMA = pa.schema(
         ("alignment_low", pa.float64()), ("alignment_high", pa.float64()),
         ("p_positive", pa.float64()), ("verdict", _TEXT),
         ("alignment_a", pa.float64()), ("alignment_b", pa.float64()),
+        ("sr_range_a", pa.float64()), ("sr_range_b", pa.float64()),
         ("advantage", pa.float64()), ("sr_range", pa.float64()), ("children", pa.int16()),
         ("visits", pa.int64()), ("effective_visits", pa.float64()), ("tail_mass", pa.float64()),
         ("value", pa.float64()), ("update_norm", pa.float64()),
+        *[(name, pa.float64()) for name in MOMENTS],
         *[(name, pa.float64()) for name in DIVERGENCES],
         ("student_entropy", pa.float64()), ("teacher_entropy", pa.float64()),
     ]
@@ -95,6 +106,18 @@ class EstimatedPath:
     halves: tuple[PathEstimate, PathEstimate] | None = None
     to_go: Mapping[str, Floats] | None = None
 
+    @cached_property
+    def gain_C(self) -> Floats:
+        """Fraction of correct rollouts after each child minus the value after the path's own; NaN without rollouts.
+
+        Children whose value comes from exits further down (on this or on another scored path) have their estimate.
+        """
+        counts, estimate = self.counts.reindex(self.scores.offsets, self.scores.token_C), self.estimate
+        n_C = counts.evidence_C
+        plain_C = np.where(n_C > 0, counts.evidence_wins_C / np.maximum(n_C, 1), np.nan)
+        success_C = np.where(self.scores.on_path_C | (estimate.visits_C != n_C), estimate.q_C, plain_C)
+        return np.asarray(success_C - estimate.path_q_T[self.scores.depth_C])
+
 
 def node_table(paths: Sequence[EstimatedPath], objectives: Sequence[Objective], rules: Rules) -> pa.Table:
     """The rows of all paths; an empty table if no node qualifies."""
@@ -132,10 +155,7 @@ def significant(
     `rules.n_sig` visits. `backup` keeps them all: its posterior knows how uncertain each one is, and leaving out the
     uncertain ones would compare with another truth than the node's. A node without two observed children has none.
     """
-    probable_C = (path.log_p_C > np.log(rules.tau)) if rules.tau else np.ones(len(path.log_p_C), bool)
-    if teacher is not None and teacher != REWARD and rules.tau:
-        probable_C = probable_C | (path.teachers[teacher].log_t_C > np.log(rules.tau))
-    significant_C = probable_C | path.on_path_C
+    significant_C = _candidates(path, rules, teacher)
     observed_C = significant_C & (estimate.visits_C > 0)
     if estimate.counted:
         significant_C &= estimate.effective_C >= rules.n_sig
@@ -144,6 +164,14 @@ def significant(
         observed_C &= (estimate.visits_C >= MIN_VISITS) | (estimate.effective_C >= CERTAIN)
     observed_T = np.bincount(path.depth_C, observed_C, len(path))
     return significant_C & (observed_T[path.depth_C] >= 2)
+
+
+def _candidates(path: PathScores, rules: Rules, teacher: str | None) -> NDArray[np.bool_]:
+    """The children above `rules.tau` for the student or for this teacher, or on the path, with or without rollouts."""
+    probable_C = (path.log_p_C > np.log(rules.tau)) if rules.tau else np.ones(len(path.log_p_C), bool)
+    if teacher is not None and teacher != REWARD and rules.tau:
+        probable_C = probable_C | (path.teachers[teacher].log_t_C > np.log(rules.tau))
+    return np.asarray(probable_C | path.on_path_C)
 
 
 @dataclass(frozen=True)
@@ -292,14 +320,18 @@ def _teacher_rows(
     scores, estimate, depth_N, child_NK = path.scores, path.estimate, group.depth_N, group.child_NK
     p_NK = _restricted(scores.log_p_C[child_NK], selected_NK)
     q_NK = np.where(selected_NK, estimate.q_C[child_NK], 0.0)
-    sr_range_N = np.where(selected_NK, q_NK, -np.inf).max(-1) - np.where(selected_NK, q_NK, np.inf).min(-1)
+    sr_range_N = _range(q_NK, selected_NK)
     nonzero_N = sr_range_N > rules.resolution
     ideal_NK, ideal_DNK = unified_update(p_NK, q_NK), unified_update(p_NK, q_DNK)
-    halves = [unified_update(p_NK, np.where(selected_NK, half.q_C[child_NK], 0.0)) for half in path.halves or ()]
+    sr_range_DN = _range(q_DNK, selected_NK)
+    half_q = [np.where(selected_NK, half.q_C[child_NK], 0.0) for half in path.halves or ()]
+    halves = [unified_update(p_NK, half_NK) for half_NK in half_q]
+    half_range = [_range(half_NK, selected_NK) for half_NK in half_q] or [np.full(len(p_NK), np.nan)] * 2
     natural_T = np.add.reduceat(np.append(path.counts.natural_C, 0), path.counts.offsets[:-1]) * (
         np.diff(path.counts.offsets) > 0
     )
     n, length = len(depth_N), len(scores)
+    missing_N = np.full(n, np.nan)
     shared = {
         "question": _constant_text(path.question, n),
         "path": np.full(n, path.index),
@@ -310,17 +342,20 @@ def _teacher_rows(
         "token": scores.completion_T[depth_N],
         "teacher": _constant_text(teacher, n),
         "sr_range": sr_range_N,
+        "sr_range_a": half_range[0],
+        "sr_range_b": half_range[1],
         "children": selected_NK.sum(-1),
         "visits": natural_T[depth_N],
         "effective_visits": np.where(selected_NK, estimate.effective_C[child_NK], np.inf).min(-1),
         "tail_mass": estimate.tail_mass_T[depth_N],
         "value": estimate.value_T[depth_N],
         "student_entropy": scores.entropy_T[depth_N],
-    } | _teacher_columns(scores, teacher, group, selected_NK, p_NK, q_NK)
+    } | _teacher_columns(path, teacher, group, selected_NK, p_NK, rules)
     for objective, update_C in updates.items():
         update_NK = np.where(selected_NK, update_C[child_NK], 0.0)
         cosine_DN = cosine(ideal_DNK, update_NK)
         mean_N, plain_N = cosine_DN.mean(0), cosine(ideal_NK, update_NK)
+        moments = alignment_moments(cosine_DN, sr_range_DN)
         positive_N = (cosine_DN > 0).mean(0) + (cosine_DN == 0).mean(0) / 2
         low_N, high_N = np.quantile(cosine_DN, [0.05, 0.95], axis=0)
         half_N = [cosine(half_NK, update_NK) for half_NK in halves] or [np.full(n, np.nan)] * 2
@@ -336,22 +371,39 @@ def _teacher_rows(
             "alignment_b": half_N[1],
             "update_norm": np.linalg.norm(update_NK, axis=-1),
         }
+        # Counted fractions are not shrunk, so there is no attenuation.
+        columns |= dict.fromkeys(ALIGNMENT_MOMENTS, missing_N) if estimate.counted else moments
         yield pa.table({field.name: pa.array(columns[field.name], field.type) for field in SCHEMA}, schema=SCHEMA)
 
 
 def _teacher_columns(
-    scores: PathScores, teacher: str, group: _NodeGroup, selected_NK: NDArray[np.bool_], p_NK: Floats, q_NK: Floats
+    path: EstimatedPath, teacher: str, group: _NodeGroup, selected_NK: NDArray[np.bool_], p_NK: Floats, rules: Rules
 ) -> dict[str, Floats]:
     if teacher == REWARD:
         missing = np.full(len(p_NK), np.nan)
-        return dict.fromkeys((*DIVERGENCES, "teacher_entropy", "advantage"), missing)
-    teacher_scores = scores.teachers[teacher]
+        return dict.fromkeys((*DIVERGENCES, "teacher_entropy", "advantage", *ADVANTAGE_MOMENTS), missing)
+    teacher_scores = path.scores.teachers[teacher]
     t_NK = _restricted(teacher_scores.log_t_C[group.child_NK], selected_NK)
     columns = {name: getattr(teacher_scores, f"{name}_T")[group.depth_N] for name in DIVERGENCES}
-    return columns | {
-        "teacher_entropy": teacher_scores.entropy_T[group.depth_N],
-        "advantage": ((t_NK - p_NK) * q_NK).sum(-1),
-    }
+    return (
+        columns
+        | {
+            "teacher_entropy": teacher_scores.entropy_T[group.depth_N],
+            "advantage": ((t_NK - p_NK) * np.where(selected_NK, path.estimate.q_C[group.child_NK], 0.0)).sum(-1),
+        }
+        | advantage_moments(p_NK, t_NK, path.gain_C[group.child_NK], _mean_gap(path.scores, teacher, rules))
+    )
+
+
+def _mean_gap(scores: PathScores, teacher: str, rules: Rules) -> dict[str, float]:
+    """The mean gap between teacher and student at the nodes of a path with two or more candidates."""
+    kept_C = _candidates(scores, rules, teacher)
+    kept_C &= (np.bincount(scores.depth_C, kept_C, len(scores)) >= 2)[scores.depth_C]
+    depth_C = scores.depth_C[kept_C]
+    log_t_C = scores.teachers[teacher].log_t_C
+    p_C, t_C = (np.exp(np.maximum(log_C[kept_C], LOG_FLOOR)) for log_C in (scores.log_p_C, log_t_C))
+    p_C, t_C = (each_C / np.bincount(depth_C, each_C, len(scores))[depth_C] for each_C in (p_C, t_C))
+    return mean_gap(p_C, t_C, depth_C)
 
 
 def _update_C(
@@ -415,6 +467,12 @@ def _restricted(log_NK: Floats, selected_NK: NDArray[np.bool_]) -> Floats:
     """Probabilities renormalised on the selected children, 0 for the others."""
     mass_NK = np.where(selected_NK, np.exp(np.maximum(log_NK, LOG_FLOOR)), 0.0)
     return np.asarray(mass_NK / mass_NK.sum(-1, keepdims=True))
+
+
+def _range(value: Floats, selected_NK: NDArray[np.bool_]) -> Floats:
+    """Largest minus smallest value of the selected children."""
+    high, low = np.where(selected_NK, value, -np.inf).max(-1), np.where(selected_NK, value, np.inf).min(-1)
+    return np.asarray(high - low)
 
 
 def _normalised(log_NK: Floats) -> Floats:

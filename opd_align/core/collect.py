@@ -214,6 +214,9 @@ class _Collector:
         sampled = 0
         if not done:  # a later round continues the phase
             self.on_progress(Progress(self.question.id, phase, 0, planned))
+        # At the last token of a truncated path, nothing is left to sample.
+        truncated_R = self.tree.length_R[self.tree.finish_R == Finish.TRUNCATED]
+        targets = [target for target in targets if len(target.prefix) < truncated_R.min(initial=2**31)]
         for batch in _batches(targets, self.settings.batch):
             if phase != "sampling" and self.deadline is not None and time.monotonic() > self.deadline:
                 self.timed_out = True

@@ -23,8 +23,9 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from opd_align.core.attenuation import weighted_values
 from opd_align.core.metrics import MIN_QUESTIONS
-from opd_align.core.node_rows import NodeRows, group_rows, mean_by, select_rows
+from opd_align.core.node_rows import NodeRows, group_rows, select_rows
 from opd_align.types import REWARD, Floats, OpdAlignError
 
 LEVEL = 0.95
@@ -62,10 +63,10 @@ class Headline:
 
 def _weighted_alignment(rows: NodeRows) -> tuple[Floats, Floats]:
     sr_N, sd_N = rows["sr_range"], (rows["alignment_high"] - rows["alignment_low"]) / (2 * NORMAL_90)
-    value_Q = mean_by(rows.question_N, rows["alignment"], rows.n_questions, sr_N)
+    values = weighted_values(rows)
     variance_Q = np.bincount(rows.question_N, (sr_N * np.nan_to_num(sd_N)) ** 2, rows.n_questions)
     total_Q = np.bincount(rows.question_N, sr_N, rows.n_questions)
-    return value_Q, np.sqrt(variance_Q) / np.where(total_Q > 0, total_Q, nan)
+    return values.value_Q, np.sqrt(variance_Q) / np.where(total_Q > 0, total_Q, nan)
 
 
 HEADLINE = Headline("SR-weighted alignment", "alignment/weighted", _weighted_alignment)

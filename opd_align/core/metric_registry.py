@@ -27,6 +27,7 @@ from opd_align.core import metrics
 from opd_align.core.alignment import pairs_of, teachers_of
 from opd_align.core.engine import Analysis
 from opd_align.core.metric_schema import RANGES, ROOT, Level, Metric, Unit
+from opd_align.core.training_metrics import EVALUATION_METRICS, GATE_METRICS
 from opd_align.core.whole_update import WHOLE_UPDATE_METRICS
 from opd_align.types import OVERLAP_TOP_K, REWARD, Floats
 
@@ -144,15 +145,18 @@ def _spearman(stem: str, column: str, label: str, feature: str) -> Metric:
 
 
 TEACHER_METRICS = (
-    Metric("teacher", "alignment/mean", "Mean cosine between the ideal update and the objective's update.", "cosine",
-        "higher", lambda r: r.rank.alignment.mean, half_width="alignment/half_width", charts={"Alignment": ""},
-        column="alignment"),
+    Metric("teacher", "alignment/mean", "Mean cosine of ideal update and objective's update, corrected for shrinkage.",
+        "cosine", "higher", lambda r: r.rank.alignment.mean, half_width="alignment/half_width",
+        charts={"Alignment": ""}, column="alignment"),
     _half_width("alignment/half_width", "alignment/mean", "cosine", lambda r: r.rank.alignment),
     Metric("teacher", "alignment/weighted",
         "Alignment weighted by the SR range of each node: tokens that hardly affect success hardly count.", "cosine",
         "higher", lambda r: r.rank.weighted_cosine.mean, charts={"SR-weighted alignment": ""}),
     _half_width("alignment/weighted_half_width", "alignment/weighted", "cosine",
         lambda r: r.rank.weighted_cosine, logged=False),
+    Metric("teacher", "alignment/attenuation",
+        "Share of the SR-weighted alignment that shrinkage leaves; `alignment/weighted` is divided by it.", "share",
+        "higher", lambda r: r.rank.weighted_cosine.attenuation, logged=False),
     Metric("teacher", "alignment/fraction_positive", "Share of nodes with positive alignment.", "share", "higher",
         lambda r: r.rank.fraction_positive.mean, charts={"Decisions with positive alignment": ""}),
     _half_width("alignment/fraction_positive_half_width", "alignment/fraction_positive", "share",
@@ -245,8 +249,9 @@ TEACHER_METRICS = (
     Metric("teacher", "filter/signal", "Mean signal of the nodes that the divergence filter keeps.",
         "SR range × cosine", "higher", lambda r: r.filter.signal.mean, needs_teacher=True,
         charts={"Signal of the divergence filter": "divergence filter"}),
-    Metric("teacher", "filter/oracle_share", "Gain of the divergence filter divided by `oracle/gain`.", "ratio",
-        "higher", lambda r: r.filter.share_of_oracle_gain, needs_teacher=True,
+    Metric("teacher", "filter/oracle_share",
+        "Gain of the divergence filter divided by the cross-fitted gain of the oracle; unknown if that is not larger "
+        "than its error.", "ratio", "higher", lambda r: r.filter.share_of_oracle_gain, needs_teacher=True,
         charts={"Oracle gain recovered by the filter": ""}),
     _spearman("spearman/depth", "depth_normalised", "depth", "the position in the completion"),
     _spearman("spearman/kl", "kl", "KL", "KL(student ‖ teacher)"),
@@ -287,57 +292,6 @@ STUDENT_METRICS = (
         _total("unknown"), charts={"Rollouts": "not graded"}),
     Metric("student", "top_nodes", "The nodes with the largest SR range, for all teachers.", "table"),
     Metric("student", "paths", "A few rollouts token by token, coloured by alignment.", "HTML"),
-)  # fmt: skip
-
-EVALUATION_METRICS = (
-    Metric("evaluation", "seconds", "Wall time of the evaluation.", "seconds", "lower",
-        charts={"Seconds per evaluation": ""}, column="seconds"),
-    Metric("evaluation", "overhead_share", "Share of the training's wall time spent on evaluations so far.", "share",
-        "lower", charts={"Share of wall time": ""}),
-    Metric("evaluation", "scale",
-        "Share of the held-out questions that were evaluated, reduced to respect `max_overhead`.", "share", "higher",
-        charts={"Evaluation size": ""}),
-    Metric("evaluation", "interval", "Training steps since the previous evaluation; absent at the first one.", "steps",
-        "lower", charts={"Steps since last evaluation": ""}),
-    Metric("evaluation", "failures", "Number of evaluations that have failed so far.", "evaluations", "lower",
-        charts={"Failed evaluations": ""}),
-    Metric("evaluation", "verifier_failures",
-        "Number of verifier calls that raised or timed out so far; their completions count as unknown.", "calls",
-        "lower"),
-    Metric("evaluation", "without_demonstration",
-        "1 if there is no result because the student could not write a demonstration for any question yet.", "0 or 1",
-        "lower"),
-    Metric("evaluation", "loss_recognised",
-        "1 if the objective is the trainer's loss, or was passed as `objectives`; 0 if part of the loss is not "
-        "evaluated, such as an overridden `compute_loss`, a KL penalty, other completions or another reward.", "0 or 1",
-        "higher"),
-    Metric("evaluation", "delay",
-        "Time from the checkpoint to its result; only for evaluations outside the training (`opd-align watch`).",
-        "seconds", "lower"),
-    Metric("evaluation", "staleness",
-        "Steps that the training was ahead of the checkpoint when its result was written; only for evaluations outside "
-        "the training.", "steps", "lower"),
-)  # fmt: skip
-
-GATE_METRICS = (
-    Metric("gate", "sequences_kept", "Share of completions with at least one token that is distilled.", "share"),
-    Metric("gate", "tokens_kept", "Share of completion tokens that are distilled.", "share"),
-    Metric("gate", "tokens_distilled", "Sum of the token weights.", "tokens"),
-    Metric("gate", "denominator", "Number that the summed distillation loss is divided by.", "tokens"),
-    Metric("gate", "renormalised",
-        "1 if the denominator is the sum of the token weights, 0 if it is the number of tokens.", "0 or 1"),
-    Metric("gate", "loss", "Distillation loss with the gate.", "nats", "lower"),
-    Metric("gate", "loss_open", "Distillation loss without the gate: mean divergence over all completion tokens.",
-        "nats", "lower"),
-    Metric("gate", "kept_divergence",
-        "Weighted mean divergence of the distilled tokens; absent if no token is distilled.", "nats"),
-    Metric("gate", "correct", "Share of completions that are correct.", "share", "higher"),
-    Metric("gate", "unknown", "Share of completions that the verifier could not grade.", "share", "lower"),
-    Metric("gate", "verifier_failures", "Verifier calls that raised or timed out.", "calls", "lower"),
-    Metric("gate", "threshold",
-        "Divergence from which on a calibrated gate distills a token; absent while the gate is open.", "nats"),
-    Metric("gate", "calibrated_open",
-        "1 while a calibrated gate distills all tokens, because no filter has a significant gain.", "0 or 1"),
 )  # fmt: skip
 
 HEADLINE = ("alignment/mean", "alignment/weighted", "overlap_ratio", "pass_rate")

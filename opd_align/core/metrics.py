@@ -13,49 +13,38 @@ teachers, with each teacher's rows of a path treated as a separate path.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, nan, sqrt
+from math import hypot, inf, nan, sqrt
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 from scipy import stats
 
-from opd_align.core.node_rows import NodeRows, centred_ranks, group_rows, mean_by, rank_correlation, select_rows, share
-from opd_align.types import DIVERGENCES, Floats, OpdAlignError
+from opd_align.core.attenuation import QuestionValues, advantage_values, alignment_values, weighted_values
+from opd_align.core.intervals import COSINE, LEVEL, NORMAL
+from opd_align.core.intervals import TAILS as TAILS
+from opd_align.core.intervals import Estimate as Estimate
+from opd_align.core.intervals import interval as interval
+from opd_align.core.node_rows import centred_ranks, group_rows, mean_by, rank_correlation, select_rows, share
+from opd_align.core.oracle import MEASURES as MEASURES
+from opd_align.core.oracle import ROUNDING
+from opd_align.core.oracle import FilterRow as FilterRow
+from opd_align.core.oracle import OracleRow as OracleRow
+from opd_align.core.oracle import divergence_filter as divergence_filter
+from opd_align.core.oracle import selective_oracle as selective_oracle
+from opd_align.types import DIVERGENCES, Floats
 
 Name = str | None
-MEASURES = (*DIVERGENCES, "student_entropy", "teacher_entropy")
 FEATURES = ("depth_normalised", *DIVERGENCES)
 PAIRED, WELCH, NO_TEST = "paired t-test over questions", "Welch's t-test over paths", "none"
-LEVEL, TAILS, DRAWS = 0.95, (0.025, 0.975), 1000
+DRAWS = 1000
 
 MIN_QUESTIONS = 4
 """With fewer questions a 95 % interval is wider than the scale of a cosine, or narrow by chance: none is reported."""
 
 GATE_WEIGHT = "gate_weight"
 """Column that `gated_alignment` needs: the weight that a gate gives to the node's token."""
-
-# With two children the cosine is +-1 up to rounding. Values that differ by less than this are treated as equal: as a
-# tie, as exactly one, as no improvement.
-ROUNDING = 1e-9
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over questions with its 95 % confidence interval.
-
-    Args:
-        mean: Mean over the questions with a known value; NaN if there are none.
-        half_width: Half-width of the t interval; NaN with fewer than two questions.
-        n: Number of questions with a known value.
-    """
-
-    mean: float
-    half_width: float
-    n: int
 
 
 @dataclass(frozen=True)
@@ -150,57 +139,6 @@ class Contrast:
 
 
 @dataclass(frozen=True)
-class OracleRow:
-    """Distillation restricted to the nodes with alignment above a threshold.
-
-    Args:
-        threshold: Nodes with a larger alignment are kept; None keeps all nodes.
-        signal: Mean signal (SR range × alignment) of the kept nodes. Nodes are selected and valued with the same noisy
-            estimate, so it is biased upwards.
-        gain: `signal` minus the mean signal of all nodes, over questions that keep at least one node.
-        share_kept: Share of nodes that are kept.
-        n_nodes: Number of nodes that are kept.
-        share_beating: Share of paths whose kept nodes have a larger mean signal than all their nodes; NaN for None.
-        cross_fitted_signal: `signal` with nodes selected on one half of the rollouts and valued on the other half,
-            which removes the bias.
-    """
-
-    threshold: float | None
-    signal: Estimate
-    gain: Estimate
-    share_kept: float
-    n_nodes: int
-    share_beating: float
-    cross_fitted_signal: Estimate
-
-
-@dataclass(frozen=True)
-class FilterRow:
-    """Distillation restricted to the nodes where student and teacher differ most.
-
-    Args:
-        measure: The divergence or entropy that is thresholded.
-        quantile: Quantile of the measure over all nodes that is used as the threshold.
-        threshold: The threshold itself; nodes at or beyond it are kept.
-        signal: Mean signal (SR range × alignment) of the kept nodes.
-        gain: `signal` minus the mean signal of all nodes, over questions that keep at least one node.
-        share_kept: Share of nodes that are kept.
-        n_nodes: Number of nodes that are kept.
-        share_of_oracle_gain: `gain` divided by the gain of the selective oracle at threshold 0; NaN if the oracle
-            gains nothing.
-    """
-
-    measure: str
-    quantile: float
-    threshold: float
-    signal: Estimate
-    gain: Estimate
-    share_kept: float
-    n_nodes: int
-    share_of_oracle_gain: float
-
-
-@dataclass(frozen=True)
 class Correlation:
     """Mean within-path Spearman correlation of alignment and a feature.
 
@@ -264,10 +202,10 @@ def teacher_ranking(nodes: pa.Table, objective: Name = None) -> list[TeacherRank
         rank = TeacherRank(
             teacher=teacher,
             objective=rows.objective,
-            alignment=interval(rows.question_means(alignment_N)),
-            fraction_positive=interval(rows.question_means((alignment_N > 0).astype(np.float64))),
-            weighted_cosine=interval(mean_by(rows.question_N, alignment_N, rows.n_questions, rows["sr_range"])),
-            advantage=interval(rows.question_means(rows["advantage"])),
+            alignment=interval(alignment_values(rows), bounds=COSINE),
+            fraction_positive=interval(rows.question_means((alignment_N > 0).astype(np.float64)), bounds=(0.0, 1.0)),
+            weighted_cosine=interval(weighted_values(rows), bounds=COSINE),
+            advantage=interval(advantage_values(rows), bounds=COSINE),
             helpful=share(pc.equal(verdict_N, "helpful").to_numpy()),
             harmful=share(pc.equal(verdict_N, "harmful").to_numpy()),
             undecided=share(pc.equal(verdict_N, "undecided").to_numpy()),
@@ -287,7 +225,7 @@ def teacher_difference(nodes: pa.Table, first: str, second: str, objective: Name
         rows = select_rows(nodes, objective, teacher)
         _, first_row_Q = group_rows(rows.question_N)
         names = rows.column("question").cast(pa.string()).to_pylist()
-        mean_Q = rows.question_means(rows["alignment"])
+        mean_Q = alignment_values(rows).value_Q
         value_of[teacher] = {names[row]: float(mean_Q[rows.question_N[row]]) for row in first_row_Q}
     shared = [name for name in value_of[first] if name in value_of[second]]
     return interval(np.array([value_of[first][name] - value_of[second][name] for name in shared]))
@@ -335,19 +273,29 @@ def correct_vs_incorrect(nodes: pa.Table, objective: Name = None, *, teacher: Na
     # Several teachers on the same path are not independent, so a path counts once here whatever the teacher.
     path_N, first_P = group_rows(rows.question_N, rows["path"].astype(np.int64))
     question_P, correct_P = rows.question_N[first_P], rows["path_correct"][first_P]
-    # Weighting each path by its sum of SR ranges makes the mean of a question the same ratio of sums as in the ranking.
-    sr_N = rows["sr_range"]
-    sr_P = np.bincount(path_N, sr_N, len(first_P)).astype(np.float64)
+    correct_N = correct_P[path_N]
+    count_Q = [np.bincount(question_P[correct_P == kind], minlength=rows.n_questions) for kind in (1.0, 0.0)]
+    paired_N = ((count_Q[0] > 0) & (count_Q[1] > 0))[rows.question_N]
+
+    def side(metric: str, kind: float) -> QuestionValues:
+        kept_N = paired_N & (correct_N == kind)
+
+        def mean(value_N: Floats) -> Floats:
+            return mean_by(question_P, mean_by(path_N, np.where(kept_N, value_N, nan), len(first_P)), rows.n_questions)
+
+        if metric == "weighted_cosine":
+            return weighted_values(rows, kept_N)
+        return alignment_values(rows, mean) if metric == "mean_cosine" else advantage_values(rows, mean)
+
     table = []
-    for metric, column, weight_N, weight_P in (
-        ("mean_cosine", "alignment", None, None),
-        ("weighted_cosine", "alignment", sr_N, sr_P),
-        ("advantage", "advantage", None, None),
+    for metric, column, weight_N in (
+        ("mean_cosine", "alignment", None),
+        ("weighted_cosine", "alignment", rows["sr_range"]),
+        ("advantage", "advantage", None),
     ):
         value_P = mean_by(path_N, rows[column], len(first_P), weight_N)
-        sides_P = [np.where(correct_P == kind, value_P, nan) for kind in (1.0, 0.0)]
-        sides_Q = [mean_by(question_P, side_P, rows.n_questions, weight_P) for side_P in sides_P]
-        table.append(_contrast(metric, teacher, [side_P[np.isfinite(side_P)] for side_P in sides_P], sides_Q))
+        by_path = [value_P[(correct_P == kind) & np.isfinite(value_P)] for kind in (1.0, 0.0)]
+        table.append(_contrast(metric, teacher, by_path, [side(metric, kind) for kind in (1.0, 0.0)]))
     return table
 
 
@@ -356,10 +304,13 @@ def alignment_by_position(
 ) -> tuple[Estimate, Estimate, Estimate]:
     """Mean alignment of the nodes in the first, the middle and the last third of their completions."""
     rows = select_rows(nodes, objective, teacher)
-    alignment_N = rows["alignment"]
     third_N = np.minimum(3 * rows["depth"] // rows["path_length"], 2)
-    first, middle, last = (interval(rows.question_means(np.where(third_N == at, alignment_N, nan))) for at in range(3))
-    return first, middle, last
+
+    def third(at: int) -> Estimate:
+        values = alignment_values(rows, lambda value_N: rows.question_means(np.where(third_N == at, value_N, nan)))
+        return interval(values, bounds=COSINE)
+
+    return third(0), third(1), third(2)
 
 
 def gated_alignment(nodes: pa.Table, objective: Name = None, *, teacher: Name = None) -> Gated:
@@ -369,63 +320,14 @@ def gated_alignment(nodes: pa.Table, objective: Name = None, *, teacher: Name = 
     whose nodes all have weight zero are not distilled and do not count.
     """
     rows = select_rows(nodes, objective, teacher)
-    gate_N, alignment_N = rows[GATE_WEIGHT], rows["alignment"]
+    gate_N = rows[GATE_WEIGHT]
     weight_N = gate_N / np.bincount(rows.path_N, minlength=len(rows.question_U))[rows.path_N]
-    means = [
-        interval(mean_by(rows.question_N, value_N, rows.n_questions, weight_N))
-        for value_N in (alignment_N, rows["sr_range"] * alignment_N)
-    ]
-    return Gated(means[0], means[1], share(gate_N > 0))
 
+    def mean(value_N: Floats) -> Floats:
+        return mean_by(rows.question_N, value_N, rows.n_questions, weight_N)
 
-def selective_oracle(
-    nodes: pa.Table, thresholds: Sequence[float] = (0.0, 0.3), *, objective: Name = None, teacher: Name = None
-) -> list[OracleRow]:
-    """Mean signal (SR range × alignment) of the nodes above each threshold; the first row is for all nodes."""
-    rows = select_rows(nodes, objective, teacher)
-    alignment_N, a_N, b_N = (rows[name] for name in ("alignment", "alignment_a", "alignment_b"))
-    signal_N = rows["sr_range"] * alignment_N
-    full_U = rows.path_means(signal_N)
-    table = []
-    for threshold in (None, *thresholds):
-        cut = -inf if threshold is None else threshold
-        kept_U = rows.path_means(np.where(alignment_N > cut, signal_N, nan))
-        # A path that keeps no node is NaN here and does not count as beating full distillation.
-        beating = nan if threshold is None else share(kept_U > full_U + ROUNDING)
-        folds = [np.where(one > cut, rows["sr_range"] * other, nan) for one, other in ((a_N, b_N), (b_N, a_N))]
-        fitted_UU = np.concatenate([rows.path_means(value_N) for value_N in folds])
-        cross_fitted = interval(mean_by(np.tile(rows.question_U, 2), fitted_UU, rows.n_questions))
-        table.append(OracleRow(threshold, *_distilled(rows, alignment_N > cut), beating, cross_fitted))
-    return table
-
-
-def divergence_filter(
-    nodes: pa.Table,
-    measure: str = "kl",
-    quantiles: Sequence[float] = (0.5, 0.75, 0.9),
-    *,
-    objective: Name = None,
-    teacher: Name = None,
-) -> list[FilterRow]:
-    """Mean signal of the nodes beyond each quantile of a divergence or entropy measure.
-
-    Nodes with large values are kept, except for the similarity `cosine`, where small values are kept: quantile 0.9
-    always keeps a tenth of the nodes.
-    """
-    if measure not in MEASURES:
-        raise OpdAlignError(f"unknown measure {measure!r}; choose from {', '.join(MEASURES)}")
-    rows = select_rows(nodes, objective, teacher, known=measure)
-    sign = -1.0 if measure == "cosine" else 1.0
-    divergence_N = sign * rows[measure]
-    oracle_gain = _distilled(rows, rows["alignment"] > 0)[1].mean
-    table = []
-    for quantile in quantiles:
-        # "higher" makes the threshold a value that occurs, so a gate with this threshold keeps exactly these nodes.
-        cut = float(np.quantile(divergence_N, quantile, method="higher")) if len(divergence_N) else nan
-        kept = _distilled(rows, divergence_N >= cut)
-        recovered = kept[1].mean / oracle_gain if oracle_gain > ROUNDING else nan
-        table.append(FilterRow(measure, quantile, sign * cut, *kept, recovered))
-    return table
+    signal = interval(mean(rows["sr_range"] * rows["alignment"]), bounds=COSINE)
+    return Gated(interval(alignment_values(rows, mean), bounds=COSINE), signal, share(gate_N > 0))
 
 
 def within_path_correlations(nodes: pa.Table, objective: Name = None) -> list[Correlation]:
@@ -464,35 +366,25 @@ def alignment_histogram(nodes: pa.Table, bins: int = 40, *, objective: Name = No
     return Histogram(tuple(counts.tolist()), tuple(edges.tolist()), mean, std, *ends)
 
 
-def _contrast(metric: str, teacher: Name, by_path: list[Floats], by_question: list[Floats]) -> Contrast:
-    both = np.isfinite(by_question[0]) & np.isfinite(by_question[1])
+def _contrast(metric: str, teacher: Name, by_path: list[Floats], by_question: list[QuestionValues]) -> Contrast:
+    both = np.isfinite(by_question[0].value_Q) & np.isfinite(by_question[1].value_Q)
     sides, test, half_width, p_value = by_path, NO_TEST, nan, nan
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # if all differences are equal, p is 0 or NaN
         if both.sum() >= 2:
-            sides, test = [side[both] for side in by_question], PAIRED
+            sides, test = [side.value_Q[both] for side in by_question], PAIRED
             result = stats.ttest_rel(*sides)
         elif min(map(len, by_path)) >= 2:
             test, result = WELCH, stats.ttest_ind(*by_path, equal_var=False)
         if test != NO_TEST:
-            interval = result.confidence_interval(LEVEL)
-            half_width, p_value = float(interval.high - interval.low) / 2, float(result.pvalue)
+            found = result.confidence_interval(LEVEL)
+            half_width, p_value = float(found.high - found.low) / 2, float(result.pvalue)
     correct, incorrect = (float(side.mean()) if len(side) else nan for side in sides)
-    tested = correct - incorrect, half_width, p_value, test
+    delta, model_sd = correct - incorrect, hypot(*(side.model_sd for side in by_question))
+    if test == PAIRED and model_sd > 0:
+        # The corrections of both sides err in the same direction more often than not; taken as independent.
+        sampling_sd = half_width / float(stats.t.ppf(TAILS[1], both.sum() - 1))
+        half_width = hypot(half_width, NORMAL * model_sd)
+        p_value = 2 * float(stats.t.sf(abs(delta) / hypot(sampling_sd, model_sd), both.sum() - 1))
+    tested = delta, half_width, p_value, test
     return Contrast(metric, teacher, correct, incorrect, *tested, int(both.sum()), *map(len, by_path))
-
-
-def _distilled(rows: NodeRows, kept_N: NDArray[np.bool_]) -> tuple[Estimate, Estimate, float, int]:
-    """Signal of distilling only the kept nodes, gain over all nodes, share and number of nodes kept."""
-    signal_N = rows["sr_range"] * rows["alignment"]
-    kept_Q = rows.question_means(np.where(kept_N, signal_N, nan))
-    gain_Q = kept_Q - rows.question_means(signal_N)
-    return interval(kept_Q), interval(gain_Q), share(kept_N), int(kept_N.sum())
-
-
-def interval(value_Q: Floats) -> Estimate:
-    """Mean of the finite values with its 95 % t interval."""
-    known = value_Q[np.isfinite(value_Q)]
-    n = len(known)
-    half_width = stats.t.ppf(TAILS[1], n - 1) * known.std(ddof=1) / sqrt(n) if n > 1 else nan
-    return Estimate(float(known.mean()) if n else nan, float(half_width), n)

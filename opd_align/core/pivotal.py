@@ -109,7 +109,9 @@ def pivotal_decisions(
         raise OpdAlignError(f"min_difference must be from 0 to below 1, not {min_difference:g}")
     if not 0.5 <= confidence < 1:
         raise OpdAlignError(f"confidence must be from 0.5 to below 1, not {confidence:g}")
-    known = children.filter(pc.and_(children["significant"], pc.is_finite(children["q"])))
+    # Tokens that no rollout took have a success probability too, from their siblings: no evidence for a preference.
+    visited = pc.and_(children["significant"], pc.greater(children["visits"], 0))
+    known = children.filter(pc.and_(visited, pc.is_finite(children["q"])))
     if known.num_rows == 0:
         return []
     place_C, place_first = _places(known)

@@ -15,8 +15,10 @@ from math import nan
 import numpy as np
 import pyarrow as pa
 
-from opd_align.core.metrics import MEASURES, MIN_QUESTIONS, TAILS
+from opd_align.core.intervals import TAILS
+from opd_align.core.metrics import MEASURES, MIN_QUESTIONS
 from opd_align.core.node_rows import NodeRows, select_rows
+from opd_align.core.oracle import half_signals
 from opd_align.types import Floats, Ints, OpdAlignError
 
 SHARES = (1.0, 0.9, 0.75, 0.5, 0.25, 0.1, 0.05)
@@ -65,9 +67,9 @@ def selective_curves(
     if unknown:
         raise OpdAlignError(f"unknown measure {unknown[0]!r}; choose from {', '.join(MEASURES)}")
     rows = select_rows(nodes, objective, teacher)
-    weight_N, sr_N = node_weights(rows), rows["sr_range"]
-    signal_N = sr_N * rows["alignment"]
-    half_a_N, half_b_N = sr_N * rows["alignment_a"], sr_N * rows["alignment_b"]
+    weight_N = node_weights(rows)
+    signal_N = rows["sr_range"] * rows["alignment"]
+    half_a_N, half_b_N = half_signals(rows)
     choices = {ORACLE: [(signal_N, signal_N)], CROSS_FITTED: [(half_a_N, half_b_N), (half_b_N, half_a_N)]}
     for name in measures:
         score_N = -rows[name] if name == "cosine" else rows[name]

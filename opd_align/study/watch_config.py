@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from opd_align.backends.base import find_backend
 from opd_align.backends.loading import check_model
@@ -73,6 +74,7 @@ def spec_of_study(study: Study, *, student_named: bool) -> WatchSpec:
         thinking=config.student.thinking,
         dtype=config.student.dtype,
         device=config.student.device,
+        load=replace(config.student.load, revision=None),  # a checkpoint has none
         base=config.student.model if student_named else None,
     )
 
@@ -92,9 +94,8 @@ def _teachers(study: Study) -> list[TeacherRef]:
             made.append(TeacherRef(spec.name, spec.context, url=model.url[0], served_as=model.served_as or model.model))
         else:
             check_model(model.model, dtype=model.dtype, device=model.device)
-            made.append(
-                TeacherRef(spec.name, spec.context, model.model, model.adapter, dtype=model.dtype, device=model.device)
-            )
+            how: dict[str, Any] = {"dtype": model.dtype, "device": model.device, "load": model.load}
+            made.append(TeacherRef(spec.name, spec.context, model.model, model.adapter, **how))
     return made
 
 

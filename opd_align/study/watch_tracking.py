@@ -80,13 +80,10 @@ class WandbRows:
             # In shared mode several processes write to one run, and only the primary one ends it. Offline there is no
             # such mode: both write files of the same id, which `wandb sync` puts into one run.
             offline = os.environ.get("WANDB_MODE") in ("offline", "dryrun", "disabled")
-            shared: dict[str, Any] = {} if offline else {"mode": "shared"}
-            wandb.init(
-                **{name: self.run.get(name) for name in ("id", "project", "entity")},
-                settings=wandb.Settings(
-                    x_primary=False, x_label="opd-align watch", x_update_finish_state=False, **shared
-                ),
-            )
+            shared = {"mode": "shared", "x_primary": False, "x_label": "watch", "x_update_finish_state": False}
+            settings: dict[str, Any] = {} if offline else {"settings": shared}
+            known: dict[str, Any] = {name: self.run.get(name) for name in ("id", "project", "entity")}
+            wandb.init(**known, **settings)
         wandb.define_metric(STEP)
         wandb.define_metric("*", step_metric=STEP, step_sync=True)
         return wandb
@@ -103,7 +100,7 @@ def wandb_rows(folder: Path, which: WhichRun, training: Mapping[str, Any] | None
 
     Args:
         folder: The folder `opd_align` of the training.
-        which: The run to log to; "auto": that of the training if it reports to W&B, else none.
+        which: The run to log to; "auto": one of its own if the training reports to W&B, else none.
         training: The run of the training. `None`: it does not report there, or this is not known.
     """
     if which == "off" or (which == "auto" and training is None):
@@ -114,4 +111,4 @@ def wandb_rows(folder: Path, which: WhichRun, training: Mapping[str, Any] | None
         import wandb  # noqa: F401
     except ImportError as error:
         raise OpdAlignError("--wandb needs wandb: pip install 'opd-align[wandb]'") from error
-    return WandbRows(folder, None if which == "own" else training)
+    return WandbRows(folder, training if which == "training" else None)

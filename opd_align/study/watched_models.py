@@ -65,7 +65,8 @@ class WatchedModels:
         for ref in self.spec.teachers:
             if ref.model is None or ref.name in self._teachers:
                 continue
-            loaded = load_model(ref.model, adapter=ref.adapter, dtype=ref.dtype, device=ref.device, name=ref.name)
+            options: dict[str, Any] = {"dtype": ref.dtype, "device": ref.device, "load": ref.load}
+            loaded = load_model(ref.model, adapter=ref.adapter, name=ref.name, **options)
             _set_attention(loaded.model, ref.attention)
             if ref.digest is not None:
                 found = update_with_weights(blake2b(digest_size=16), loaded.model).hexdigest()
@@ -134,16 +135,16 @@ class WatchedModels:
 
     def _load(self, checkpoint: Checkpoint) -> LoadedModel:
         spec, folder = self.spec, str(checkpoint.folder)
+        options: dict[str, Any] = {"dtype": spec.dtype, "device": spec.device, "load": spec.load, "name": "student"}
         if checkpoint.is_adapter:
-            base = spec.base or _base_of(checkpoint)
-            return load_model(base, adapter=folder, dtype=spec.dtype, device=spec.device, name="student")
+            return load_model(spec.base or _base_of(checkpoint), adapter=folder, **options)
         has_tokenizer = any((checkpoint.folder / name).is_file() for name in TOKENIZER_FILES)
         if not has_tokenizer and spec.tokenizer is None:
             raise CannotWatch(
                 f"{checkpoint.name} has no tokenizer; name the model that the training started from: --student"
             )
         tokenizer = folder if has_tokenizer else spec.tokenizer
-        return load_model(folder, dtype=spec.dtype, device=spec.device, name="student", tokenizer=tokenizer)
+        return load_model(folder, tokenizer=tokenizer, **options)
 
     def _checked_chat(self, checkpoint: Checkpoint, loaded: LoadedModel) -> Chat:
         """The tokenizer of the training and its template; refuses a checkpoint or a teacher that has another one."""

@@ -108,7 +108,7 @@ def import_object(path: str) -> Any:
 
 def _has_no_state(value: Any) -> bool:
     """Whether an object is what calling its class without arguments gives, such as an objective without parameters."""
-    kind = type(value)
+    kind: Any = type(value)
     made_plainly = kind.__init__ is object.__init__ and kind.__new__ is object.__new__
     return made_plainly and hasattr(value, "__dict__") and not vars(value)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from opd_align.backends.load_options import LoadOptions
 from opd_align.runs.filesystem import write_atomic
 from opd_align.settings import Sampling, Settings
 from opd_align.teachers.contexts import Context
@@ -42,6 +43,7 @@ class TeacherRef:
         url: Its vLLM server. `None`: no server.
         served_as: Its name on that server.
         digest: A digest of its weights. `None`: not known.
+        load: How its model is loaded. `None`: as transformers does.
     """
 
     name: str
@@ -54,6 +56,7 @@ class TeacherRef:
     url: str | None = None
     served_as: str | None = None
     digest: str | None = None
+    load: LoadOptions | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class WatchSpec:
         device: The student's torch device.
         attention: The student's attention implementation. `None`: that of transformers.
         autocast: The dtype of mixed precision in which the loss is computed. `None`: the weights' own.
+        load: How checkpoints are loaded. `None`: as transformers does.
         base: The model that adapters in checkpoints belong to. `None`: the one that they name.
         trainer: Class name of the trainer; empty if it is not known.
         loss_recognised: Whether the objectives are the trainer's whole loss.
@@ -95,6 +99,7 @@ class WatchSpec:
     device: str = "auto"
     attention: str | None = None
     autocast: str | None = None
+    load: LoadOptions | None = None
     base: str | None = None
     trainer: str = ""
     loss_recognised: bool = True

@@ -49,10 +49,10 @@ def analysis(run: Path) -> Analysis:
 
 
 def test_the_default_run_writes_tables_and_a_report(run, analysis):
-    assert set(analysis.nodes["teacher"].to_pylist()) == {"Self-1C", "Self-1C1W", "Teacher"}
+    assert set(analysis.nodes["teacher"].to_pylist()) == {"Self-1C", "Teacher", "Careless"}
     assert analysis.questions.num_rows == 2
     assert (run / "report.html").stat().st_size > 10_000
-    assert "Self-1C1W" in (run / "tables" / "tables.md").read_text(encoding="utf-8")
+    assert "Careless" in (run / "tables" / "tables.md").read_text(encoding="utf-8")
     assert "Answer" in "".join(analysis.texts.values())
 
 
@@ -63,9 +63,8 @@ def test_the_run_says_where_it_comes_from(run, analysis):
     meanings = {note.name: note.meaning for note in made.teachers}
     assert meanings == {
         "Self-1C": "the student itself, reading 1 correct response to the same question (the student's own)",
-        "Self-1C1W": "the student itself, reading 1 correct response and 1 wrong response to the same question (the "
-        "student's own)",
         "Teacher": "embedded:teacher (hf), with the student's prompt",
+        "Careless": "embedded:careless (hf), with the student's prompt",
     }
     for question in analysis.questions.to_pylist():
         prompts = made.prompts[question["question"]]
@@ -128,7 +127,7 @@ def test_dry_run_prints_the_cost(tmp_path, capsys):
     assert "3,000 at most" in shown
     assert "tokens/s (measured)" in shown
     assert "GPU hours" in shown
-    assert "5.3 MiB (student 2.7 MiB + teacher 2.7 MiB)" in shown
+    assert "8.0 MiB (student 2.7 MiB + teacher 2.7 MiB + careless 2.7 MiB)" in " ".join(shown.split())
     assert not (tmp_path / "run").exists()
 
 

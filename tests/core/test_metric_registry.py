@@ -210,7 +210,7 @@ def test_fewer_than_four_questions_have_no_interval(family: ExactFamily) -> None
 
 
 def test_an_interval_is_never_wider_than_the_scale(monkeypatch: pytest.MonkeyPatch, analysis: Analysis) -> None:
-    monkeypatch.setattr(metrics, "interval", lambda value_Q: metrics.Estimate(0.41, 4.23, 4))
+    monkeypatch.setattr(metrics, "interval", lambda value_Q, bounds: metrics.Estimate(0.41, 4.23, 4))
     values = logged_metrics(analysis)
     assert values["opd_align/good/reverse_kl/alignment/half_width"] == 1.41, "from −1 to 1.82, cut at 1"
 

@@ -455,13 +455,18 @@ def test_oracle_matches_the_reference(seed, threshold):
 
 def test_filter_keeps_the_most_divergent_nodes():
     kl = [0.1, 0.4, 0.2, 0.3]
+    alignments = [0.5, 1.0, -0.6, 0.3]
     nodes = make_nodes(
-        *({**row, "kl": x, "cosine": 1 - x} for row, x in zip(along([0.5, 1.0, -0.6, 0.3]), kl, strict=True))
+        *(
+            {**row, "kl": x, "cosine": 1 - x, "alignment_a": row["alignment"], "alignment_b": row["alignment"]}
+            for question in ("q0", "q1", "q2", "q3")
+            for row, x in zip(along(alignments, question=question), kl, strict=True)
+        )
     )
     for measure, threshold in (("kl", 0.3), ("cosine", 0.7)):
         (row,) = metrics.divergence_filter(nodes, measure, (0.5,))
         assert row.threshold == pytest.approx(threshold)
-        assert (row.share_kept, row.n_nodes) == (0.5, 2)
+        assert (row.share_kept, row.n_nodes) == (0.5, 8)
         assert row.signal.mean == pytest.approx((0.1 + 0.03) / 2)  # alignments 1.0 and 0.3
         assert row.gain.mean == pytest.approx(0.065 - 0.03)
         # The oracle keeps 0.5, 1.0 and 0.3, whose mean signal is 0.06.

@@ -88,7 +88,7 @@ def test_teacher_specs_follow_the_configuration(data):
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        (["teachers=Self-1D"], "did you mean 'Self-1C'"),
+        (["teachers=Self-3D"], "did you mean 'Self-3C'"),
         (["teachers=Slef-1C"], "did you mean 'Self-1C'"),
         (["teachers=Self-1C,self-1c"], "teachers: 'Self-1C' appears more than once"),
         (["teachers=org/a,other/a"], "teachers: 'a' appears more than once; give each its own name"),

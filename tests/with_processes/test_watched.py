@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from support.processes import EXPECTED, LAUNCH, run_script
+
+from opd_align.backends.loading import load_model
+from opd_align.training.snapshots import list_snapshots
 
 pytestmark = pytest.mark.distributed
 
@@ -92,3 +97,18 @@ def test_nodes_without_a_shared_disk_leave_all_files_with_rank_0(alone, tmp_path
     assert {file.name for file in (ours / "rollouts").iterdir()} == shards, "those of rank 1 as well"
     assert not list(ours.rglob(".*")), "nothing is left of the look for a shared disk"
     assert not (tmp_path / "rank1" / "opd_align").exists()
+
+
+@pytest.mark.parametrize("launcher", ["ddp", "zero3"])
+def test_snapshots_of_two_processes_have_all_weights(launcher, tmp_path):
+    """One snapshot per step whatever the number of processes; sharded weights are gathered for it."""
+    seen = run("distillation", tmp_path / "two", launcher, "--outside")
+    assert (seen["type"], seen["stage"], seen["world"]) == (*EXPECTED[launcher], 2)
+    first, last = list_snapshots(tmp_path / "two" / "opd_align")
+    assert (first.step, last.step) == (0, 2)
+    start, end = load_model("embedded:student").model, load_file(tmp_path / "two" / "model" / "model.safetensors")
+    for folder, expected in ((first.folder, start.state_dict()), (last.folder, end)):
+        found = load_file(folder / "model.safetensors")
+        assert found
+        assert all(torch.equal(found[name], expected[name].to(found[name].dtype)) for name in found)
+    assert (tmp_path / "two" / "opd_align" / "training_finished").read_text() == "2\n"

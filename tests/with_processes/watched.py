@@ -25,6 +25,7 @@ parser.add_argument("--deepspeed", action="store_true")
 parser.add_argument("--unwatched", action="store_true")
 parser.add_argument("--extra", action="store_true", help="also a teacher that the user loads, as ZeRO-3 loads models")
 parser.add_argument("--own-folders", action="store_true", help="no shared disk: each rank has an output_dir of its own")
+parser.add_argument("--outside", action="store_true", help="leave snapshots for a watcher")
 parser.add_argument("--student", default=None, help="evaluate this model once instead of training")
 given = parser.parse_args()
 
@@ -48,7 +49,7 @@ if not given.unwatched:
         assert all(weight.numel() == 0 < weight.ds_numel for weight in teachers["another"].parameters())
     callback = AlignmentCallback(
         trainer, held_out(3), ARITHMETIC, every_n_steps=2, max_overhead=None, budget=TINY, teachers=teachers,
-        on_error="raise",
+        on_error="raise", where="outside" if given.outside else "inside",
     )  # fmt: skip
     # Three groups for two processes: unequal work.
     callback.settings = replace(callback.settings, questions_per_group=1)

@@ -1,0 +1,221 @@
+"""How often the 95 % intervals of aggregates contain the truth, with few rollouts per question.
+
+    python benchmarks/aggregates.py [--quick] [--json FILE] [--workers 2]
+
+Questions are exact worlds of three families (`_worlds.py`), analyzed with the budget of `opd-align analyze --quick`.
+The truth uses exact success probabilities of all tokens above τ at all nodes of the paths, whether the analysis has a
+row for them or not. Samples of 6 and of 40 questions are drawn from each family, without replacement; an interval
+covers if it contains the mean of the true values of all questions of the family. "Before" is the same interval without
+the correction for attenuation (`core.attenuation`), on the same rows.
+
+The cross-fitted oracle is measured on worlds in which tokens come in pairs that lead to the same state. The teacher
+raises one log-probability of a pair as much as it lowers the other, so its true signal is 0 at every node.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from math import nan
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from _worlds import FAMILIES, TEST_SEED, teachers_of, world_of
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from opd_align.backends.exact import ExactTeacher, ExactWorld
+from opd_align.core import attenuation, metrics
+from opd_align.core.alignment import EstimatedPath, node_table
+from opd_align.core.attenuation import MOMENTS
+from opd_align.core.collect import Evidence, collect
+from opd_align.core.engine import align
+from opd_align.core.estimate import exact_estimate
+from opd_align.core.intervals import COSINE, interval
+from opd_align.core.node_rows import select_rows
+from opd_align.settings import Budget, Rules, Settings
+from opd_align.types import Question
+
+SETTINGS = Settings(
+    budget=Budget(initial=60, targeted=400, allocation="adaptive", correct_paths=1, incorrect_paths=1),
+    rules=Rules(draws=100),
+)
+SIZES = (6, 40)
+QUANTITIES = {
+    "mean_cosine": attenuation.alignment_values,
+    "weighted_cosine": attenuation.weighted_values,
+    "advantage": attenuation.advantage_values,
+}
+
+
+@dataclass(frozen=True)
+class Interval:
+    """One interval of one quantity of one teacher."""
+
+    quantity: str
+    teacher: str
+    mean: float
+    low: float
+    high: float
+
+
+def questions_of(job: tuple[str, int, int]) -> tuple[pa.Table, pa.Table]:
+    """One world: the node table of its analysis, and that of the truth."""
+    family, seed, length = job
+    if family == "null":
+        world, teachers = null_world(seed, length)
+    else:
+        world = world_of(family, seed, length)
+        teachers = [*teachers_of(world, seed), world.tilted_teacher("mild", strength=1.0, noise=1.0, seed=seed + 4)]
+    evidence = collect(world, teachers, Question(f"world-{seed}"), world, settings=SETTINGS)
+    return align(evidence, SETTINGS), true_table(world, evidence)
+
+
+def true_table(world: ExactWorld, evidence: Evidence) -> pa.Table:
+    """The node table with exact success probabilities, at every node with two tokens above τ."""
+    paths = [
+        EstimatedPath(
+            evidence.question.id, index, correct, scores, exact_estimate(scores, world.exact_q_along(scores)),
+            evidence.tree.counts_along(scores.completion_T), evidence.pass_rate,
+        )
+        for index, (scores, correct) in enumerate(zip(evidence.paths, evidence.correct, strict=True))
+    ]  # fmt: skip
+    return node_table(paths, SETTINGS.objectives, replace(SETTINGS.rules, draws=1)).drop_columns(list(MOMENTS))
+
+
+def null_world(seed: int, length: int) -> tuple[ExactWorld, list[ExactTeacher]]:
+    """A world of paired tokens with equal probability and next state, and a teacher that tells them apart."""
+    world = ExactWorld.random(seed, length=length, vocabulary=23, stakes=2.0)
+    log_p_LSV, next_LSV = world.log_p_LSV.copy(), world.next_LSV.copy()
+    shift_LSV = np.zeros_like(log_p_LSV)
+    rng = np.random.default_rng(seed)
+    for token in range(1, world.vocabulary - 1, 2):
+        log_p_LSV[..., token : token + 2] = np.logaddexp.reduce(log_p_LSV[..., token : token + 2], axis=-1)[..., None]
+        log_p_LSV[..., token : token + 2] -= np.log(2)
+        next_LSV[..., token + 1] = next_LSV[..., token]
+        shift_LSV[..., token] = rng.normal(0.0, 1.0, log_p_LSV.shape[:2])
+        shift_LSV[..., token + 1] = -shift_LSV[..., token]
+    # Not below τ, where the teacher could lift one of two tokens above it without the other.
+    shift_LSV[log_p_LSV <= np.log(SETTINGS.rules.tau)] = 0.0
+    world = ExactWorld(log_p_LSV, next_LSV, world.success_S, world.start)
+    log_t_LSV = log_p_LSV + shift_LSV
+    log_t_LSV -= np.logaddexp.reduce(log_t_LSV, axis=-1, keepdims=True)
+    return world, [ExactTeacher("within pairs", log_t_LSV)]
+
+
+def intervals(nodes: pa.Table, teacher: str) -> Iterator[Interval]:
+    """The intervals of one teacher: means, then correct minus incorrect."""
+    rows = select_rows(nodes, None, teacher)
+    for quantity, values in QUANTITIES.items():
+        found = interval(values(rows), bounds=COSINE)
+        yield Interval(quantity, teacher, found.mean, found.low, found.high)
+    for row in metrics.correct_vs_incorrect(nodes, teacher=teacher):
+        yield Interval(f"Δ {row.metric}", teacher, row.delta, row.delta - row.half_width, row.delta + row.half_width)
+
+
+def sampled(tables: Sequence[pa.Table], index: np.ndarray) -> pa.Table:
+    """The rows of some questions."""
+    return pa.concat_tables([tables[at] for at in index.tolist()]).unify_dictionaries()
+
+
+def coverage(pool: Sequence[tuple[pa.Table, pa.Table]], replicates: int, seed: int) -> list[dict[str, object]]:
+    """Coverage and width of every interval, with and without the correction."""
+    rows: list[dict[str, object]] = []
+    for teacher in pool[0][1]["teacher"].unique().to_pylist():
+        estimated, exact = (
+            [tables[side].filter(pc.equal(tables[side]["teacher"], teacher)) for tables in pool] for side in (0, 1)
+        )
+        everything = sampled(exact, np.arange(len(pool)))
+        truth = {one.quantity: one.mean for one in intervals(everything, teacher)}
+        rng = np.random.default_rng(seed)
+        for size in SIZES:
+            found: dict[tuple[str, bool], list[Interval]] = {}
+            for _ in range(replicates):
+                table = sampled(estimated, rng.permutation(len(pool))[:size])
+                for corrected, nodes in ((True, table), (False, table.drop_columns(list(MOMENTS)))):
+                    for one in intervals(nodes, teacher):
+                        found.setdefault((one.quantity, corrected), []).append(one)
+            for (quantity, corrected), made in found.items():
+                known = [one for one in made if np.isfinite(one.high - one.low)]
+                inside = [one.low <= truth[quantity] <= one.high for one in known]
+                rows.append(
+                    {"questions": size, "quantity": quantity, "teacher": teacher, "corrected": corrected,
+                     "true": truth[quantity], "mean": float(np.mean([one.mean for one in known])) if known else nan,
+                     "coverage": float(np.mean(inside)) if known else nan,
+                     "width": float(np.mean([one.high - one.low for one in known])) if known else nan}
+                )  # fmt: skip
+    return rows
+
+
+def null_oracle(tables: Sequence[pa.Table]) -> tuple[float, float]:
+    """The cross-fitted oracle's signal where there is none, and its standard error."""
+    nodes = sampled(tables, np.arange(len(tables)))
+    found = metrics.selective_oracle(nodes)[1].cross_fitted_signal
+    return found.mean, found.half_width / 2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="12 worlds per family and 10 samples, under 60 s")
+    parser.add_argument("--seed", type=int, default=TEST_SEED, help="first seed of the worlds")
+    parser.add_argument("--worlds", type=int, help="worlds per family")
+    parser.add_argument("--replicates", type=int, help="samples of questions per family and size")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--workers", type=int, default=2)
+    args = parser.parse_args()
+    worlds = args.worlds or (12 if args.quick else 200)
+    replicates = args.replicates or (10 if args.quick else 100)
+    lengths = np.random.default_rng(args.seed).integers(40, 121, worlds)
+    families = (*FAMILIES, "null")
+    jobs = [(family, args.seed + 10 * at, int(length)) for family in families for at, length in enumerate(lengths)]
+    with ProcessPoolExecutor(args.workers) as executor:
+        done = list(track(executor.map(questions_of, jobs), "worlds", len(jobs)))
+    pools = {
+        family: [result for job, result in zip(jobs, done, strict=True) if job[0] == family and result[0].num_rows]
+        for family in families
+    }
+    shown = Table("family", "questions", "quantity", "teacher", "true", "mean", "coverage", "width", "before", "width")
+    rows = []
+    for family in FAMILIES:
+        of_family = coverage(pools[family], replicates, args.seed)
+        rows += [row | {"family": family} for row in of_family]
+        before = {(row["questions"], row["quantity"], row["teacher"]): row for row in of_family if not row["corrected"]}
+        for row in of_family:
+            if row["corrected"]:
+                old = before[row["questions"], row["quantity"], row["teacher"]]
+                cells = family, str(row["questions"]), str(row["quantity"]), str(row["teacher"])
+                values = row["true"], row["mean"], row["coverage"], row["width"], old["coverage"], old["width"]
+                shown.add_row(*cells, *(f"{value:.3f}" for value in values))
+    figures: dict[str, object] = {"worlds": worlds, "replicates": replicates}
+    for quantity in (*QUANTITIES, *(f"Δ {name}" for name in QUANTITIES)):
+        for size in SIZES:
+            for corrected in (True, False):
+                key = f"{quantity}/{size}_questions{'' if corrected else '/uncorrected'}"
+                same = [
+                    r for r in rows if (r["quantity"], r["questions"], r["corrected"]) == (quantity, size, corrected)
+                ]
+                figures[f"coverage/{key}"] = float(np.nanmean([row["coverage"] for row in same]))
+                figures[f"width/{key}"] = float(np.nanmean([row["width"] for row in same]))
+                # The worst family, each the mean over its teachers.
+                by_family = [[r["coverage"] for r in same if r["family"] == name] for name in FAMILIES]
+                figures[f"coverage_worst_family/{key}"] = float(min(map(np.nanmean, by_family)))
+    means = [f"coverage_worst_family/{quantity}/{size}_questions" for quantity in QUANTITIES for size in SIZES]
+    figures["aggregate_coverage_95"] = min(float(figures[key]) for key in means)  # type: ignore[arg-type]
+    signal, error = null_oracle([nodes for nodes, _ in pools["null"]])
+    figures |= {"oracle_null_signal": signal, "oracle_null_standard_error": error, "intervals": rows}
+    Console(width=150).print(shown)
+    for key, value in figures.items():
+        if isinstance(value, float):
+            print(f"{key}: {value:.4f}")
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
