@@ -33,6 +33,9 @@ PREDICTORS = {
 
 HEADLINE = next(iter(PREDICTORS))
 SAME_LOSS = "reverse_kl"
+REWARDS = "grpo+distillation"
+GOOD = 0.15
+"""Teachers with a larger gain are compared among themselves."""
 DRAWS = 10_000
 TAILS = (0.025, 0.975)
 
@@ -134,12 +137,15 @@ class Study:
         low, high = np.quantile(found_D, TAILS) if len(found_D) else (nan, nan)
         return Correlation(float(method(x_E, y_E)), float(low), float(high), len(x_E))
 
-    def with_loss(self, loss: str) -> Study:
-        """Only the teachers with one loss. Added after the results were seen, to find what the figures depend on."""
-        kept = [at for at, entry in enumerate(self.entries) if entry.loss == loss]
+    def where(self, kept_E: Sequence[bool]) -> Study:
+        """Only some of the teachers. Used after the results were seen, to find what the figures depend on."""
+        kept = np.flatnonzero(kept_E).tolist()
         columns = [{name: value[kept] for name, value in of.items()} for of in (self.value_of, self.half_width_of)]
         chosen = [self.entries[at] for at in kept], *columns, [self.gains[at] for at in kept]
         return Study(*chosen, self.before, self.cpu_seconds)
+
+    def with_loss(self, *losses: str) -> Study:
+        return self.where([entry.loss in losses for entry in self.entries])
 
     def without(self, family: str, predictor: str) -> float:
         """The Spearman correlation without the teachers of one family."""
@@ -148,9 +154,9 @@ class Study:
 
     def reliability(self) -> float:
         """Mean Spearman correlation between the gains of two seeds: how well gains predict gains."""
-        counts = [len(gain.seeds) for gain in self.gains]
-        table = np.array([gain.seeds[: min(counts)] for gain in self.gains])
-        pairs = [(i, j) for j in range(table.shape[1]) for i in range(j)]
+        n_seeds = min((len(gain.seeds) for gain in self.gains), default=0)
+        table = np.array([gain.seeds[:n_seeds] for gain in self.gains])
+        pairs = [(i, j) for j in range(n_seeds) for i in range(j)]
         return float(np.mean([spearman(table[:, i], table[:, j]) for i, j in pairs])) if pairs else nan
 
     def signs(self, predictor: str) -> tuple[int, int]:
@@ -213,6 +219,14 @@ def figures(study: Study) -> dict[str, Any]:
         found[f"without_family_{name}"] = {family: study.without(family, name) for family in study.families}
         right, clear = study.signs(name)
         found |= {f"sign_right_{name}": right, "clear_gains": clear}
+    without_rewards = study.where([entry.loss != REWARDS for entry in study.entries]).correlation(HEADLINE, spearman)
+    found |= {
+        "spearman_headline_without_rewards": without_rewards.value,
+        "spearman_headline_without_rewards_low": without_rewards.low,
+        "spearman_headline_without_rewards_high": without_rewards.high,
+    }
+    for label, kept_E in (("good", study.gain_E > GOOD), ("other", study.gain_E <= GOOD)):
+        found |= {f"n_{label}": int(kept_E.sum()), f"spearman_between_seeds_{label}": study.where(kept_E).reliability()}
     for end in ("", "_low", "_high"):
         found[f"spearman_headline{end}"] = found[f"spearman_{HEADLINE}{end}"]
         found[f"spearman_accuracy{end}"] = found[f"spearman_teacher_accuracy{end}"]
@@ -290,8 +304,11 @@ def markdown(study: Study) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def write_outputs(study: Study, *, json_file: Path | None, picture: Path | None, markdown_file: Path | None) -> None:
-    for file, content in ((json_file, json.dumps(figures(study), indent=2) + "\n"), (markdown_file, markdown(study))):
+def write_outputs(
+    study: Study, rare: dict[str, float], *, json_file: Path | None, picture: Path | None, markdown_file: Path | None
+) -> None:
+    found = figures(study) | {"rare_tokens": _plain(rare)}
+    for file, content in ((json_file, json.dumps(found, indent=2) + "\n"), (markdown_file, markdown(study))):
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(content, encoding="utf-8")

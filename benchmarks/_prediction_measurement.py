@@ -24,6 +24,7 @@ from opd_align.backends.hf import HFTeacher
 from opd_align.core import metrics
 from opd_align.core.collect import Evidence, collect
 from opd_align.core.engine import Analysis, QuestionResult, _question_result, combine_results
+from opd_align.core.estimate import estimate
 from opd_align.core.objectives import ForwardKL, GeneralisedJSD, MiniLLM, Nodes, Objective, ReverseKL, unified_update
 from opd_align.core.reward_to_go import log_ratio, reward_to_go
 from opd_align.core.tree import GenerationTree
@@ -148,6 +149,28 @@ def predictors(evidence: Sequence[Evidence], entry: Entry) -> dict[str, Any]:
         "advantage": (rank.advantage.mean, rank.advantage.half_width),
         "questions": rank.n_questions,
     }
+
+
+RARE = 0.01
+
+
+def rare_tokens(evidence: Sequence[Evidence]) -> dict[str, float]:
+    """What becomes of rollouts that are forced through tokens below `RARE`, beside the value of the same prefixes.
+
+    `choice` is the share of positions with at least two tokens that count for the student.
+    """
+    wins = visits = value = choices = positions = 0.0
+    for each in evidence:
+        for scores, estimated in zip(each.paths, estimate(each.tree, each.paths), strict=True):
+            counts = each.tree.counts_along(scores.completion_T).reindex(scores.offsets, scores.token_C)
+            rare_C = (scores.log_p_C < np.log(RARE)) & ~scores.on_path_C
+            wins += counts.evidence_wins_C[rare_C].sum()
+            visits += counts.evidence_C[rare_C].sum()
+            value += (counts.evidence_C * estimated.value_T[scores.depth_C])[rare_C].sum()
+            likely_T = np.bincount(scores.depth_C, scores.log_p_C > np.log(Settings().rules.tau), len(scores))
+            choices += (likely_T >= 2).sum()
+            positions += len(scores)
+    return {"success": wins / visits, "value": value / visits, "choice": choices / positions, "rollouts": visits}
 
 
 def own_accuracy(world: World, entry: Entry, questions: list[Question]) -> float:

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from _prediction_analysis import Study, show, write_outputs
 from _prediction_long import TEACHERS, run_long
-from _prediction_measurement import collect_evidence, own_accuracy, predictors
+from _prediction_measurement import collect_evidence, own_accuracy, predictors, rare_tokens
 from _prediction_teachers import Entry, World, entries
 from _prediction_training import correct_counts, run
 
@@ -82,6 +82,7 @@ def measure(world: World, size: Size, listed: list[Entry], folder: Path) -> None
         for entry in listed
     }
     write(folder / "measured.json", found)
+    write(folder / "rare_tokens.json", rare_tokens(evidence))
 
 
 def _accuracies(world: World, listed: list[Entry], held_out: list[Any], file: Path) -> dict[str, float]:
@@ -152,8 +153,9 @@ def main() -> None:
                     (entry,) = (each for each in entries() if each.name == name)
                     run_long(world, entry, held_out, folder)
         study = Study.load(folder, listed, seeds=size.seeds)
+        rare = json.loads((folder / "rare_tokens.json").read_text(encoding="utf-8"))
     show(study)
-    write_outputs(study, json_file=arguments.json, picture=arguments.picture, markdown_file=arguments.markdown)
+    write_outputs(study, rare, json_file=arguments.json, picture=arguments.picture, markdown_file=arguments.markdown)
 
 
 if __name__ == "__main__":

@@ -73,14 +73,11 @@ def _sums(analysis: Analysis, teacher: str, objective: str) -> _Sums:
         raise OpdAlignError(f"the analysis has no {teacher!r} with {objective!r}; available: {known}")
     update_S = _updates(children, len(pairs), pairs.index((teacher, objective)))
     rows = children.filter(children["significant"])
-    # Significant for another teacher only, or a question on which this teacher was not available.
-    own_S = np.isfinite(update_S)
+    own_S = np.isfinite(update_S)  # NaN on questions on which this teacher was not available
     update_S, rows = update_S[own_S], rows.filter(pa.array(own_S))
     question_S = _question_numbers(analysis, rows)
-    path_S, depth_S = (rows[name].to_numpy().astype(np.int64) for name in ("path", "depth"))
-    p_S, q_S = (rows[name].to_numpy().astype(np.float64) for name in ("p", "q"))
-    ideal_S = _ideal(group_rows(question_S, path_S, depth_S)[0], p_S, q_S)
-    unit_S, first_U = group_rows(question_S, path_S)
+    q_S, ideal_S = (rows[name].to_numpy().astype(np.float64) for name in ("q", "ideal"))
+    unit_S, first_U = group_rows(question_S, rows["path"].to_numpy().astype(np.int64))
     question_U, correct_U = question_S[first_U], rows["path_correct"].to_numpy()[first_U]
     weight_U = _path_weights(analysis, question_U, correct_U)
     n = analysis.questions.num_rows
@@ -91,12 +88,6 @@ def _sums(analysis: Analysis, teacher: str, objective: str) -> _Sums:
 
     terms = q_S * update_S, ideal_S * update_S, ideal_S**2, update_S**2
     return _Sums(*map(expected, terms))
-
-
-def _ideal(node_S: Ints, p_S: Floats, q_S: Floats) -> Floats:
-    """The ideal update on the children of each node, with the student's probabilities renormalised on them."""
-    p_S = p_S / np.bincount(node_S, p_S)[node_S]
-    return np.asarray(p_S * (q_S - np.bincount(node_S, p_S * q_S)[node_S]))
 
 
 def _updates(children: pa.Table, n_pairs: int, index: int) -> Floats:
