@@ -57,7 +57,10 @@ while os.getppid() == parent:
         complete = bool(select.select([sys.stdin], [], [], 0.25)[0])  # a line: the engine is running
         watched = {**watched, **descendants()}
         if complete:
-            print("noted", flush=True)
+            try:
+                print("noted", flush=True)
+            except OSError:
+                break  # the parent died while the engine was starting: its end of the pipe is closed
     elif not alive():
         sys.exit()
     else:
