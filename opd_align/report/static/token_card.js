@@ -28,7 +28,7 @@ function showTokenTooltip(view, depth, target) {
 // probability of 2% that it is positive.
 function alignmentText(alignment, low, high, positive, nKnown) {
   const likely = chance(alignment < 0 ? 1 - positive : positive), sign = alignment < 0 ? "negative" : "positive";
-  if (nKnown === 2 && Math.abs(alignment) > 0.995) return `alignment ${signed(alignment, 0)} with probability ${likely} (two continuations: it is either +1 or −1)`;
+  if (nKnown === 2 && alignment !== 0) return `alignment ${signed(Math.sign(alignment), 0)} with probability ${likely} (two continuations: it is either +1 or −1)`;
   return `alignment ${signed(alignment, 2)}, 90% interval [${signed(low, 2)}, ${signed(high, 2)}], ${sign} with probability ${likely}`;
 }
 
