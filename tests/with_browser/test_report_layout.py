@@ -166,6 +166,9 @@ def test_an_alignment_that_can_only_be_one_or_minus_one_has_no_interval(opened: 
         (1, 1, "alignment +1 with probability >99% (two continuations: it is either +1 or −1)"),
     ):
         assert page.evaluate(f"alignmentText({alignment}, {alignment}, {alignment}, {positive}, 2)") == text
+    # The mean of +1 and −1 by their probabilities.
+    mean = "alignment −1 with probability 97% (two continuations: it is either +1 or −1)"
+    assert page.evaluate("alignmentText(-0.94, -1, -1, 0.03, 2)") == mean
     assert page.evaluate("alignmentText(-0.9, -1, -0.4, 0.02, 3)") == (
         "alignment −0.90, 90% interval [−1.00, −0.40], negative with probability 98%"
     )
