@@ -446,7 +446,8 @@ def _without_confirmation(lines: list[str], read: Reader) -> list[str]:
     """The lines without a last sentence that only confirms the one before it: "3 × 6 = 18. Right."."""
     sentences = _sentences(lines[-1:])
     if (
-        len(_sentences(lines[-2:])) < 2
+        not sentences
+        or len(_sentences(lines[-2:])) < 2
         or not confirms(sentences[-1])
         or read(sentences[-1], Placement.SENTENCE) is not None
     ):

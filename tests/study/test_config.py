@@ -301,7 +301,7 @@ def test_every_builtin_configuration_is_a_valid_study(name):
     assert (
         len(study.teacher_specs) == len({spec.name for spec in study.teacher_specs}) == len(study.config.teachers) > 0
     )
-    assert study.config.settings().budget.initial == 200
+    assert study.config.settings().budget.initial == (100 if name == "demo" else 200)
 
 
 @pytest.mark.parametrize("name", [objective.name for objective in OBJECTIVES])

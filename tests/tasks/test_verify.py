@@ -342,3 +342,7 @@ def test_a_training_set_without_answers_is_refused():
 def test_a_column_of_another_length_is_refused():
     with pytest.raises(ValueError, match="shorter"):
         Number()(completions=["Answer: 18", "Answer: 18"], answer=["18"])
+
+
+def test_a_last_line_without_words_is_no_error():
+    assert TrueFalse().judge("0? 0\r:", "true") is not Verdict.CORRECT
