@@ -203,7 +203,8 @@ def test_results_of_a_watcher_reach_the_gate_when_they_arrive(tmp_path):
     (line,) = lines(callback.folder)
     stored = RunDirectory.load(callback.folder / line["run"])
     assert callback.latest is not None
-    assert callback.latest.nodes.equals(stored.nodes)
+    # As pandas: for Arrow, tables with unknown values (NaN) differ from themselves.
+    assert callback.latest.nodes.to_pandas().equals(stored.nodes.to_pandas())
     found = callback.latest
     callback.on_step_end(trainer.args, trainer.state, trainer.control)
     assert callback.latest is found, "read once"
