@@ -71,8 +71,8 @@ def test_all_charts_are_drawn_without_console_output(opened: Any, file: Path) ->
     assert made.noise == []
     assert made.page.title() == "A training"
     figures = made.page.locator("figure")
-    assert figures.count() == 28
-    assert made.page.locator("figure svg[role=img]").count() == 28
+    assert figures.count() == 30
+    assert made.page.locator("figure svg[role=img]").count() == 30
     assert made.page.locator("#connection").inner_text() == ""
     assert made.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
@@ -89,7 +89,7 @@ def test_hovering_over_a_chart_shows_the_logged_values(opened: Any, file: Path, 
     for name in (CHANGING, STEADY):
         assert f"{signed(logged(made, 3, f'{name}/reverse_kl/alignment/mean'))} ± " in tip
     marked = page.locator("figure g[visibility=visible] .guide")
-    assert marked.count() == 28  # the same step in every chart
+    assert marked.count() == 30  # the same step in every chart
     drawing.hover(position={"x": 50, "y": 60})
     assert signed(logged(made, 0, f"{CHANGING}/reverse_kl/alignment/mean")) in page.locator("#tip").inner_text()
     page.mouse.move(2, 2)
