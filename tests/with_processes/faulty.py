@@ -28,7 +28,7 @@ from opd_align.backends.hf import HFStudent
 from opd_align.runs.run_directory import RunDirectory
 from opd_align.settings import Budget, Sampling
 from opd_align.training import callback as callback_module
-from opd_align.training import demonstration_cache, evaluator, trl_compat
+from opd_align.training import demonstration_cache, evaluation, evaluator, trl_compat
 from opd_align.training.held_out import RewardGrader
 
 parser = argparse.ArgumentParser()
@@ -128,11 +128,11 @@ if not given.unwatched:
     failing_inside(evaluator, "gathered_parameters", "gather")
     failing_inside(evaluator, "preserve_model_state", "state")
     failing(evaluator.Evaluator, "_teachers", "loading")
-    failing(evaluator, "prompts_too_long", "questions")
+    failing(evaluation, "prompts_too_long", "questions")
     failing(demonstration_cache, "collect_demonstrations", "demonstrations")
     failing(demonstration_cache.DemonstrationCache, "_save", "saving demonstrations")
-    failing(evaluator, "group_size", "between stages")
-    failing(evaluator.Evaluator, "_directory", "directory")
+    failing(evaluation, "group_size", "between stages")
+    failing(evaluation.HeldOutEvaluation, "_directory", "directory")
     failing(HFStudent, "sample", "sampling")
     failing(HFStudent, "score", "scoring")
     failing(RewardGrader, "grade", "grading")
