@@ -106,6 +106,8 @@ def inflected(wording: str) -> str | None:
     """A pattern for a choice of one word in its other forms: "decreases", "decrease", "decreasing"; "kidneys"."""
     if not re.fullmatch(r"[a-z]{5,}(?<!ss|us|is)", wording) or wording in _NOT_INFLECTED:
         return None
+    if latin := re.fullmatch(r"([a-z]{5,})(?:a|on|um)", wording):
+        return rf"{latin[1]}(?:a|on|um)"  # mitochondria, mitochondrion
     stem = re.sub(r"(?:es|s|e)$", "", wording)
     return rf"{stem}(?:e|es|s|ed|d|ing)?"
 

@@ -17,7 +17,7 @@ from opd_align.tasks.choice_names import (
     last_names,
     part_of_one,
 )
-from opd_align.tasks.choice_wording import AROUND_OPERATOR, choice_by_text, letters_of, normalised
+from opd_align.tasks.choice_wording import AROUND_OPERATOR, choice_by_text, compiled, letters_of, normalised
 from opd_align.tasks.extract import AMBIGUOUS, Placement
 from opd_align.tasks.numbers import read_number
 from opd_align.tasks.remarks import is_harmless
@@ -56,14 +56,29 @@ _RELATIVE = re.compile(
     re.IGNORECASE,
 )
 _FORMULA_UNIT = re.compile(r" (?:time|steps|operations|comparisons|space|complexity|lookups?)\b", re.IGNORECASE)
+_SHARE = re.compile(r"\d ?(?:%|percent\b)")
 _IT_IS = re.compile(r"\W{0,3}(?:it|this|that)(?:'s| is| was)\b", re.IGNORECASE)
 # The end of a sentence that names what is left or chosen.
 _FINALLY = re.compile(
     r"\b(?:it (?:has to|must|should) be|gotta be|got to be|"
     r"it's|it is|I(?:'d)? (?:choose|pick|go with|say)|went with|bet on|looks? like|"
-    r"points? to|by elimination,|only|"
+    r"points? to|lean(?:ing)? towards?|by (?:process of |the process of )?elimination,|only|"
+    r"(?:that |this |which )gives(?: us)?|brings (?:us|me) to|leads (?:us |me )?to|(?:we|I)(?:'re| are|'m|"
+    r" am) left with|"
+    r"(?:this|that|which|evidence|text|passage|it)(?: \w+ly)? (?:supports|indicates|confirms|favou?rs|selects|"
+    r"yields|implies)|"
+    r"(?:this|that|which|it)(?: best)? (?:corresponds to|aligns with|agrees with|amounts to|is consistent with|"
+    r"is equivalent "
+    r"to|matches(?: with)?|fits)|"
+    r"(?:closest|nearest|(?<!second-)(?<!second )(?<!next )(?<!next-)best|remaining|only|most \w+|"
+    r"left)(?: (?:remaining|possible|matching|correct|viable|sensible))? (?:option|"
+    r"choice|answer|candidate|possibility|match|fit|one)(?: (?:left|remaining|that (?:remains|fits|works|matches)|"
+    r"here))?"
+    r"(?: is|:)|one left is|"
     r"(?:that )?leaves(?: us with)?|"
-    r"leaving(?: us with)?|what(?:'s| is) left is|what remains is) (?:option |choice |only )?\(?([A-Z])\)?"
+    r"leaving(?: us with)?|what(?:'s| is) left is|what remains is) (?:therefore |thus |then )?(?:option |choice |"
+    r"only |answer )?"
+    r"\(?([A-Z])\)?(?:,? as the (?:only|best) \w+)?"
     r"(?: (?:remains|is left|left|is possible|that remains))?\W{0,3}$",
     re.IGNORECASE,
 )
@@ -97,7 +112,7 @@ NOT_BEFORE = re.compile(
     r"except|over|such as|including|e\.g\.|for example|defin(?:e|ing)|consider(?:ing)?|regarding|beyond|says?|"
     r"discuss(?:ing)?|"
     r"(?:concept|notion|definition|idea) of|followed by|ahead of|compared (?:to|with)|in contrast to|contrary to|"
-    r"(?:different|distinct) from|opposed to|versus|vs\.?|"
+    r"(?:different|distinct|differs?) from|opposed to|versus|vs\.?|(?:confused|contrasts?) with|mistaken for|"
     r"eliminates?|excludes?|rules? out|without|"
     r"isn't|wasn't|aren't|don't think (?:it is|it's)|cannot be|can't be|eliminating|ruling out)|不是|不选|排除)"
     r"(?:\W{1,3}(?:with|in|the|option|choice|answer|be|it|is|because|of))*(?:\W{0,3}| [\w' -]{1,40}\()$",
@@ -108,6 +123,7 @@ WRONG_AFTER = re.compile(
     r" also| clearly| therefore)?"
     r" ?(?:wrong|incorrect|not|false|(?:less|partly|nearly|almost) \w+|worse|weaker|unlikely|inferior|eliminated|"
     r"impossible|excluded|out|second|next)\b"
+    r"|,? (?:fits|works|matches|does|answers|makes)(?: \w+)? (?:less|worse|badly|poorly|no sense|little sense)\b"
     r"|,? (?:(?:comes|came|is|was) |a close |the |in )?(?:second|runner-up|next best|second[- ]best)\b",
     re.IGNORECASE,
 )
@@ -176,6 +192,7 @@ def mentioned(text: str, placement: Placement, letters: str, choices: Sequence[s
             continue
         if (
             NOT_BEFORE.search(text[max(0, match.start() - 40) : match.start() + (match.group()[0] == "(")])
+            or _LOWER_RANKED.search(text[max(0, match.start() - 40) : match.start()])
             or WRONG_AFTER.match(text, match.end())
             or DENIAL_AFTER.match(text, match.end())
         ):
@@ -257,6 +274,9 @@ def _without_parentheses(text: str, letters: str, choices: Sequence[str]) -> str
 def _last_clause(text: str, letters: str, choices: Sequence[str] | None) -> str:
     """The last of several statements, unless it only says what would be the case otherwise or what comes second."""
     clauses = [clause for clause in text.split(";") if clause.strip()]
+    if len(clauses) == 2 and all(_SHARE.search(clause) and _named(clause, letters, choices) for clause in clauses):
+        # "Nitrogen makes up 78 %; oxygen only 21 %": which of two shares is asked for is not known otherwise.
+        return clauses[0] if re.search(r"\b(?:only|just|merely)\b", clauses[1]) else text
     if len(clauses) == 2 and _IT_IS.match(clauses[0]) and not CONCLUSION.match(clauses[1]):
         # "This is classical conditioning; operant conditioning involves rewards."
         subject = re.match(rf"\W{{0,3}}(?:an? |the )?(?:{_any_wording(choices)})\b", clauses[1].casefold())
@@ -315,7 +335,9 @@ def _named(text: str, letters: str, choices: Sequence[str] | None) -> str | None
         wording = normalised(choice)
         if len(wording) < 3 or re.fullmatch(r"true|false|yes|no|none|both|all", wording):
             short = (
-                re.search(rf"(?:\b(?:is|are|equals|be)|=) {re.escape(wording)}\W{{0,3}}$", folded) if wording else None
+                compiled(rf"(?:\b(?:is|are|equals|be)|=) {re.escape(wording)}\W{{0,3}}$").search(folded)
+                if wording
+                else None
             )
             if short:
                 found[letter] = (short.end() - 1, short.end())
@@ -326,9 +348,9 @@ def _named(text: str, letters: str, choices: Sequence[str] | None) -> str | None
         alias = shortened.get(letter)
         formula = "(" in wording and not wording.startswith("(")
         around = (r"(?<![\w/*^+.-])", r"(?![\w(]| ?[/*^+])") if formula else (r"(?<!\w)", r"(?!\w|'s\b)")
-        match = re.search(rf"{around[0]}(?:{pattern}){around[1]}", folded)
+        match = compiled(rf"{around[0]}(?:{pattern}){around[1]}").search(folded)
         if match is None and alias is not None:
-            match = re.search(rf"(?<!\w){re.escape(alias)}(?!\w|'s\b)", folded)
+            match = compiled(rf"(?<!\w){re.escape(alias)}(?!\w|'s\b)").search(folded)
             match = match if match and is_name_of(str(choice), text, *match.span()) else None
         if match is None or RELATED_TO.search(text[: match.start()]):
             continue

@@ -30,11 +30,18 @@ _MATHS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"\^\{(\w{1,6})\}"), r"^\1"),
 ]  # fmt: skip
 _HAS_MATHS = re.compile(r"\\|√|[·×]|\d (?:pi|sqrt)\b|\b(?:log|ln)\(|\^\{")
+_TURNED = re.compile(r"(?P<first>[a-z]+) (?:of|in|from) (?:the )?(?P<second>[a-z]+)")
 AROUND_OPERATOR = re.compile(r"\s?([-+*/=^<>])\s?(?=[\w(\\-])")
 
 
 def letters_of(choices: Sequence[str] | None) -> str:
     return "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: 10 if choices is None else len(choices)]
+
+
+@functools.lru_cache(maxsize=4096)
+def compiled(pattern: str) -> re.Pattern[str]:
+    """A pattern made from a choice, compiled once for all completions of its question; `re` keeps only 512."""
+    return re.compile(pattern)
 
 
 def choice_by_text(words: str, choices: Sequence[str] | None) -> str | None:
@@ -45,8 +52,21 @@ def choice_by_text(words: str, choices: Sequence[str] | None) -> str | None:
     same = same or [
         letter
         for letter, choice in zip(letters_of(choices), map(normalised, choices), strict=False)
-        if listed(choice) == listed(text) or ((pattern := inflected(choice)) and re.fullmatch(pattern, text))
+        if listed(choice) == listed(text) or ((pattern := inflected(choice)) and compiled(pattern).fullmatch(text))
     ]
+    if not same and (turned := _TURNED.fullmatch(text)):  # "war in Vietnam" is "Vietnam War"
+        same = [
+            letter
+            for letter, choice in zip(letters_of(choices), map(normalised, choices), strict=False)
+            if choice == f"{turned['second']} {turned['first']}"
+        ]
+    if not same and re.search(r"\d", text):  # "20m/s" is "20 m/s"
+        compact = text.replace(" ", "")
+        same = [
+            letter
+            for letter, choice in zip(letters_of(choices), map(normalised, choices), strict=False)
+            if choice.replace(" ", "") == compact
+        ]
     same = same or none_of_them(letters_of(choices), choices, text) or part_of_one(letters_of(choices), choices, text)
     same = same or [letter for letter, name in last_names(letters_of(choices), choices).items() if name == text]
     same = same or [

@@ -13,7 +13,7 @@ from opd_align.tasks.characters import strip_markup
 from opd_align.tasks.choice_quotes import highlighted
 from opd_align.tasks.choice_sentences import MENTION, NO_CHOICE, NOT_BEFORE_ANY, mentioned
 from opd_align.tasks.choice_statements import stated_choice
-from opd_align.tasks.choice_wording import choice_by_text, normalised, plain_maths
+from opd_align.tasks.choice_wording import choice_by_text, compiled, normalised, plain_maths
 from opd_align.tasks.extract import AMBIGUOUS, Placement
 from opd_align.tasks.remarks import confirms, is_harmless
 from opd_align.tasks.statements import (
@@ -181,7 +181,7 @@ def _stated_first(text: str, letters: str, choices: Sequence[str] | None) -> str
     """The choice of a first sentence "It's a sonnet.", if what follows only says something about other choices."""
     first, *others = SENTENCE_END.split(text)
     stated = _IT_IS.fullmatch(first)
-    letter = choice_by_text(stated[1], choices) if stated and others else None
+    letter = choice_by_text(stated[1] if stated else first, choices) if others else None
     if letter is None:
         return None
     for sentence in others:
@@ -261,4 +261,6 @@ def _text_of_another(rest: str, letter: str, letters: str, choices: Sequence[str
     others = [normalised(choice) for other, choice in zip(letters, choices, strict=False) if other != letter]
     if after_comma:  # "C, Berlin", but not "C, Berlin being in Germany"
         return wording in filter(None, others)
-    return any(other and (wording == other or re.match(rf"{re.escape(other)}\b(?!\w)", wording)) for other in others)
+    return any(
+        other and (wording == other or compiled(rf"{re.escape(other)}\b(?!\w)").match(wording)) for other in others
+    )

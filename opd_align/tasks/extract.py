@@ -90,7 +90,8 @@ _COMMITMENT = re.compile(
     rf"{_PLACEHOLDER}"
     r"|here(?:'s|[ \t]is)[ \t](?:the|my)[ \t]answer[^:.\n]{0,60}:|<(?:final_?)?answer>|<(?:final|result|choice|"
     r"response|solution)>|\[(?:final )?answer\]|"
-    r"^\W{0,4}(?:verdict|conclusion|bottom line|tl;?dr|in short|in brief|in a nutshell|final verdict)[*_]{0,2}:|"
+    r"^\W{0,4}(?:(?:final )?(?:verdict|evaluation|judge?ment|assessment|decision|classification|label|conclusion)|"
+    r"bottom line|tl;?dr|in short|in brief|in a nutshell)[*_]{0,2}(?::|(?<=dr)[*_]{0,2}\s?[-—]{1,2}\s)|"
     r"\b(?:correct|right|best|final)[ \t](?:option|choice|letter|result|value)[*_ \t]{0,4}(?:[:=](?!=)|->|→|"
     r"[-—][ \t])|(?:答案|答え|正解|정답)(?:应该|应)?(?:是|为|選|选|は|은|는)?(?![*_ ]{0,3}不)[*_ \t]{0,4}:?|"
     r"答[*_ ]{0,3}:"
@@ -99,11 +100,12 @@ _COMMITMENT = re.compile(
     r")|(?P<box>\\(?:f?boxed|fbox|framebox)\s{0,3}\{)|(?P<phrase>"
     r"\b(?:(?:answer|(?:correct|right|best|true|final|my|only)[ \t](?:option|choice|statement|letter|one|pick|guess|"
     r"selection|response|result|solution))"
-    r"(?:[ \t](?:to|for|here|among|that|which|I|we)\b[^.:\n]{0,80}?)?(?:,[ \t]\w{1,16},)?(?:[ \t]\w{1,12}ly,?)?"
+    r"(?:[ \t](?:to|for|here|among|that|which|I|we)\b[^.:\n]{0,80}?)?(?:,[ \t][\w ]{1,24},)?(?:[ \t]\w{1,12}ly,?)?"
     r"(?:(?:'s|[*_ \t]{1,4}is)|[*_ \t]{1,4}(?:is|should[ \t]be|must[ \t]be|would[ \t]be|will[ \t]be|"
-    r"has[ \t]to[ \t]be|comes[ \t](?:out[ \t])?to|"
+    r"has[ \t]to[ \t]be|to[ \t]be|comes[ \t](?:out[ \t])?to|"
     r"becomes|equals))\b"
-    r"|\bone[ \t](?:that|which)[ \t](?:fits|matches|works)[^.:\n]{0,30}?[ \t]is\b|"
+    r"|\b(?:one|option|choice)[ \t](?:that|which)[ \t](?:best[ \t])?(?:fits|matches|works|"
+    r"applies)[^.:\n]{0,30}?[ \t]is\b|"
     r"^[ \t*]{0,4}(?:so[ \t])?(?:choose|pick|select)\b"
     r"|I(?:'m|[ \t]am)[ \t](?:choosing|picking|selecting|voting[ \t]for)\b|I[ \t]vote[ \t]for\b|my[ \t](?:vote|"
     r"money)[ \t](?:goes[ \t]to|is[ \t](?:on|for))\b"
@@ -112,7 +114,7 @@ _COMMITMENT = re.compile(
     r"inclined)[ \t]to)?[ \t](?:choose|pick|select|go[ \t](?:with|for)|opt[ \t]for|say|"
     r"answer(?:[ \t](?:it|this|the[ \t]question|this[ \t]question)?[ \t]?with)?)\b"
     r"|(?:settled?|decided?)[ \t]on\b"
-    r"|(?:we|you)[ \t](?:should[ \t]|must[ \t])?(?:choose|pick|select)\b"
+    r"|(?:we|you|one)[ \t](?:should[ \t]|must[ \t])?(?:choose|pick|select|go[ \t]with)\b"
     r"|(?:respuesta[ \t](?:correcta[ \t])?es(?:[ \t]la)?|r[ée]ponse[ \t](?:correcte[ \t])?est|"
     r"antwort[ \t](?:ist|lautet)))"
     rf"(?:[ \t](?:thus|therefore|clearly|indeed|then|simply|definitely|probably|"
@@ -128,7 +130,8 @@ _COMMITMENT_WORDS = (
     " select", " go with", "going with", "settle", " decide",
     " opt for", " go for", " say", "choose", "pick", "select", "<final", "<result", "<choice", "<response",
     "<solution", "verdict", "conclusion", " vote", "money", "going", "settling", "sticking", "picking", "choosing",
-    "bottom line", "tldr", "tl;dr", "in short", "in brief", "nutshell",
+    "bottom line", "tldr", "tl;dr", "in short", "in brief", "nutshell", "evaluation", "judgment", "judgement",
+    "assessment", "decision", "classification", "label",
     "respuesta", "reponse", "antwort", "risposta", "resposta",
 )  # fmt: skip
 _NOT_BUT = re.compile(r"\W{0,4}not [^.,;\n]{1,40}?,? but (?:rather )?", re.IGNORECASE)
@@ -158,7 +161,8 @@ _ONLY_MARKUP = re.compile(r"(?:[\s*_#$`>~-]|\\[\[\]()])*")
 # What makes "the answer is C" something else than an answer, in the clause before it.
 _DENIED_BEFORE = re.compile(
     r"(?:\b(?:not|never|doubt|neither|cannot|if|whether|unless|suppose|supposing|assum\w{1,4}|imagine|why|how|until|"
-    r"hardly|wrong|(?:(?:was|were) (?:going|about|inclined|ready)|tempted|used|wanted?|like|able|refuse|wish|love|"
+    r"hardly|wrong|expect(?:s|ed|ing)?|(?:(?:was|were) (?:going|about|inclined|ready)|tempted|used|wanted?|like|"
+    r"able|refuse|wish|love|"
     r"hate|silly|"
     r"wrong) to|(?:false|untrue|incorrect) that|mistaken\w{0,2}|(?:hard|difficult|unlikely|impossible|"
     r"implausible) (?:to|that)|no longer|no way|were|had|is|could)\b|"
@@ -170,7 +174,7 @@ _DENIED_BEFORE = re.compile(
     re.IGNORECASE,
 )
 _CLAUSE_START = re.compile(
-    r"[.!?\n](?=\s|$)|\n|[;]|\b(?:so|thus|therefore|hence|but|because|then|and)\b|:", re.IGNORECASE
+    r"[.!?\n](?=\s|$)|\n|[;]| [-—]+ |\b(?:so|thus|therefore|hence|but|because|then|and)\b|:", re.IGNORECASE
 )
 _RETRACTION = re.compile(
     r"\b(?:(?:that|this|it|the above|my (?:previous |first )?answer)(?:'s| is| was| can't be| cannot be| isn't|"

@@ -35,9 +35,14 @@ _SET_LIKE = re.compile(
 )
 _BASE = re.compile(r"\(?([0-9A-Fa-f]{1,40})\)?_\{?(\d{1,2})\}?")
 _BASE_WORDS = re.compile(r"([0-9A-Fa-f]{1,40}) ?\(?(?:in )?base[ -](\d{1,2})\)?", re.IGNORECASE)
+_BASE_NAMES = [
+    *("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
+    *("eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen"),
+]
+_BASE_IN_WORDS = re.compile(rf"_\{{?(?:\\text\{{)?\s?({'|'.join(_BASE_NAMES)})\s?\}}{{0,2}}", re.IGNORECASE)
 ASSIGNED = re.compile(
     r"\s*\(\\?[a-z]{1,6}(?:,\s?\\?[a-z]{1,6}){1,3}\)\s*=(?!=)\s*|"
-    r"\s*(?:\\?\|[^|=]{1,10}\\?\||\\(?:sin|cos|tan|log|ln|angle|overline|vec|hat|bar)\s*\\?\{?[A-Za-z]{1,6}\}?|"
+    r"\s*(?:\\?\|[^|=]{1,10}\\?\||\\(?:sin|cos|tan|log|ln|angle|overline|vec|hat|bar|mathbf|boldsymbol|bm)\s*\\?\{?[A-Za-z]{1,6}\}?|"
     r"\[[A-Z]{2,5}\])\s*=(?!=)\s*|"
     r"\s*\\?[A-Za-z]\w{0,9}(?:_\{?\w{1,4}\}?)?(?:\([a-z, ]{1,8}\))?\s*=(?!=)\s*"
 )
@@ -68,6 +73,7 @@ _TIDY = [
     (re.compile(r"\{?\s?\{?(\d{1,3})\}?\s?\\choose\s?\{?(\d{1,3})\}?\s?\}?"), r"\\binom{\1}{\2}"),
     (re.compile(r"(?:\{\})?[\^_]\{?(\d{1,3})\}?\s?(?:\\(?:text|mathrm)\{C\}|C)_\{?(\d{1,3})\}?"), r"\\binom{\1}{\2}"),
     (re.compile(r"(?<=\d)\s?(?:\\text\{\s?to\s?\}|to)\s?(?=\d)"), ":"),
+    (re.compile(r"^\s?\(\s?-\s?\\infty\s?,\s?\+?\s?\\infty\s?\)$|^\\text\{\s?all real numbers\s?\}$"), r"\\mathbb{R}"),
 ]
 _COMBINATIONS = re.compile(r"C\s?\(\s?(\d{1,3})\s?,\s?(\d{1,3})\s?\)")
 # One inequality, or two around a variable: x > 2, 0 \le x < 1
@@ -84,8 +90,33 @@ _LONGEST_EXPRESSION = 300
 
 def compare_expressions(found: str, gold: str) -> str:
     """Compares two answers: "same", "different", "unparseable", or "unknown" where math-verify fails."""
+    try:
+        return _compared(found, gold)
+    except _UnknownError:
+        return "unknown"
+
+
+class _UnknownError(Exception):
+    """Not kept by the cache: a comparison that ran out of time on a busy machine is tried again."""
+
+
+@functools.lru_cache(maxsize=4096)  # completions of a question give the same few answers
+def _compared(found: str, gold: str) -> str:
+    reply = _comparison(found, gold)
+    if reply == "unknown":
+        raise _UnknownError
+    return reply
+
+
+def forget_comparisons() -> None:
+    """Empties the caches of comparisons, to measure what they save."""
+    _compared.cache_clear()
+    POOL.clear_cache()
+
+
+def _comparison(found: str, gold: str) -> str:
     if ROUNDED.search(found) and not ROUNDED.search(gold):  # the exact value and the rounded one both count
-        replies = [compare_expressions(side, gold) for side in ROUNDED.split(found)[-2:] if side.strip()]
+        replies = [_comparison(side, gold) for side in ROUNDED.split(found)[-2:] if side.strip()]
         return "same" if "same" in replies else replies[0] if replies else "unparseable"
     found, gold = (_MEMBER.sub("", tidy(side)) for side in (found, gold))
     if found == gold:
@@ -172,6 +203,7 @@ def _is_list(expression: str) -> bool:
     return items is not None and len(items[1]) > 1
 
 
+@functools.lru_cache(maxsize=4096)
 def is_readable(gold: str) -> bool:
     """Whether a gold answer in canonical form can be compared with anything."""
     if NUMBER.fullmatch(gold) or _BASE.fullmatch(gold) or _is_list(tidy(gold)):
@@ -193,6 +225,7 @@ def tidy(expression: str) -> str:
 
 
 def base_literal(text: str) -> str | None:
+    text = _BASE_IN_WORDS.sub(lambda m: f"_{_BASE_NAMES.index(m[1].lower()) + 2}", text) if "_" in text else text
     match = _BASE.fullmatch(TEXT.sub(r"\1", text).strip(" $.")) or _BASE_WORDS.fullmatch(text.strip(" $."))
     return f"{match[1]}_{match[2]}" if match and base_value(f"{match[1]}_{match[2]}") is not None else None
 

@@ -21,12 +21,12 @@ from opd_align.tasks.math_compare import (
     UNITS,
     base_literal,
     combinations,
+    forget_comparisons,
     is_whole,
     tidy,
 )
 from opd_align.tasks.number_sentences import AGAIN, QUALIFIER, main_clause
 from opd_align.tasks.number_values import canonical_number
-from opd_align.tasks.number_words import leading_number
 from opd_align.tasks.numbers import read_number
 from opd_align.tasks.statements import (
     CONCLUDED,
@@ -48,12 +48,13 @@ _PROSE = re.compile(
 # "$5\pi$ because ..." is an answer with a reason; "$m/n$ where ..." is not an answer yet.
 _MATHS_MODE = re.compile(
     r"(?:\$|\\\()([^$\n]{1,300}?)(?:\$|\\\))"
-    r"(?=[ *]{0,4}(?:$|[.,;!]|(?:because|since|as|by|from|which|units?|cm|square|degrees|inches|feet|meters|"
+    r"(?=[ *]{0,4}(?:$|[.,;!]|in (?:base|octal|binary|hex|its|simplest|lowest|interval|radical|decimal|"
+    r"scientific)|(?:because|since|as|by|from|which|units?|cm|square|cubic|sq\.?|liters|litres|ft|degrees|inches|feet|meters|"
     r"radians|metres|km|mm|kg|seconds|minutes|hours|days|years|dollars|percent|ways|solutions)\b))"
 )
 _RULED_OUT = re.compile(
     r"\b(?:not|n't|never|neither|nor|than|least|most|up to|over|under|above|below|divisible by|multiple of|factor of|"
-    r"divides|reject|discard|exclude|assume|let|try)\s*$",
+    r"divides|reject|discard|exclude|assume|let|try|before|until)\s*$",
     re.IGNORECASE,
 )
 _DENIED_TAIL = re.compile(
@@ -71,17 +72,37 @@ _PLAIN_FORMULA = re.compile(
 )
 _BETWEEN_ITEMS = re.compile(r"[\s,]*(?:and|or|y|e|et|ou|o|und|oder|и|или|或|和|或者|と)?[\s,]*")
 _UNSOLVED = re.compile(r"\$?\s*(?:\d+\s?[a-z]|[a-z]\s?\^\s?\{?\d+\}?)\s*=[^=]+")  # 2x = 6, x^2 = 6
+# f(x) + g(x), (f + g)(x), \int ... dx, \lim ..., \frac{d}{dx} ...
+_OF_FUNCTIONS = re.compile(
+    r"\s*(?:\\(?:int|iint|oint|lim|sum|prod|max|min|gcd)(?![A-Za-z])|\\frac\s?\{(?:d|\\partial)|"
+    r"(?:(?:[fghpqFGHPQ]'{0,2}|\([fgh]\s?(?:[-+·*]|\\circ|\\cdot)?\s?[fgh]\))\s?\((?:[a-z]|-?\d+|[fgh]\([^()]{1,9}\))\)"
+    r"\s?(?:[-+·*/]|\\cdot|\\times)?\s?)+$)"
+)
+_SOLVED_LAST = re.compile(
+    r"[^=,;$]*\d(?P<variable>[a-z])\b[^=,;$]*=[^=,;$]+,\s?(?:so )?(?P<last>(?P=variable)\s?=[^=,;$]+)"
+)
+_SQUARE_ROOT = re.compile(
+    r"(?P<before>^\s?|\bis )the (?:positive |principal )?square root of \$?(?P<number>\d+)\$?(?=\W{0,3}$)",
+    re.IGNORECASE,
+)
+_POINT = re.compile(r"^\s?[A-Z](?=\([^()]*,[^()]*\)\s?$)")  # P(2,5)
 _ONE_VARIABLE = re.compile(
     r"(?=[^=]*[-+*/^\d])(?:\d{0,6}\s?(?P<variable>[a-z])(?:\^\{?\d+\}?)?)\s?(?:[-+]\s?\d+(?:\s?(?P=variable)\b)?\s?)*=[^=]+"
 )  # x + 3 = 10
 _PLAIN_FUNCTION = re.compile(r"(?<![\\\w])sqrt\(([^()]{1,60})\)")
+_PLAIN_LOGARITHM = re.compile(r"(?<![\\\w])(?P<name>ln|log|sin|cos|tan|arctan|arcsin|arccos)(?=\(| \d|\d)")
 _PLAIN_PI = re.compile(r"(?<![\\A-Za-z])pi\b")
-_IS = re.compile(r"\b(?:is|are|equals|becomes|we (?:get|obtain|have|find)|gives|yields|leaves)\s{0,2}$")
+_IS = re.compile(
+    r"\b(?:is|are|equals|becomes|(?:we|you|I) (?:get|obtain|have|find)|gives|yields|leaves|left with|"
+    r"(?:simplifies|reduces|"
+    r"evaluates|comes|amounts|converges|equal|equivalent) to)\s{0,2}$"
+)
 _SEGMENT = re.compile(r"(?:\$|\\\()([^$\n]{1,300}?)(?:\$|\\\))")
 _COMPOUND = re.compile(r"[^=,]*\w\s?[-+/^(][^=,]*=([^=,]+)")  # a + b = 10, f(3) = 10
 _STATED = re.compile(
     r"(?:\b(?:is(?: at)?|are(?: at)?|equals?|be|gives?|get|obtain)\b:?|\w:) (?P<plain>[^\s*].{0,120})$|"
-    r"(?:^|\b(?:so|thus|hence|then|get|have)\b,? )(?P<named>[a-z] ?= ?.{1,60})$|\*\*(?P<bold>[^*\n]{1,120})\*\*"
+    r"(?:^|\b(?:[Ss]o|[Tt]hus|[Hh]ence|[Tt]hen|[Tt]herefore|get|have)\b,? )(?P<named>[a-z] ?= ?(?:(?!\b(?:the|is|"
+    r"are)\b).){1,60})$|\*\*(?P<bold>[^*\n]{1,120})\*\*"
 )
 _ALTERNATIVES = re.compile(r"\b(?:or|and)\b|\\lor\b|\\vee\b", re.IGNORECASE)
 _BOUND_WORDS = re.compile(
@@ -105,12 +126,22 @@ _REMARK = re.compile(r"\s\((?=[^()]*[a-z]{3})(?:[^()]|\([^()]*\)){3,120}\)(?=[.\
 _ROOT_IN_WORDS = re.compile(
     r"the (?:positive |principal |negative |real )?(?:square|cube|fourth) root of \$?\w{1,6}\$?, (?=\$)"
 )
-_TO = re.compile(
-    r"(?<![\w.])\$?(?P<first>\d{1,6}|[a-z]{3,9})\$? (?:to|:) \$?(?P<second>\d{1,6}|[a-z]{3,9})\$?(?![\w.]\w|:)",
-    re.IGNORECASE,
+_IN_BASE = re.compile(r" \(?(?:(?:when )?(?:written |expressed )?in )?base[ -]\$?\d{1,2}\$?\)?(?![\d$])")
+_BASE_LAST = re.compile(
+    r"(?:\b(?:is|equals|as|get|to)|=) \$?(?P<literal>[0-9A-F]{1,40}_\{?\d{1,2}\}?)\$?(?: in \w+)?\W{0,3}$"
 )
-_PLAIN_RATIO = re.compile(r"(?<![\w.:$])(\d{1,6}) ?: ?(\d{1,6})(?![\w.:$]\w|[:$])")
+_TUPLE_LAST = re.compile(
+    r"\b(?:at|point|vertex|coordinates|pair|solution)(?: the point)? (?P<tuple>\([^()]{1,30},[^()]{1,30}\))$"
+)
+_COMPARED = re.compile(
+    r"\bthan (?!any|all|every|the (?:others|rest|other))|\b(?:second|slowest|last|least|lowest|"
+    r"smallest)\b[^,]{0,20} is\b"
+)
 _WORD_ANSWER = re.compile(r"[A-Za-z][A-Za-z'-]*(?: solutions?)?")
+
+
+_SHORT = 60
+"""Texts of at most this length are answers rather than sentences: completions of a question give the same few."""
 
 
 @functools.lru_cache(maxsize=4096)  # a question's answer is read for each of its completions
@@ -132,6 +163,7 @@ def canonical_expression(answer: str) -> str | None:
     return text if _is_expression(text) else None
 
 
+@functools.lru_cache(maxsize=4096)
 def gold_words(gold: str) -> str | None:
     r"""The words of a gold answer that is no expression, such as `\text{even}` or `Monday`; `None` for others."""
     inner = re.fullmatch(r"\s*\\(?:text(?:bf|it|rm|normal)?|mathrm|mbox)\s?\{([^{}]{1,60})\}\s*", gold)
@@ -142,40 +174,28 @@ def gold_words(gold: str) -> str | None:
     return None
 
 
-def with_ratios(response: str) -> str:
-    """The text with "5 to 1" and "five to one" written as "$5:1$", for a gold answer that is a ratio."""
-    return _PLAIN_RATIO.sub(r"$\1:\2$", _TO.sub(_ratio, response))
-
-
-def _ratio(match: re.Match[str]) -> str:
-    sides = []
-    for side in (match["first"], match["second"]):
-        number = None if side.isdigit() else leading_number(side)
-        if not side.isdigit() and (number is None or number[1]):
-            return match.group()
-        sides.append(side if number is None else canonical_number(number[0]))
-    return f"${sides[0]}:{sides[1]}$"
-
-
 def read_words(words: str, placement: Placement, gold: str) -> str | None:
     """An answer in words; an `extract.Reader` once the gold answer is known."""
     text = _words(re.sub(r"^on ", "", strip_lead_in(strip_markup(words)), flags=re.IGNORECASE))
     if placement is Placement.OPENING:
         return None
     if placement in (Placement.LOOSE, Placement.SENTENCE):
+        concluding = CONCLUDED.split(text)[-1]
+        text = concluding if re.search(r"\w{3}", concluding) else text
         found = re.search(rf"(?<!\w){re.escape(gold)}(?!\w)", text)
         if found is None or HEDGE.search(text):
             return None
-        if re.search(r"\b(?:not|n't|or|never|no)\b|n't\b", text):
+        if re.search(r"\b(?:not|n't|or|never|no|cannot)\b|n't\b", text.replace(gold, "")) or _COMPARED.search(text):
             return AMBIGUOUS
+        if gold.startswith("no "):  # "The system has no solution."
+            return gold
         # "Evelyn has the highest", "the student is Evelyn", not "... is Briana, with Evelyn a close second"
         stated = (
             r"(?:\b(?:is|are|was|be|so|thus|hence|therefore|falls?|fell|lands?)|:|=),? (?:on |in |a |an |the ){0,2}"
         )
         predicate = rf"{stated}{re.escape(gold)}(?!\w)"
-        return (
-            gold if re.match(rf"(?:on |in |an? |the )?{re.escape(gold)}", text) or re.search(predicate, text) else None
-        )
+        subject = rf"(?:^|^[^,]{{1,100}}, )(?:on |in |an? |the )?{re.escape(gold)}(?!\w)"
+        return gold if re.search(subject, text) or re.search(predicate, text) else None
     if text == gold or placement is Placement.BARE:
         return gold if text == gold else None
     if text.startswith(gold) and not re.match(r"\w", text[len(gold) :]):
@@ -192,12 +212,19 @@ def read_maths(words: str, placement: Placement, *, whole: bool = False) -> str 
         placement: Where it was found.
         whole: Whether the gold answer is a list or an equation, so that "1 or 2" and "x + y = 1" are one answer.
     """
+    return (_read_again if len(words) <= _SHORT else _read)(words, placement, whole)
+
+
+def _read(words: str, placement: Placement, whole: bool) -> str | None:
     if placement is Placement.OPENING:
         return None
     if placement is Placement.BARE:
         words = words.lstrip("= ")
     words = _PLAIN_PI.sub(r"\\pi", _PLAIN_FUNCTION.sub(r"\\sqrt{\1}", plain_characters(words)))
+    words = _PLAIN_LOGARITHM.sub(r"\\\g<name>", words.replace("$$", "$"))
     equation = strip_lead_in(words.strip()).strip(" .$")
+    if not whole and (solved := _SOLVED_LAST.fullmatch(equation)):
+        words = equation = solved["last"]  # 3x = 36, x = 12
     if not whole and (_UNSOLVED.fullmatch(equation) or _is_unsolved(equation)):
         return AMBIGUOUS
     if placement in (Placement.LOOSE, Placement.SENTENCE) and "$" in _REMARK.sub("", words):
@@ -205,13 +232,22 @@ def read_maths(words: str, placement: Placement, *, whole: bool = False) -> str 
     segments = [segment.group(1) for segment in _SEGMENT.finditer(words)] or [words]
     if len(segments) == 1 and _NO_VALUE.search(segments[0]) and not re.search(r"=|\d.*\d", words):
         return AMBIGUOUS
+    if "square root" in words and placement is not Placement.BOX:
+        words = _SQUARE_ROOT.sub(r"\g<before>$\\sqrt{\g<number>}$", words)
+    if placement is Placement.MARKED and not whole and (qualifier := QUALIFIER.search(words)):
+        before = words[: qualifier.start()]
+        words = before if re.search(r"[\d$]", before) and "=" not in before else words
     if placement is not Placement.BOX and " " in words:
         words = AGAIN.sub("", words)
         words = _DENIED_TAIL.sub("", words) if re.search(r"[\d$}]", _DENIED_TAIL.sub("", words)) else words
+    if placement in (Placement.LOOSE, Placement.SENTENCE) and "_" in words:
+        based = None if NEGATION.search(words) or HEDGE.search(words) else _BASE_LAST.search(words)
+        if based and (literal := base_literal(based["literal"])):
+            return literal
     text = strip_lead_in(strip_markup(words)).rstrip(". ")
     if "boxed" in text or text.count("{") != text.count("}"):
         return None  # truncated
-    if literal := base_literal(text):
+    if literal := base_literal(text) or (base_literal(words) if "_{" in words else None):
         return literal
     if placement is Placement.BARE and re.fullmatch(r"\d{1,20}\^\{?\d{1,4}\}?", text):
         value = exact_value(text)
@@ -253,6 +289,15 @@ def read_maths(words: str, placement: Placement, *, whole: bool = False) -> str 
     return _expression(words, placement, whole)
 
 
+_read_again = functools.lru_cache(maxsize=4096)(_read)
+
+
+def forget_answers() -> None:
+    """Empties the caches of answers that were read and compared, to measure what they save."""
+    _read_again.cache_clear()
+    forget_comparisons()
+
+
 def _expression(words: str, placement: Placement, whole: bool) -> str | None:
     if placement in (Placement.LOOSE, Placement.SENTENCE):
         segments = list(_MATHS_MODE.finditer(words))
@@ -286,6 +331,10 @@ def _expression(words: str, placement: Placement, whole: bool) -> str | None:
 def _last_side(expression: str, whole: bool) -> str:
     """The result of a chain of equations; "x^2 + y^2 = 1" is itself the result."""
     sides = re.split(r"(?<![<>!\\])=", expression)
+    if whole:
+        expression = _POINT.sub("", expression)
+        if len(sides) == 2 and all(re.match(r"\s?(?:\\left)?\(.*\)\s?$", side) for side in sides):
+            return sides[1].strip()  # (\frac{4}{2}, \frac{10}{2}) = (2, 5)
     if (
         len(sides) > 1
         and not whole
@@ -294,7 +343,10 @@ def _last_side(expression: str, whole: bool) -> str:
         and not RELATION.search(expression)
     ):
         last = sides[-1].strip()
-        expression = last if len(sides) > 2 or ASSIGNED.match(expression) or _is_constant(sides[0]) else expression
+        defines = (
+            len(sides) > 2 or ASSIGNED.match(expression) or _is_constant(sides[0]) or _OF_FUNCTIONS.match(sides[0])
+        )
+        expression = last if defines else expression
         if exact_value(tidy(last)) is not None:
             expression = last
     return expression.strip()
@@ -326,12 +378,13 @@ def _is_constant(side: str) -> bool:
 
 def _only_segment(words: str, whole: bool) -> str | None:
     """The expression of a sentence that ends in its only formula: "The point is $(2, 5)$."."""
-    words = _ROOT_IN_WORDS.sub("", main_clause(words))
+    words = _IN_BASE.sub("", _ROOT_IN_WORDS.sub("", main_clause(words)))
     concluding = after_denials(CONCLUDED.split(words)[-1])
     words = concluding if _SEGMENT.search(concluding) else words
     clauses = [clause for clause in words.split(";") if _SEGMENT.search(clause) and not is_aside(clause)]
     words = clauses[-1] if clauses else words
-    words = words[: qualifier.start()] if (qualifier := QUALIFIER.search(words)) else words
+    qualifier = QUALIFIER.search(words)
+    words = words[: qualifier.start()] if qualifier and re.search(r"[\d$]", words[: qualifier.start()]) else words
     segments = list(_SEGMENT.finditer(words))
     if segments and (HEDGE.search(words) or not _MATHS_MODE.match(words, segments[-1].start())):
         return None
@@ -374,6 +427,12 @@ def _listed(words: str, segments: list[re.Match[str]]) -> str | None:
 
 def _stated_expression(words: str, whole: bool) -> str | None:
     """An expression without maths mode that a sentence ends in: "The height is 2√3"."""
+    if (
+        (pair := _TUPLE_LAST.search(words.strip().rstrip(". ")))
+        and not HEDGE.search(words)
+        and not NEGATION.search(words)
+    ):
+        return read_maths(pair["tuple"], Placement.BOX, whole=whole)  # "They meet at (2, 5)"
     stated = _STATED.search(words.strip().rstrip(". "))
     if stated is None or HEDGE.search(words) or NEGATION.search(words):
         return None
@@ -394,4 +453,5 @@ def _is_expression(words: str) -> bool:
 
 
 def _words(text: str) -> str:
-    return strip_markup(text).strip(" .,;:!(){}").casefold()
+    words = strip_markup(text).strip(" .,;:!(){}").casefold()
+    return re.sub(r"\bno (?:real )?solutions?\b", "no solution", words)

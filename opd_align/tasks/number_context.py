@@ -13,7 +13,8 @@ CURRENCY = "€£¥₹"
 BOUND_BEFORE = re.compile(
     r"(?:\b(?:(?:less|more|greater|fewer|smaller|larger|bigger|higher|lower|older|younger|longer|shorter|"
     r"other|rather) than"
-    r"|at least|at most|nearly|almost|not even|over|under|above|below|(?<!\badd )(?<!\badds )up to|between|from|"
+    r"|at least|at most|nearly|almost|not even|over|under|above|below|"
+    r"(?<!\badd )(?<!\badds )(?<!\bround )(?<!\brounds )(?<!\brounded )(?<!\brounding )up to|between|from|"
     r"exceeds?|minimum of|"
     r"maximum of|within|not|never"
     r"|isn't|wasn't|aren't|cannot be|can't be|don't get|instead of|anything but|everything but|all but|"
@@ -80,7 +81,8 @@ DENIED_LATER = re.compile(
     r"(?:\s\w+){0,2}?\s(?:(?:is|are|was|were|will be|would be|does|do|will|would|wo|ca)(?:n't| not) (?:be )?"
     r"(?:enough|sufficient|right|correct|it|do|suffice|work|fit|match|add up)|falls? short|"
     r"(?:is|are|was|were) (?:\w+ ){0,2}too \w+|(?:is|was) what (?:the|my|you|they|he|she|most|people)\b|"
-    r"(?:is|are|was|were) (?:planned|expected|scheduled|supposed))\b",
+    r"(?:is|are|was|were) (?:planned|expected|scheduled|supposed))\b|"
+    r" (?:is|was) [^.,;]{1,40}, not (?:the|my|our|an) (?:final |correct )?answer\b",
     re.IGNORECASE,
 )
 """After a number, what denies it."""
@@ -92,7 +94,8 @@ _NAMED_AFTER = re.compile(
 _NAMED_ONLY = re.compile(r"\W{0,3}(?:the|these|those)(?: (?:first|last|next))? $", re.IGNORECASE)
 _NO_VERB = re.compile(r"[\d.,]{1,30}(?: [a-z]+){0,4}\W{0,3}$", re.IGNORECASE)
 UNSOLVED = re.compile(
-    r"(?:\d+ ?[a-z]|[a-z] ?\^ ?\{?\d+\}?|[a-z] ?/ ?\d+|(?:\d{0,6} ?(?P<variable>[a-z])(?:\^\{?\d+\}?)?)"
+    r"(?!.*= ?[$€£]?\d[\d.,]*[kKM]\b)(?:\d+ ?[a-z]|[a-z] ?\^ ?\{?\d+\}?|[a-z] ?/ ?\d+|"
+    r"(?:\d{0,6} ?(?P<variable>[a-z])(?:\^\{?\d+\}?)?)"
     r" ?(?:[-+] ?\d+(?: ?(?P=variable)\b)? ?)+) ?=[^=]+"
 )
 """An equation that is not solved yet: 2x = 6, x + 3 = 10."""

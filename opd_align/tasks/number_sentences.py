@@ -29,21 +29,39 @@ QUALIFIER = re.compile(
     r"(?:,? (?:attained|achieved|reached|obtained|occurring|which occurs|namely)|, (?:when|where|having|given|using)|"
     r",? after \w{2,12}ing|"
     r",? (?:because|since)|, as (?=\$?\d|there\b|it\b|s?he\b|they\b|the\b|each\b|all\b)|"
-    r", (?:which|that|and (?:that|it)) would|, \S{1,12} of which|"
-    r",? when divided by| upon division by|"
-    r",? (?:at|for|when|with|if) (?:\$|\\\()?[a-z](?= ?=)|,? (?:(?:which|that) is )?(?:twice|half|double|"
+    r", (?:which|that|and (?:that|it)) would|, (?:\S{1,12} )?of which|,? with (?:an? )?(?:radius|center|slope|"
+    r"equality)|, (?:which|that) (?:s?he|they|we|you|I|"
+    r"(?-i:[A-Z][a-z]+))|"
+    r",? (?:compared (?:to|with)|versus|as opposed to|while|whereas|in order to|so that|so as to)|,? with (?:none|"
+    r"nothing|"
+    r"\S{1,12}(?: \w{1,15}){0,3}) (?:left[- ]?over|to spare)|"
+    r",? with (?:none|nothing|no \w{1,15}) (?:left|remaining)|"
+    r",? when (?:\$?\w{1,3}\$? is )?divided by| upon division by|"
+    r",? (?:at|for|when|with|if) (?:\$|\\\()?[a-z](?= ?(?:=|\\ne|≠|[<>]|\\[lg]e))|,? (?:(?:which|"
+    r"that) is )?(?:twice|half|double|"
     r"\S{1,12} times) (?:as|the|that|of)|"
     r",? (?:(?:which|that) is )?\S{1,12} (?:\w{1,12} )?(?:more|less|fewer|higher|lower|older|younger) than)\b.*$",
     re.IGNORECASE | re.DOTALL,
 )
 _EXPLANATION = re.compile(r":| because\b| since\b| by \w+ing\b| - | — ", re.IGNORECASE)
-# The same value again, as a percentage or rounded: "0.75, or 75%", "7/18, about 39%".
+# The same duration or length in two units: "160 minutes, or 2 hours and 40 minutes".
+_IN_TWO_UNITS = re.compile(
+    r",? (?:or|i\.e\.|that is|which (?:is|equals)|equivalently),? \d{1,4} ?(?:hours?|hrs?|h|days?|weeks?|years?|"
+    r"minutes?|min|"
+    r"feet|ft|pounds|dollars)(?: and|,)? \d{1,3} ?(?:minutes?|mins?|m|seconds?|secs?|s|hours?|days?|months?|"
+    r"inches|ounces|"
+    r"cents)(?=\W{0,3}$)",
+    re.IGNORECASE,
+)
+# The same value again, as a percentage, a decimal or rounded: "0.75, or 75%", "7/18, about 39%".
 AGAIN = re.compile(
+    r"(?<=\d/\d|/\d\d),? (?:or|i\.e\.|that is|which (?:is|equals)),? \d{0,3}\.\d{1,9}(?=\W{0,3}$)|"
     r"(?<=[\d}$)]),? (?:or|i\.e\.|that is),? (?:exactly )?[\d.]{1,9} ?(?:\\?%|percent\b)|"
     r"(?<=[\d}$)]),? (?:(?:or|which is|i\.e\.|that is),? )?(?:about|approximately|approx\.|"
     r"roughly) \$?[\d.]{1,9} ?\\?%?\$?"
     r"(?=\W{0,3}$)"
 )
+_SO = re.compile(r"\b(?:so|therefore|thus|hence)\b,?", re.IGNORECASE)
 _NOT_QUITE = re.compile(r"\bnot (?:quite|exactly|really)\b", re.IGNORECASE)
 _CONTRAST = re.compile(
     r"(?<!anything)(?<!everything)(?<!nothing)(?<!\ball),? \b(?:but|however|yet)\b|, and (?=the (?:larger|smaller|"
@@ -67,7 +85,15 @@ _GIVEN = re.compile(
 _BEGINNING = re.compile(
     r"^\W{0,3}(?:(?:so|thus|therefore|hence|then|now|finally),? )?(?:in|after|within|over|during|for|at|with|by|on|"
     r"out of|of|since|because|as|"
-    r"when|given)\b(?P<given>[^,=]{1,100}), (?=[^,]*\d)",
+    r"when|given)\b(?P<given>[^,=]{1,100}), (?=[^,]*\d)|"
+    r"^\W{0,3}(?:among|between|of)(?P<listed>(?: \d+,?){1,8} and \d+), |"
+    r"^\W{0,3}(?:(?:so|thus|therefore|hence|then|now|finally|and),? )?(?:in|after|within|over|for|during|at|with)"
+    r"(?P<adjunct>(?: the| these| those| all)? \d+ [a-z]+(?: (?:per|an?) [a-z]+)?) (?=(?:it|s?he|they|we|you|I|"
+    r"that|this|there|the|[A-Z][a-z]+)\b)|"
+    r"^\W{0,3}(?:so |then |and )?by (?P<until>(?:week|day|month|year|hour) \d+),? (?=\w)|"
+    r"^\W{0,3}(?:so |then |and )?after (?P<done>\w+ing [^,]*?\d+[^,\d]*?),? (?=(?:s?he|they|it|there) (?:has|had|"
+    r"have|is|was|are|"
+    r"were|gets|will)\b)",
     re.IGNORECASE,
 )
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
@@ -89,7 +115,7 @@ _A_SINGLE = re.compile(
     r"(?: (?:left|remaining|more|over))?\W{0,3}$",
     re.IGNORECASE,
 )
-_REASON_AFTER = re.compile(r",? (?:since|because|as there|given that)\b", re.IGNORECASE)
+_REASON_AFTER = re.compile(r",? (?:since|because|as (?=there\b|\d|each\b|all\b)|given that)\b", re.IGNORECASE)
 _RESULT_IN_WORDS = re.compile(
     r"[^.;=]{1,80}\b(?:times|plus|minus|divided by|multiplied by|and)\b[^.;=]{1,60}?\b(?:is|are|equals?|makes?|gives?|"
     r"leaves) (?=[a-z]+(?:[ -][a-z]+)?\b)",
@@ -115,17 +141,67 @@ _REASON_FIRST = re.compile(
 )
 _RESULT_OF = re.compile(
     r"(?=[^=]*\d)[^=]*?(?:\b(?:(?:sum|product|difference|total|lcm|gcd|average|mean|median|multiple|divisor) of|"
-    r"plus|minus|\d less|twice|double|triple|half|roots? of|difference between|(?:less|more) than|times|divided by|"
-    r"multiplied by)|(?:%|percent|half|third|quarter) of)\b[^=]*?\d[^=]*?"
-    r"\b(?:is|are|equals?|makes?|gives?|comes to|leaves) (?=\$?\d)",
+    r"plus|minus|\d+ less|subtracting|taking|adding|removing|multiplying|dividing|twice|double|triple|half|"
+    r"roots? of|difference between|(?:less|more) than|times|divided by|"
+    r"multiplied by)|(?:%|percent|half|thirds?|quarters?|fourths?|fifths?|sixths?|eighths?|tenths?) of)\b[^=]*?\d[^=]*?"
+    r"\b(?:is(?: equal to)?|are|equals?|makes?|gives?(?: us| you| an? \w+ of)?|comes to|leaves|yields|results in) "
+    r"(?=\$?\d[\d,.]*(?! (?:\w+ )?(?:more|less|fewer|times)\b))",
     re.IGNORECASE,
 )
+# "There are none left", "No candies remain", "She has no money left"
+_NOTHING_LEFT = re.compile(
+    r"(?:^|\b(?:so|and|then|thus|there (?:is|are|were|was|will be)|has|have|had|leaving|leaves) )\W{0,3}"
+    r"(?:(?:none|nothing)(?: of (?:the|them|his|her|their|these|it)(?: \w{1,15}){0,2})?|(?:no|"
+    r"zero)(?: more)?(?: \w{1,15}){1,2}?) "
+    r"(?:(?:is|are|was|were|will be) )?(?:left(?:[- ]over)?|remain(?:s|ed|ing)?)\b(?! (?:to|for|but|except|unless|"
+    r"if|until))"
+    r"[\w ]{0,30}\W{0,3}$",
+    re.IGNORECASE,
+)
+# "The smallest such number above 26 is 31": the numbers before "is" only describe what is asked for.
+_IS_LAST = re.compile(
+    r"^(?P<subject>\W{0,3}(?:(?:so|thus|therefore|hence|then|finally),? )?(?:the|our|his|her|its|their|[A-Z][a-z]+'s)\b"
+    r"(?:(?!\b(?:is|are|was|were|equals|has|have|gets?|if|when|because|since|while|but|so|and (?:the|his|her|"
+    r"its))\b)[^=;:.?]|\.(?=\d)){4,140}?) "
+    r"(?:is|are|was|equals|will be|comes to|amounts to)(?: (?:therefore|thus|then|exactly|just|simply|about|now))? "
+    r"(?P<value>[$€£]?-?\d[\d,]*(?:\.\d+)?%?)(?: (?!than|times|less|more|out|of|or|and|to|in|short|too|not|"
+    r"from)[a-z]+){0,3}"
+    r"\W{0,3}$",
+    re.IGNORECASE,
+)
+# "... you can't have three quarters of a bus: 6 buses."
+_AFTER_COLON = re.compile(
+    r"^[^:]{20,}: (?P<value>(?:a total of )?(?:[$€£]?\d[\d,]*(?:\.\d+)?|"
+    r"[a-z]{3,12}(?:-[a-z]{3,5})?)(?: [a-z]{2,15}){0,2})\W{0,3}$",
+    re.IGNORECASE,
+)
+# "Sofia is 11 years old, and her dad is 44": the question is about the first
+_AGES = re.compile(
+    r"^(?P<first>[^,;]*\bis (?:currently |now )?\d+(?: years old)?),? and (?:his|her|their|the|"
+    r"[A-Z])[\w' ]{1,30} is (?:currently |"
+    r"now )?\d+(?: years old)?\W{0,3}$"
+)
+# "If 3 pens cost $15, one pen costs $5": the case of the question, stated as a fact
+_GIVEN_CASE = re.compile(
+    r"^\W{0,3}(?:so |then |and )?if (?!it|this|that|we|you|I|one|x|y|n|not)(?=[^,]*\d)[^,=;]{4,100}, (?:then )?"
+    r"(?=[^,;=]*\d)(?!.*\b(?:would|could|might|may|should|if|but|not|only|also|still)\b)(?!.*(?:'d|n't)\b)",
+    re.IGNORECASE,
+)
+_FROM_TO = re.compile(
+    r",? \(?from \d[\d.,]*%?(?: [a-z]+){0,2} to \d[\d.,]*(?<=\d)%?(?: [a-z]+(?=\W{0,3}$))?\)?", re.IGNORECASE
+)
 _NOUN_AFTER = re.compile(r"\s[a-z]", re.IGNORECASE)
-_TRAILING = re.compile(
-    r" (?:in|over|within|during|across|throughout) (?:the |these |all )?\d+ [a-z]+\W*$", re.IGNORECASE
+TRAILING = re.compile(
+    r" (?:in|over|within|during|across|throughout) (?:the |these |all )?\d+ [a-z]+\W*$|"
+    r" by (?:the end of )?(?:week|day|month|year|hour) \d+\W*$",
+    re.IGNORECASE,
 )
 _PER_UNIT = re.compile(r"(?: \w+)? (?:each|per|apiece)\b", re.IGNORECASE)
-_IS_RESULT = re.compile(r"([-+*/×·÷] ?\d+) (?:is|makes|equals|gives) (?=\$?\d)")  # 10 * 10 is 100
+_IS_RESULT = re.compile(
+    r"([-+*/×·÷] ?\d+) (?:is|makes|equals|gives|leaves|yields|comes to)(?: (?:her|him|them|us|you|me|a total of|"
+    r"exactly))? "
+    r"(?=\$?\d)"
+)  # 10 * 10 is 100
 _EXPRESSION = re.compile(r"\d\s?[\^√π\\]|(?:\.|,(?!\d{3}\.))\d+[,.]\d{1,2}\b|\b\d+,\d{1,2}\b|\d:\d")
 
 
@@ -142,6 +218,8 @@ def _only_word(text: str) -> str | None:
     """The only number in words of a sentence without digits; "one" is mostly a pronoun and counts in few places."""
     reason = _REASON_AFTER.search(text)
     text = text[: reason.start()] if reason and NUMBER_WORD.search(text[: reason.start()]) else text
+    qualifier = QUALIFIER.search(text)
+    text = text[: qualifier.start()] if qualifier and NUMBER_WORD.search(text[: qualifier.start()]) else text
     if (result := _RESULT_IN_WORDS.match(text)) and not NEGATION.search(text):
         text = text[result.end() :]  # "three times three is nine"
     words = [
@@ -222,9 +300,9 @@ def _result_of_the_others(text: str) -> set[Fraction | None]:
 
 def _not_given(text: str) -> set[Fraction | None]:
     """The only number of a sentence that is no given quantity: "Each of the 5 friends gets 4.8 ounces"."""
-    text = _TRAILING.sub("", text)
+    text = TRAILING.sub("", text)
     beginning = _BEGINNING.match(text)
-    start = beginning.end() if beginning and NUMBER.search(beginning["given"]) else 0
+    start = beginning.end() if beginning and NUMBER.search("".join(filter(None, beginning.groups()))) else 0
     stated = [
         number
         for number in NUMBER.finditer(text, start)
@@ -242,18 +320,46 @@ def _not_given(text: str) -> set[Fraction | None]:
     return {number_value(stated[0])}
 
 
+def _described(text: str) -> str | None:
+    """The part of a sentence that states a result after others have described it; `None` if it has no such part."""
+    if HEDGE.search(text):
+        return None
+    if _NOTHING_LEFT.search(text):
+        return "0" if not re.search(r"\b(?:not|never|almost|nearly)\b|n't", text) else None
+    if ages := _AGES.match(text):
+        return ages["first"]
+    reason = _REASON_AFTER.search(text)
+    before = text[: reason.start()] if reason else ""
+    if NUMBER_WORD.search(before) and not NUMBER.search(before) and not NEGATION.search(before):
+        return before  # "There are thirty-six players, as 4 teams have 9 each"
+    if (last := _IS_LAST.match(text)) and not NEGATION.search(last["subject"]) and NUMBER.search(last["subject"]):
+        return last["value"]
+    if (colon := _AFTER_COLON.match(text)) and (NUMBER.search(colon["value"]) or NUMBER_WORD.search(colon["value"])):
+        return colon["value"]
+    return None
+
+
 def main_clause(text: str) -> str:
     """A sentence without the reason or the case that it begins with: "Because there are 9 rows, he needs 45 tiles"."""
-    reason = _REASON_FIRST.match(text) or _CASE_FIRST.match(text)
+    reason = _REASON_FIRST.match(text) or _CASE_FIRST.match(text) or _GIVEN_CASE.match(text)
     return text[reason.end() :] if reason else text
 
 
 def only_number(text: str) -> str | None:
     """The only number of a sentence; a number that is ruled out ("not 17") does not count."""
+    text = _IN_TWO_UNITS.sub("", text)
+    if "=" not in text and NUMBER.search(without := TRAILING.sub("", text)):
+        text = without  # "She reads 42 books over the 6 weeks."
+    if " from " in text and NUMBER.search(without := _FROM_TO.sub("", text)):
+        text = without  # "Sales went from 100 to 115, an increase of 15%."
     concluding = after_denials(CONCLUDED.split(text)[-1])
-    if NUMBER.search(concluding):
+    if NUMBER.search(concluding) or (NUMBER_WORD.search(concluding) and not NUMBER.search(text)):
         text = concluding  # "she pays $2 in tax, so she keeps $16"
+    elif NUMBER_WORD.search(last := _SO.split(text)[-1]) and _only_word(last) is not None:
+        text = last  # "20 − 13 = 7 swam off, therefore thirteen are left"
     text = _DENIED_TAIL.sub("", main_clause(text))
+    if stated := _described(text):
+        text = stated
     if total := _TOTAL_OF.search(text):
         rest = text[: total.start()] + text[total.end() :]
         if not re.search(r"\btotal\b|[=+*/×]", rest):

@@ -28,7 +28,9 @@ _PARTS = {
     "half": 2, "halves": 2, "third": 3, "thirds": 3, "quarter": 4, "quarters": 4, "fourth": 4, "fourths": 4,
     "fifth": 5, "fifths": 5, "sixth": 6, "sixths": 6, "eighth": 8, "eighths": 8, "tenth": 10, "tenths": 10,
     "seventh": 7, "sevenths": 7, "ninth": 9, "ninths": 9, "twelfth": 12, "twelfths": 12, "twentieth": 20,
-    "twentieths": 20, "hundredth": 100, "hundredths": 100, "thousandth": 1000, "thousandths": 1000,
+    "twentieths": 20, "sixteenth": 16, "sixteenths": 16, "fifteenth": 15, "fifteenths": 15, "eleventh": 11,
+    "elevenths": 11, "thirteenths": 13, "fourteenths": 14, "eighteenths": 18,
+    "hundredth": 100, "hundredths": 100, "thousandth": 1000, "thousandths": 1000,
 }  # fmt: skip
 _WORD = re.compile(r"[a-z]+|\S")
 NUMBER_WORD = re.compile(

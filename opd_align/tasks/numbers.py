@@ -26,7 +26,7 @@ from opd_align.tasks.number_context import (
     is_operand,
     is_ruled_out,
 )
-from opd_align.tasks.number_sentences import AGAIN, only_number, only_price
+from opd_align.tasks.number_sentences import AGAIN, QUALIFIER, TRAILING, only_number, only_price
 from opd_align.tasks.number_values import NUMBER, OPERATOR, UNIT_SLASH, canonical_number, number_value
 from opd_align.tasks.number_words import NUMBER_WORD, leading_number
 from opd_align.tasks.statements import DENIAL_AFTER, NEGATION, strip_lead_in
@@ -126,6 +126,10 @@ def read_number(words: str, placement: Placement, *, decimal_comma: bool = True)
         if value is not None:
             return canonical_number(value)
     text = AGAIN.sub("", text)
+    if placement is Placement.MARKED and "=" not in text and NUMBER.search(without := TRAILING.sub("", text)):
+        qualifier = QUALIFIER.search(without)
+        only = qualifier and len(NUMBER.findall(without[: qualifier.start()])) == 1
+        text = without[: qualifier.start()] if qualifier and only else without  # "10, of which 3 are new"
     if placement is Placement.MARKED and (reason := _REASON.match(text)):
         text = reason[1]  # "18, because 9 × 2 = 18 and not 16 × 2 = 32"
     sentence = _FIRST_SENTENCE.fullmatch(text)

@@ -43,6 +43,11 @@ _CROSSED = re.compile(
     r"[ \t.*]{0,4}$",
     re.MULTILINE | re.IGNORECASE,
 )
+# The cross repeats the word: "Verdict: FALSE ❌"
+_FALSE_CROSSED = re.compile(
+    r"((?:^|[\s:*_])(?:false|no|incorrect|wrong|untrue)[*_.!]{0,3})[ \t]{0,3}[❌✗✘👎🚫]\ufe0f?(?=[\s*_]*$)",
+    re.IGNORECASE | re.MULTILINE,
+)
 _CROSSES = re.compile(
     r"[❌✗✘👎🚫¬≠]|(?:^|\n)[ \t*]{0,6}(?:!|~|\\ne)|\((?:wrong|incorrect|no|false|not correct|rejected|eliminated|"
     r"excluded)[!.]?\)",
@@ -87,7 +92,8 @@ _TABLE_ROW = re.compile(
 )
 _INLINE_BOX = re.compile(r"(?<=\S) {1,4}(?=(?:\[[ xX✓✔]?\]|[☐☑☒]) ?\w)")
 _END_OF_PROOF = re.compile(
-    r"\s{0,4}\$?\\(?:blacksquare|square|qed)\b\$?|[ \t]{0,4}[✓✔✅☑👍🎉🙂😊]\ufe0f?(?=\W{0,6}$)", re.MULTILINE
+    r"\s{0,4}\$?\\(?:blacksquare|square|qed)\b\$?|[ \t]{0,4}[✓✔✅☑👍🎉🙂😊]\ufe0f?(?=\W{0,6}$)|[ \t]{0,4}←[^\n]{0,30}$",
+    re.MULTILINE,
 )
 _ENVIRONMENT = re.compile(
     r"\\(?:begin|end)\{(?:align|equation|gather|aligned|gathered|split|multline|eqnarray)\*?\}(?:\{\w\})?"
@@ -98,7 +104,8 @@ _RETURNED = re.compile(
 )
 _QUOTED_NOT = re.compile(r"[\"'](?:not)[\"']", re.IGNORECASE)  # the word "not"
 _IDIOM = re.compile(
-    r"\b(?:believe it or not|like it or not|(?:as )?strange as it (?:may )?(?:seems?|sounds?)|"
+    r"\b(?:if I (?:had|have) to (?:choose|pick|answer|decide)(?: one| between them)?|believe it or not|"
+    r"like it or not|(?:as )?strange as it (?:may )?(?:seems?|sounds?)|"
     r"contrary to (?:popular|common) (?:belief|opinion)|"
     r"despite what (?:many|most|some)(?: people)? (?:believe|think|say)),? ",
     re.IGNORECASE,
@@ -119,6 +126,8 @@ def prepared(response: str) -> str:
         response = _CALCULATOR.sub("", response)
     if ">" in response and (quoted := _QUOTED.match(response)):
         response = response[quoted.end() :]
+    if not response.isascii() and not _TICKED.search(response):
+        response = _FALSE_CROSSED.sub(r"\1", response)
     if _CROSSES.search(response) and not _TICKED.search(response) and len(_CROSSED.findall(response)) == 1:
         response = _CROSSED.sub(" ", response)
     if _TICKS.search(response):
@@ -143,6 +152,7 @@ def prepared(response: str) -> str:
         response = _QUOTED_NOT.sub("", response)
     if (
         " or not" in response
+        or "f I ha" in response
         or "strange as" in response.lower()
         or "belief" in response
         or "despite what" in response.lower()

@@ -82,6 +82,19 @@ _DISTANCED = re.compile(
 )
 
 
+_CONCESSION = re.compile(r"^\W{0,4}(?:although|though|even though|while) [^,?]{1,120}, (?=\w+ \w+)", re.IGNORECASE)
+
+# "Yes. However, cyclists must use the other side."
+_RESERVATION = re.compile(r"^\W{0,4}(?:however,|but) (?=\w+ \w+)", re.IGNORECASE)
+_UNDERMINED = re.compile(
+    r"\b(?:wrong|incorrect|false|true|mistake\w*|error|answer|question|also|too|as well|equally|could|might|maybe|"
+    r"perhaps|"
+    r"possib\w+|actually|rather|better|right|correct|sure|certain|know|think|say|says|then|wait|if|should|would|no|yes|"
+    r"another|other way|alternativ\w+|instead|both)\b|\d|n't\b",
+    re.IGNORECASE,
+)
+
+
 def is_other_label(line: str) -> bool:
     """Whether a line begins with a label that is not one of an answer: "Wrong: C", "Bob's answer: 18"."""
     return bool(_OTHER_LABEL.match(line) or _SOMEBODYS_ANSWER.match(line))
@@ -136,4 +149,6 @@ def is_doubted(words: str) -> bool:
 
 def is_harmless(sentence: str) -> bool:
     """Whether a sentence after an answer leaves the answer as it is."""
+    sentence = _CONCESSION.sub("", sentence)
+    sentence = sentence if _UNDERMINED.search(sentence) else _RESERVATION.sub("", sentence)
     return not takes_back(sentence) and not _DISTANCED.search(sentence)

@@ -45,8 +45,16 @@ def file_rows(file: Path) -> Iterator[Row]:
             f"{file}: cannot read {file.suffix or 'a file without extension'}; use {', '.join(readers)}"
         )
     if not os.path.isfile(file):
-        raise OpdAlignError(f"{file}: {'a folder, not a file' if os.path.isdir(file) else 'no such file'}")
+        raise OpdAlignError(f"{file}: {_missing(file)}")
     return readers[file.suffix.lower()](file)
+
+
+def _missing(file: Path) -> str:
+    if os.path.isdir(file):
+        return "a folder, not a file"
+    if os.path.exists(file):
+        return "a pipe or a device; save its content in a file first"
+    return "no such file" if not os.path.islink(file) else "a link to a file that does not exist"
 
 
 def hub_rows(hub: str, config: str | None, split: str, task: str) -> Iterator[Row]:
@@ -135,7 +143,10 @@ def _csv(file: Path) -> Iterator[Row]:
     with io.StringIO(_text(file), newline="") as lines:
         # Strict: an unclosed quotation mark is an error; it would swallow the rest of the file otherwise.
         reader = csv.reader(lines, strict=True)
-        header = _next_cells(reader, file) or []
+        header = [name.strip() for name in _next_cells(reader, file) or []]
+        separator = next((sign for sign in ";\t|" if len(header) == 1 and sign in header[0]), None)
+        if separator is not None:
+            raise OpdAlignError(f"{file}: cells are separated by {separator!r}; save the file with commas")
         _check_columns(file, header)
         number = 0
         while (cells := _next_cells(reader, file)) is not None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 _CHAT = re.compile(
     r"\W{0,3}(?:let me know|I hope|hope (?:this|that|it)|feel free|(?:I'm|I am) happy|thank|"
-    r"if you (?:have|need|want|would)|"
+    r"if you (?:have|need|want|would)|if (?:\w+ ){1,2}(?:keeps? (?:up|going|on|this|that)|continues?)\b|"
     r"(?:please )?(?:note|remember|keep in mind|bear in mind)\b|would you like|do you (?:want|need|have)|shall I|"
     r"please|is there anything|have a|good luck|希望|如果你|如有|"
     r"(?:which|this|that) (?:is|was) (?:what|as|exactly what|"
@@ -134,11 +134,16 @@ NEGATION = re.compile(
 CONCLUDED = re.compile(
     r"\b(?:so|therefore|thus|hence|which (?:means(?: that)?|is(?! (?:only |about |exactly )?[\d.]+ ?(?:%|"
     r"percent) of)(?! \S+ (?:\w+ )?(?:more|less|fewer|times|higher|"
-    r"lower)\b)|are|equals|makes|leaves|gives)|(?<!\()that is|i\.e\.|"
+    r"lower)\b)(?! (?:already|in (?:its )?(?:lowest|simplest|reduced)|our|what|why|as (?:desired|required))\b)|"
+    r"are|equals|makes|leaves|gives|(?:simplifies|reduces|evaluates|works out|rounds(?: up| down)?) to)|"
+    r"(?<!\()(?<![a-z] )that is|that is(?=,)|i\.e\.|"
     r"or rather|in other words|as an? (?:decimal|fraction|percentage)(?: number)?|(?:altogether|"
     r"in total)(?=[,:]? (?:\w{1,12} ){0,4}[$€]?\d))(?!\w),?|"
     r",?\s(?:and |but )?since [^,.]{1,40},(?=\s)|"
-    r",\s(?:and )?(?:leaving|giving|making|totall?ing|yielding|resulting in|for a total of)\b|所以|因此|[⇒→∴]|=>|->",
+    r",\s(?:and )?(?:leaving|giving|making|totall?ing|yielding|resulting in|meaning(?: that)?|"
+    r"for an? (?:\w+ ){1,3}of(?= [$€£]?\d))(?!\w)|"
+    r",? or,?(?= \S{1,30} (?:in (?:its )?(?:simplest|lowest|reduced|simplified)|simplified|when simplified|"
+    r"after simplif)\w*)|所以|因此|[⇒→∴]|=>|->",
     re.IGNORECASE,
 )
 """Within a sentence, what a result follows."""
@@ -254,7 +259,9 @@ def sentences_from_the_end(lines: list[str]) -> Iterator[tuple[str, bool]]:
     short = len(lines) == 1 and len(lines[0]) < _SHORT_LINE and not _UNFINISHED.search(lines[0])
     for number, sentence in enumerate(reversed(sentences[-4:])):
         if (number or short) or re.search(
-            r"[.!\])}$*=\d]\W*$|=\s?\S*[^\s,;:](?:\s[^\W\d]{1,15}){0,3}$|:\s?\(?[A-Z]\)?$", sentence
+            r"[.!\])}$*=\d]\W*$|=\s?\S*[^\s,;:](?:\s[^\W\d]{1,15}){0,3}$|:\s?\(?[A-Z]\)?$|"
+            r":\s?[$€£]?\d[\d,.]*(?:\s[^\W\d]{3,15}){0,2}$",
+            sentence,
         ):  # an unfinished sentence states nothing
             yield sentence, number == 0
         else:

@@ -192,7 +192,7 @@ class Task:
             expected = (
                 f"a letter or an index from 0 to {len(choices or ()) - 1}"
                 if isinstance(self.verifier, Choice)
-                else f"an answer that the verifier {self.verifier.fingerprint!r} can read"
+                else f"an answer that the verifier of {self.name!r} can read"
             )
             raise OpdAlignError(f"{row.location}: the answer is {shortened(answer)}; expected {expected}")
         # Kept as it is: a study reports it and skips the question, since every verdict would be unknown.

@@ -12,38 +12,15 @@ from opd_align.tasks.characters import strip_markup
 from opd_align.tasks.extract import AMBIGUOUS, Placement
 from opd_align.tasks.remarks import is_harmless
 from opd_align.tasks.statements import CONCLUDED, CONCLUSION, HEDGE, SENTENCE_END, strip_lead_in
+from opd_align.tasks.truth_words import OPPOSITE, TRUTH
 
-_TRUTH = {
-    "true": "True", "yes": "True", "t": "True", "correct": "True", "yep": "True", "yeah": "True", "是": "True",
-    "对": "True", "正确": "True", "真": "True", "是的": "True", "right": "True", "对的": "True", "正确的": "True",
-    "false": "False", "no": "False", "f": "False", "incorrect": "False", "wrong": "False", "nope": "False",
-    "否": "False", "错": "False", "错误": "False", "假": "False", "不是": "False", "不对": "False",
-    "ja": "True", "oui": "True", "vrai": "True", "wahr": "True", "richtig": "True", "sí": "True", "verdadero": "True",
-    "cierto": "True", "vero": "True", "да": "True", "はい": "True", "nein": "False", "non": "False", "faux": "False",
-    "falsch": "False", "falso": "False", "нет": "False", "いいえ": "False",
-    "sim": "True", "não": "False", "verdadeiro": "True", "verdadeira": "True", "verdadera": "True", "falsa": "False",
-    "vraie": "True", "fausse": "False", "sì": "True", "vera": "True", "correcto": "True", "correcta": "True",
-    "incorrecto": "False", "incorrecta": "False", "correto": "True", "incorreto": "False", "неверно": "False",
-    "верно": "True", "правда": "True", "истина": "True", "ложь": "False", "неправда": "False", "正しい": "True",
-    "正しくない": "False", "誤り": "False", "間違い": "False", "네": "True", "예": "True", "아니요": "False",
-    "참": "True",
-    "거짓": "False", "si": "True", "accurate": "True", "inaccurate": "False", "affirmative": "True",
-    "negative": "False", "unwahr": "False", "stimmt": "True", "y": "True", "n": "False", "holds": "True",
-    "hold": "True", "supported": "True", "unsupported": "False", "myth": "False", "misconception": "False",
-    "fallacy": "False",
-    "不正确": "False", "错误的": "False", "错的": "False", "untrue": "False", "不正确的": "False", "不错": "True",
-    "yup": "True", "debunked": "False", "agreed": "True", "factual": "True", "evet": "True",
-    "doğru": "True", "hayır": "False", "yanlış": "False",
-    "确实如此": "True", "确实": "True",
-}  # fmt: skip
-_REPLIES = ("yes", "no", "correct", "right", "yeah", "yep", "nope")
-_OPPOSITE = {"True": "False", "False": "True"}
-_WORDS = "|".join(sorted(_TRUTH, key=len, reverse=True))
+_WORDS = "|".join(sorted(TRUTH, key=len, reverse=True))
 _FIRST = re.compile(
     rf"\W{{0,4}}(?P<negated>(?:not|n't|never)\s(?:at all\s|quite\s|really\s|entirely\s|necessarily\s|always\s)?)?"
     rf"(?P<word>{_WORDS})(?![\w])(?!['’]\w)(?P<rest>.*)",
     re.IGNORECASE | re.DOTALL,
 )
+_REPLIES = ("yes", "no", "correct", "right", "yeah", "yep", "nope")
 _ALSO = re.compile(
     r"\W{0,3}(?:(?:or|and|and/or|/|,|\||nor|but|或|和)(?:,| also| maybe| possibly| perhaps| partly| then)?)"
     r"\W{0,3}(not\s)?(true|false|yes|no|真|假|是|否)(?![\w])"
@@ -63,7 +40,7 @@ _PREDICATE = re.compile(
     r"faux|fausse|fals[oa]|verdader[oa]|verdadeir[oa]|richtig|cierto|accurate|inaccurate|holds?|myth|misconception|"
     r"supported|unsupported|"
     r"fallacy|yes|right(?=\W*$|[:,;] )|no(?= *$))\b(?![ -]+(?!because|since|as|according|based|for|in|that|given|"
-    r"and|but|from|due|to|up|when|at|by|of|or|here|so|with|per|statement|claim|assertion|not|today|anymore|any)[a-z])"
+    r"and|but|from|due|to|up|when|at|by|of|or|here|so|with|per|even|although|despite|statement|claim|assertion|not|today|anymore|any)[a-z])"
     r"|(?P<chinese>(?<!不)(?:正确|错误|对|错)(?:的)?(?!\w))",
     re.IGNORECASE,
 )
@@ -88,7 +65,7 @@ _UNCERTAIN = re.compile(
     r"(?!I|we|passage|text|article|paragraph|author|source|context|document|excerpt|sentence|evidence|research|"
     r"study|it|who|which|that|and|also|"
     r"clearly|explicitly|directly|then|to|would|this)\b\w+(?: \w+ly)? (?:says|said|claims|claimed|thinks|thought|"
-    r"believes|believed|argues|argued|calls|call)|"
+    r"believes|believed|argues|argued|calls|call)|those who|"
     r"(?:nobody|no one|many|most|people|others|they|s?he|critics|skeptics|fans|teacher|friend)(?: \w+)? (?:says?|"
     r"said|believes?|thinks?|"
     r"thought|claims?|claimed|argues?))\b",
@@ -105,25 +82,22 @@ _NOT_ONLY = re.compile(r"\bnot only\b", re.IGNORECASE)
 _FOR_SOME = re.compile(
     r"\bas (?:true|false) as\b|\b(?:true|false) (?:for|in) [^,;.]{1,30}[,;] (?:but )?(?:not|false|true)\b|"
     r"\b(?:true|false|yes|no) or not\b|\b(?:true|false) (?:for|in) (?:some|others|part|parts|theory|practice)\b|"
-    r"\bbut (?:it|this|that) (?:isn't|"
-    r"is not)\W*$",
+    r"\bbut (?:(?:it|this|that) )?(?:isn't|is not)(?: (?:now|today|any ?more|here|true))?\W*$",
     re.IGNORECASE,
 )
 _EITHER = re.compile(r"\b(?:true or false|yes or no)\b\W?", re.IGNORECASE)
-_ANSWERED = re.compile(
-    r"(?<![\w-])(?<!\bor )[\"'*]{0,3}(true|false|yes|no|wahr|falsch|vrai|faux)[\"'*]{0,3}\? (?:no|nope|nein|"
-    r"non)\b[.,!]?",
-    re.IGNORECASE,
-)
 # "In short, yes", "Oh yes", "I must say no"
 _LEADING = re.compile(
     r"^\W{0,3}(?:(?!hard|part|possib|rare|scarce|bare|near|most|large|supposed|alleged|seeming|reported|arguab|"
     r"conceivab|on)[a-z]+ly(?: speaking)?|in (?:reality|fact|truth|general|the end|short|a word|one word)|"
-    r"as (?:it turns out|stated)|"
-    r"(?:according to|based on|per|given) the (?:passage|text|article|above|context)[^,]{0,20}(?=,)|simply put|"
-    r"hmm+|alas|sadly|unfortunately|long story short|in (?:brief|sum|summary|a nutshell)|all in all|after all|overall|"
+    r"as (?:it turns out|stated)|ergo|as (?:for|to) [^,]{3,80}(?=,)|in (?:answer|response|reply) to "
+    r"[^,:]{3,60}(?=[,:])|to answer (?:the|your|this) question(?=[,:])|by definition|for the most part|"
+    r"(?:according to|based on|per|given) the (?:passage|text|article|above|context)[^,:]{0,20}(?=[,:])|simply put|"
+    r"hmm+|alas|sadly|unfortunately|long story short|in (?:brief|sum|summary|a nutshell)|all in all|after all|"
+    r"overall|all things considered|on balance|"
+    r"given (?:this|that|all this|the above)|"
     r"judging by [^,]{1,40}(?=,)|oh|of course|why|but|and|well|still|(?:definitely |clearly |"
-    r"certainly )?a(?: clear| definite| resounding| big)?|"
+    r"certainly )?a(?: clear| definite| resounding| big| hard| firm| simple)?|"
     r"I (?:must|have to) say|ok|okay|sure)[,:]? (?=(?:yes|no|true|false)\b)",
     re.IGNORECASE,
 )
@@ -140,7 +114,8 @@ _IN_PART = re.compile(
     re.IGNORECASE,
 )
 _OPPOSED = re.compile(
-    r"(?:[(,;—]|\.{3})\s?(?:that is,? |i\.e\.,? |but |or rather |rather |then |and )?(?P<word>yes|no|true|false)\b"
+    r"(?:[(,;—]|\.{3})\s?(?:that is,? |i\.e\.,? |but |or rather |rather |then |and )?(?:here |now |today |"
+    r"in this case,? )?(?P<word>yes|no|true|false)\b"
     r"(?=\W*(?:$|[).]|today|now|tomorrow|otherwise|elsewhere|in (?:the|my|\d)))",
     re.IGNORECASE,
 )
@@ -158,6 +133,9 @@ _ASSENT = re.compile(
     r"verified))|of course|"
     r"exactly|precisely|"
     r"you bet|surely|(?:I (?:think|believe)|I(?:'d| would) say) so|most (?:definitely|certainly)|for sure|sure is|"
+    r"(?:certainly|sure|absolutely|definitely|of course|indeed|surely),? (?:it|they|he|she|there|this|that|you|"
+    r"one|we) (?:is|"
+    r"are|was|were|does|do|did|can|has|have|will|must)|"
     r"very much so|"
     r"without (?:a|any) doubt|beyond doubt|(?:that|this|it)(?:'s| is) (?:indeed )?(?:a fact|so|the case|how it is)|"
     r"(?:it|they|he|she|there|this|that|you|one|we)(?: \w+ly)? (?:is|are|was|were|does|do|did|can|has|have|will|"
@@ -167,7 +145,8 @@ _ASSENT = re.compile(_ASSENT.pattern, re.IGNORECASE)
 _DISSENT = re.compile(
     r"\W{0,3}(?:(?:that|it|this)(?:'s| is) )?a myth\W{0,3}|\W{0,3}I (?:disagree|(?:don't|"
     r"do not) agree)(?: with (?:it|this|that|the (?:statement|claim)))?\W{0,3}|"
-    r"\W{0,3}(?:I (?:don't|do not) (?:think|believe) so|not according to the (?:passage|text|article|author)|"
+    r"\W{0,3}(?:I(?:'m| am) afraid not|no longer|not any ?more|I (?:don't|do not) (?:think|believe) so|"
+    r"not according to the (?:passage|text|article|author)|"
     r"(?:quite )?the (?:very )?opposite|quite the (?:opposite|contrary)|on the contrary|far from it|"
     r"(?:(?:it|they|he|she|there|this|that)(?: \w+)?(?:n't| not)|not so), no)\W{0,3}|"
     r"\W{0,3}(?:no,? )?(?:it|they|he|she|there|this|that|you|one|we) (?:is|are|was|were|does|do|did|can|has|have|"
@@ -182,8 +161,9 @@ _ATTESTED = re.compile(
     r"agrees? with|verif(?:y|ies)|corroborates?|proves?)|(?P<no>contradicts?|refutes?|den(?:y|ies)|disproves?|"
     r"rejects?|(?:does not|doesn't) "
     r"(?:support|confirm)))(?: \w+ly)? (?:this|it|that|the (?:statement|claim|idea|assertion|premise))\b|"
-    r"\b(?:statement|claim|assertion) (?:(?P<fits>matches|agrees with|is (?:supported by|consistent with|"
-    r"in line with|confirmed by))|"
+    r"(?:^\W{0,3}(?:this|that|it)|\b(?:statement|claim|assertion)) (?:(?P<fits>matches|agrees with|is (?:clearly |"
+    r"explicitly |directly )?(?:supported by|consistent "
+    r"with|in line with|confirmed (?:by|in)|stated in|backed up by|verified by))|"
     r"(?P<clashes>contradicts|is (?:contradicted|refuted|disproved|not supported|unsupported) by|"
     r"is (?:inconsistent|at odds) with)) "
     r"(?:the|what the) (?:passage|text|article|source|facts|evidence)\b",
@@ -195,8 +175,10 @@ _SAYS_SO = re.compile(
     r"implies) (?P<what>so|as much|exactly (?:that|this)|otherwise|the (?:very |exact )?(?:opposite|contrary))\b"
     r"|^\W{0,3}(?:so )?(?:this|that|which|it)(?:'s| is)(?P<not> not)?(?: exactly| precisely)? what the (?:passage|text|"
     r"article|author|source) (?:says|states|claims|implies)(?: \w+ly)?\W{0,3}$"
-    r"|^\W{0,3}(?:so )?(?:this|that|which)(?: \w+ly)? (?:(?P<against>contradicts|refutes|disproves)|(?:confirms|"
-    r"supports|proves)) (?:the|this) (?:statement|claim|assertion|premise|idea)\W{0,3}$",
+    r"|(?:^\W{0,3}(?:so )?(?:this|that|which)(?: \w+ly)?|,)(?= \w+(?:s|ing) (?:the|"
+    r"this)) (?:(?P<against>contradict(?:s|ing)|refut(?:es|ing)|disprov(?:es|ing))|"
+    r"(?:confirm(?:s|ing)|support(?:s|ing)|prov(?:es|ing))) (?:the|this) (?:statement|claim|assertion|premise|"
+    r"idea)\W{0,3}$",
     re.IGNORECASE,
 )
 # "X is indeed part of Y", "There is in fact no tunnel"
@@ -212,18 +194,38 @@ _CONTRASTED = re.compile(
     r"misconception|false|untrue|wrong|incorrect|neither|nor|none|hardly|no longer|nothing)\b|\?",
     re.IGNORECASE,
 )
-_WHETHER = re.compile(
-    r"\banswer to (?:(?:the|this|that|your) question,? )?(?:of |as to |on )?whether\b[^.?!\n]{1,150}?\b(?:is|would be)"
-    r"[:,]?(?: clearly| indeed| therefore)? [\"'*]{0,3}(?P<word>yes|no|true|false)(?=[\"'*.,;!]|\s*$)",
-    re.IGNORECASE,
-)
 _VALUE_IS_ANSWER = re.compile(
     r"\W{0,4}(?P<word>yes|no|true|false)\W{1,3}is (?:indeed |clearly |therefore )?(?:the|my) (?:(?:right|correct|"
     r"best|final|only) )*(?:answer|one|choice|reply)"
     r"\W{0,3}",
     re.IGNORECASE,
 )
+_LABELLED = re.compile(r"^\W{0,3}\(?[A-Da-d12]\)[.:]? ?(?=(?:yes|no|true|false)\b)", re.IGNORECASE)  # "A) Yes"
+_REPLY_FIRST = re.compile(r"\W{0,3}(?:yes|no)\b", re.IGNORECASE)
+_YES_OR_NO = ("yes", "no", "yep", "nope", "yeah", "false")
+# "I agree with the statement, as ...", "I disagree with the claim because ..."
+_AGREEMENT = re.compile(
+    r"^\W{0,3}(?:(?:so|thus|therefore|hence|yes|no|overall),? )?I (?:(?:fully |strongly |completely |would |must |"
+    r"have to )*)"
+    r"(?:(?P<no>disagree|(?:do not|don't|cannot|can't) agree)|agree) with (?:this|that|the|it)"
+    r"(?: (?:statement|claim|assertion|proposition))?(?=[.!]?\s*$|,? (?:as|because|since|given|for)\b)",
+    re.IGNORECASE,
+)
+# "It is, yes.", "You can't, no."
+_TAG = re.compile(
+    r"\b(?:is|are|was|were|can|do|does|did|has|have|had|will|must|should)(?P<not>n't| not)?, (?P<word>yes|"
+    r"no)[.!\s]{0,3}$",
+    re.IGNORECASE,
+)
+_CONCEDED = re.compile(r"\b(?:true|correct|right|accurate) (?:that|in that)\b", re.IGNORECASE)
+_AS_WRITTEN = re.compile(
+    r",? (?:according to|based on|as per|per|going by|judging by) (?:the|this) (?:passage|text|article|paragraph|"
+    r"context|"
+    r"excerpt|information)(?: (?:above|given|provided))?(?=[.!]?\s*$)",
+    re.IGNORECASE,
+)
 _AFTER_FIRST = re.compile(
+    r"\s(?:because|since|due to|as (?=it|the|they|s?he|there|this)|it's|they're|s?he's|there's)|"
     r"\s?[.,:;!(—-]|$|\s(?:it|they|he|she|there|you|we|that|one) (?:is|are|do|does|can|was|were|has|have|did|"
     r"may)(?:n't| not)?\b",
     re.IGNORECASE,
@@ -239,7 +241,7 @@ _CONTRADICTED = re.compile(
     r"\W{0,3}(?:you(?:'re| are) (?:right|correct)\W{1,3}(?:that )?)?(?:it|this|that|the (?:statement|claim|answer|"
     r"assertion))"
     r"(?:'s|(?P<not>isn't)| is)(?P<also>n't| not)? (?:indeed |actually )?(?P<word>true|false|correct|wrong|"
-    r"incorrect|untrue)\b",
+    r"incorrect|untrue)\b(?! that [^.?!]{1,200}(?:,|;) (?:but|however|yet)\b)",
     re.IGNORECASE,
 )
 _SO = re.compile(
@@ -250,7 +252,9 @@ _SO = re.compile(
     re.IGNORECASE,
 )
 _ENDING = re.compile(
-    r"(?::|—| - |,? so |,? but (?=no\b|yes\b)|\bbut\b[^.;]{1,40}, )\s?(true|false|yes|no)[.!\s]{0,3}$", re.IGNORECASE
+    r"(?::|—| - |^\W{0,3}(?:because|since|as|given)\b[^,.;]{1,150}, |,? so |,? but (?=no\b|yes\b)|"
+    r"\bbut\b[^.;]{1,40}, )\s?(true|false|yes|no)[.!\s]{0,3}$",
+    re.IGNORECASE,
 )
 _BOTH_NAMED = re.compile(r"^\(?(?:true|yes)(?:\s?/\s?| or )(?:false|no)(?:\)?:?|\?)\s+(?=\w)", re.IGNORECASE)
 _DENIED = re.compile(
@@ -266,33 +270,26 @@ _SUBJECT = re.compile(
 )
 
 
-def with_answered_questions(response: str) -> str:
-    """The text with "False? No" written as "True", and "in the affirmative" as "yes"."""
-    if "in the " in response:
-        response = re.sub(r"\bin the affirmative\b", "yes", re.sub(r"\bin the negative\b", "no", response))
-    if "whether" in response:
-        response = _WHETHER.sub(lambda match: f"answer is {match['word']}", response)
-    return (
-        _ANSWERED.sub(lambda match: f"{_OPPOSITE[_TRUTH[match[1].lower()]]}.", response)
-        if "?" in response
-        else response
-    )
-
-
 def read_true_false(words: str, placement: Placement) -> str | None:
     """The truth value that a text gives as its answer; an `extract.Reader`."""
-    stripped = strip_markup(words)
+    stripped = _LABELLED.sub("", strip_markup(words))
     text = strip_lead_in(stripped)
     if placement in (Placement.BARE, Placement.SENTENCE) and (
         short := _ASSENT.fullmatch(stripped) or _DISSENT.fullmatch(stripped)
     ):
-        if placement is Placement.SENTENCE:
+        replied = _REPLY_FIRST.match(stripped)  # "Yes, they have."
+        if placement is Placement.SENTENCE and not replied:
             return AMBIGUOUS  # what "It isn't" denies is in the sentence before it
         return "True" if short.re is _ASSENT else "False"
     if placement is Placement.SENTENCE:
         alone = _FIRST.fullmatch(stripped)
         if alone and not re.search(r"\w", alone["rest"]):
             return _first_word(alone, Placement.BARE)  # "They're different. No."
+        last = _FIRST.fullmatch(CONCLUDED.split(stripped)[-1].lstrip(" ,:"))
+        if last and last["word"].lower() in _YES_OR_NO and not last["negated"]:
+            found = _first_word(last, Placement.OPENING)  # "Yes, they have.", "..., so yes - it can"
+            if found is not None:
+                return found
         conclusion = CONCLUSION.match(stripped)
         if conclusion and (first := _FIRST.fullmatch(stripped[conclusion.end() :])):
             found = _first_word(first, Placement.OPENING)
@@ -336,12 +333,14 @@ def _affirmed(text: str) -> str | None:
 
 def _first_word(first: re.Match[str], placement: Placement) -> str | None:
     word, rest = first["word"].lower(), first["rest"]
-    value = _TRUTH[word]
+    value = TRUTH[word]
+    if (again := _ALSO.fullmatch(rest.rstrip(" .!"))) and not again[1] and TRUTH[again[2].lower()] == value:
+        rest = "" if not first["negated"] else rest  # "No/False"
     if placement in (Placement.BARE, Placement.BOX) and re.search(r"\w", rest):
         return None if placement is Placement.BARE else AMBIGUOUS if _ALSO.match(rest) else None
     also = _ALSO.match(rest)
-    said = _OPPOSITE[value] if first["negated"] else value
-    if also and (_TRUTH[also.group(2).lower()] != said) != bool(also.group(1)):
+    said = OPPOSITE[value] if first["negated"] else value
+    if also and (TRUTH[also.group(2).lower()] != said) != bool(also.group(1)):
         return AMBIGUOUS
     if word == "yeah" and re.match(r"\W{0,3}(?:right|sure|no)\b", rest, re.IGNORECASE):
         return AMBIGUOUS
@@ -351,7 +350,7 @@ def _first_word(first: re.Match[str], placement: Placement) -> str | None:
         return AMBIGUOUS
     if re.match(r"\W{0,3}(?:(?:but )?(?:only )?if|or not|!=|==|\\ne)", rest, re.IGNORECASE) or _IN_PART.match(rest):
         return AMBIGUOUS
-    if any(_TRUTH[opposed["word"].lower()] != said for opposed in _OPPOSED.finditer(rest[:120])):
+    if any(TRUTH[opposed["word"].lower()] != said for opposed in _OPPOSED.finditer(rest[:120])):
         return AMBIGUOUS  # "Yes in 1990, no today"
     if placement is Placement.OPENING and not _AFTER_FIRST.match(rest):
         return None  # "No doubt ..."
@@ -363,7 +362,7 @@ def _first_word(first: re.Match[str], placement: Placement) -> str | None:
     if (
         contradicted
         and word in _REPLIES
-        and (_TRUTH[contradicted["word"].lower()] != value) != bool(contradicted["not"] or contradicted["also"])
+        and (TRUTH[contradicted["word"].lower()] != value) != bool(contradicted["not"] or contradicted["also"])
     ):
         concluded = CONCLUDED.split(rest)  # "No, it's true only in the north, so it's false."
         return value if len(concluded) > 1 and _predicate(concluded[-1]) == value else AMBIGUOUS  # "No, it's true."
@@ -371,14 +370,19 @@ def _first_word(first: re.Match[str], placement: Placement) -> str | None:
         return AMBIGUOUS
     if word not in ("true", "false") and not _REASON.match(rest) and word.isascii():
         return None
-    if re.match(r"\W{0,3}(?:for|in) (?:some|part|most|certain)\b", rest, re.IGNORECASE):
+    in_part = re.match(r"\W{0,3}(?:for|in) (?:some|part|most|certain)\b", rest, re.IGNORECASE)
+    if in_part and not (word == "yes" and rest.startswith(",")):
         return AMBIGUOUS
-    return _OPPOSITE[value] if first["negated"] else value
+    return OPPOSITE[value] if first["negated"] else value
 
 
 def _predicate(text: str) -> str | None:
     """The truth value of sentences such as "the statement is not true"."""
-    text = _NOT_ONLY.sub("", _EITHER.sub("", text))
+    text = _AS_WRITTEN.sub("", _NOT_ONLY.sub("", _EITHER.sub("", text)))
+    if agreement := _AGREEMENT.match(text):
+        return "False" if agreement["no"] else "True"
+    if (tag := _TAG.search(text)) and not HEDGE.search(text):
+        return AMBIGUOUS if bool(tag["not"]) != (tag["word"].lower() == "no") else TRUTH[tag["word"].lower()]
     if _FOR_SOME.search(text) or _EMBEDDED.search(text):
         return AMBIGUOUS
     if _OPPOSITE_TRUE.search(text):
@@ -386,7 +390,7 @@ def _predicate(text: str) -> str | None:
     if so := _SO.search(text):  # "This isn't so."
         return None if _UNCERTAIN.search(text) or HEDGE.search(text) else "False" if _NEGATION.search(so[0]) else "True"
     if answer := _VALUE_IS_ANSWER.fullmatch(text):
-        return _TRUTH[answer["word"].lower()]
+        return TRUTH[answer["word"].lower()]
     if (attested := _ATTESTED.search(text)) and not HEDGE.search(text):
         return "True" if attested["yes"] or attested["fits"] else "False"
     if (says := _SAYS_SO.search(text)) and not HEDGE.search(text) and not _CONTRASTED.search(text):
@@ -395,7 +399,7 @@ def _predicate(text: str) -> str | None:
             return None  # "The passage doesn't say so" denies nothing
         return "False" if opposed or says["not"] or says["against"] else "True"
     if ending := _ENDING.search(text):
-        return _TRUTH[ending[1].lower()]  # "No doubt about it: yes."
+        return TRUTH[ending[1].lower()]  # "No doubt about it: yes."
     for pattern in (CONCLUDED, _SEMICOLON):  # "It's false that all birds can fly, so the statement is true."
         parts = pattern.split(text)
         if len(parts) > 1 and (found := _predicate(parts[-1])) is not None:
@@ -405,6 +409,8 @@ def _predicate(text: str) -> str | None:
     )
     if len(later) > 1 and (found := _predicate(later[-1])) is not None:
         return found  # "It is true that it was shot in Canada, but the statement is false."
+    if len(later) > 1 and _CONCEDED.search(later[0]):
+        return None  # "It is true that it has 24 episodes, but the last one did not air in May."
     values: set[str] = set()
     aside: set[str] = set()
     hedged = False
@@ -423,11 +429,11 @@ def _predicate(text: str) -> str | None:
             hedged = True
             continue
         if not _SUBJECT.search(before) and before.strip(" ,:"):
-            aside.add(_TRUTH[word])
+            aside.add(TRUTH[word])
             continue
         negations = len(_NEGATION.findall(before))
-        value = _TRUTH[word]
-        values.add(_OPPOSITE[value] if negations % 2 else value)
+        value = TRUTH[word]
+        values.add(OPPOSITE[value] if negations % 2 else value)
     if len(values) > 1 or (hedged and not values) or (values and aside - values):
         return AMBIGUOUS
     if not values and not aside:

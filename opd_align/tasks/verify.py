@@ -12,6 +12,7 @@ each kind.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,12 +23,14 @@ from opd_align.tasks import choice_wording, math_compare, maths
 from opd_align.tasks import choices as choice_rules
 from opd_align.tasks.choice_rewrites import with_called_correct
 from opd_align.tasks.extract import Placement, find_answer
+from opd_align.tasks.math_rewrites import rewrite_for
 from opd_align.tasks.number_values import canonical_number
 from opd_align.tasks.numbers import gold_number, is_percentage_of, read_number
-from opd_align.tasks.truth import read_true_false, with_answered_questions
+from opd_align.tasks.truth import read_true_false
+from opd_align.tasks.truth_words import with_answered_questions
 from opd_align.types import OpdAlignError
 
-RULES_VERSION = 5
+RULES_VERSION = 6
 """Version of the rules by which answers are found and read; increased whenever a verdict can change."""
 
 _HASHES = re.compile(r"####[ \t]{0,3}(?=[-$€£]{0,2}\d[\d,. ]{0,30}%?\s{0,3}$)", re.MULTILINE)
@@ -130,7 +133,7 @@ class TrueFalse:
         if isinstance(answer, bool) or (isinstance(answer, int) and answer in (0, 1)):
             return str(bool(answer))
         if isinstance(answer, str):
-            return {"1": "True", "0": "False"}.get(answer.strip(), read_true_false(answer, Placement.BARE) or None)
+            return _gold_truth(answer)
         return None
 
     def judge(self, text: str, answer: object, choices: Sequence[str] | None = None) -> Verdict:
@@ -180,7 +183,7 @@ class Choice:
         found = find_answer(
             text,
             lambda words, placement: choice_rules.read_choice(words, placement, letters, choices),
-            lambda response: with_called_correct(response, letters),
+            lambda response: with_called_correct(response, letters, choices),
         )
         return _compare(found, self.canonical(answer, choices))
 
@@ -247,7 +250,7 @@ class Maths:
         found = find_answer(
             text,
             lambda w, placement: maths.read_maths(w, placement, whole=whole),
-            maths.with_ratios if re.fullmatch(r"\s*\d+\s?:\s?\d+\s*", gold) else None,
+            rewrite_for(gold),
         )
         if is_percentage_of(found, gold, text):
             return Verdict.CORRECT
@@ -276,6 +279,11 @@ _VERDICT_OF = {
     "unparseable": Verdict.UNPARSEABLE,
     "unknown": Verdict.UNKNOWN,
 }
+
+
+@functools.lru_cache(maxsize=4096)  # a question's answer is read for each of its completions
+def _gold_truth(answer: str) -> str | None:
+    return {"1": "True", "0": "False"}.get(answer.strip(), read_true_false(answer, Placement.BARE) or None)
 
 
 def _with_answer_lines(response: str) -> str:

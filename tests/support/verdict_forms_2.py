@@ -233,6 +233,8 @@ CHOICE = [
             "A!",
             "A. Done.",
             "The mitochondrion.",
+            "mitochondria",
+            "It happens in the mitochondria.",
             "the mitochondrion, aka the powerhouse of the cell",
         ],
         not_given=[
@@ -484,6 +486,8 @@ CHOICE = [
             "The Gulf of Tonkin incident led to the Vietnam War.",
             "It started the Vietnam War, long after World War II.",
             "Vietnam.",
+            "The war in Vietnam.",
+            "It was the war in Vietnam.",
             "The Vietnam War, 1955-1975.",
             "That incident escalated the Vietnam War.",
             "It is associated with the Vietnam War, not with the Korean War.",
@@ -527,6 +531,18 @@ CHOICE = [
         not_given=["Not nitrogen.", "After nitrogen, oxygen comes second, so oxygen."],
     ),
 ]
+
+CHOICE.append(
+    Forms(
+        "B",
+        ("oxygen", "nitrogen", "argon", "carbon dioxide"),
+        given=[
+            "Nitrogen makes up 78% of the air; oxygen only 21%.",
+            "The most abundant gas is nitrogen, with oxygen second.",
+        ],
+        not_given=["Oxygen makes up 21% of the air; nitrogen 78%.", "Oxygen makes up more of it than nitrogen."],
+    )
+)
 
 NUMBER = [
     Forms(
@@ -1065,7 +1081,6 @@ MISREAD = {
     "A, C, and D are sympathetic; only B is not.",
     "Constricted pupils is the exception.",
     "Pupils are dilated, not constricted, so B is not a sympathetic effect.",
-    "We call this **judicial review**. It differs from federalism, which divides powers between levels.",
     "It is classical (Pavlovian) conditioning.",
     "Not Mercury: Venus.",
     "There's only one such number.",
@@ -1077,5 +1092,4 @@ MISREAD = {
     "3 out of 8",
     "$\\frac{3}{8}$ (or 37.5%)",
     "The center is at (3,−2) and the radius is 5.",
-    "The vertex lies at $x=3$, $y=-2$.",
 }

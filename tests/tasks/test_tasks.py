@@ -289,6 +289,29 @@ def test_a_limit_beyond_every_integer_type_means_all(tmp_path):
     assert task("gsm8k").load(file, offset=10**20) == []
 
 
+def test_pipes_and_broken_links_are_named_as_such(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(OpdAlignError, match=r"pipe.jsonl: a pipe or a device; save its content in a file"):
+        task("gsm8k").load(tmp_path / "pipe.jsonl")
+    (tmp_path / "loop.jsonl").symlink_to("loop.jsonl")
+    with pytest.raises(OpdAlignError, match=r"loop.jsonl: a link to a file that does not exist"):
+        task("gsm8k").load(tmp_path / "loop.jsonl")
+
+
+@pytest.mark.parametrize("separator", [";", "\t", "|"])
+def test_a_csv_file_with_other_separators_is_refused_with_the_reason(tmp_path, separator):
+    file = tmp_path / "rows.csv"
+    file.write_text(f"question{separator}answer\nWhat is 2+3?{separator}5\n", encoding="utf-8")
+    with pytest.raises(OpdAlignError, match=r"rows.csv: cells are separated by .*; save the file with commas"):
+        task("gsm8k").load(file)
+
+
+def test_spaces_around_the_names_of_columns_do_not_count(tmp_path):
+    file = tmp_path / "rows.csv"
+    file.write_text("question, answer\nWhat is 2+3?, 5\n", encoding="utf-8")
+    assert [(each.text, each.answer) for each in task("gsm8k").load(file)] == [("What is 2+3?", "5")]
+
+
 def test_a_missing_file_and_a_negative_offset_are_refused(tmp_path):
     with pytest.raises(OpdAlignError, match="no such file"):
         task("gsm8k").load(tmp_path / "none.jsonl")
@@ -558,7 +581,7 @@ def test_a_grader_passes_choices_and_has_a_fingerprint():
     grader = TextGrader(task("mmlu"), lambda tokens: "Answer: Paris", ())
     question = Question("q", "Capital of France?", "B", {"choices": ("London", "Paris")})
     assert grader.grade(question, Rollouts.of([[1]])).tolist() == [Outcome.CORRECT]
-    assert grader.fingerprint == "mmlu:choice/5"
+    assert grader.fingerprint == "mmlu:choice/6"
     assert TextGrader(custom_task("x", kind="true_false"), str).fingerprint == f"x:{TrueFalse().fingerprint}"
 
 

@@ -330,7 +330,7 @@ def test_every_verifier_accepts_the_same_columns(verifier):
 def test_a_verifier_has_a_name_and_a_fingerprint_and_can_be_pickled(verifier):
     # TRL 1.16 names the metric rewards/<name>/mean after it (`get_callable_name`).
     assert getattr(verifier, "__name__", None) in GOLDS
-    assert verifier.fingerprint == f"{verifier.__name__}/5"
+    assert verifier.fingerprint == f"{verifier.__name__}/6"
     assert pickle.loads(pickle.dumps(verifier)) == verifier
 
 
