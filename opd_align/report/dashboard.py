@@ -1,156 +1,88 @@
-"""The dashboard: one page that shows a training with `AlignmentCallback`, from its curves down to single tokens.
+"""The dashboard: one page that shows trainings with `AlignmentCallback`, from their curves down to single tokens.
 
-It is generated from the files of the training only, and shows the numbers that were logged; its charts are those of
-`core.metric_registry`. Written to a file, the page is self-contained and static. Served by `report.server` it is
-`live`: it polls its own server for updates and can open the tokens of every evaluated step. Names, error messages and
-tokens are untrusted and only inserted as text.
+It is generated from the files of the trainings only, and shows the numbers that were logged; its charts are those of
+`core.metric_registry`. Several trainings share the charts. Written to a file, the page is self-contained and static.
+Served by `report.server` it is `live`: it polls its own server for updates and can open the tokens of every evaluated
+step. Names, error messages and tokens are untrusted and only inserted as text.
 """
 
 from __future__ import annotations
 
 import html
-import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from opd_align.core.engine import Analysis
-from opd_align.core.metric_registry import METRICS
-from opd_align.core.metric_schema import CHARTS, Metric
-from opd_align.report.history import PREFIX, Numbers, Training, read_training
+from opd_align.report.dashboard_state import charts, columns, log_state, state
+from opd_align.report.history import Training
 from opd_align.report.html import report_html
 from opd_align.report.page import package_version, page_html, script_json, static_file
-from opd_align.report.prose import without_breaks
 from opd_align.report.token_view import TOKEN_VIEW_SCRIPTS, token_view
-from opd_align.report.training_prose import best_variant, trend
+from opd_align.report.training_log import MAX_BINS
 from opd_align.runs.run_directory import RunDirectory
 from opd_align.types import OpdAlignError
 
 MAX_TOKEN_BYTES = 2**22
 """Maximum size of the paths of one step in the page."""
-MAX_BINS = 600
-"""Curves of the trainer's log are reduced to this many bins of steps, each with its smallest and largest value."""
-FORMATS = {
-    "share": "share", "ratio": "share", "nats": "number", "seconds": "seconds",
-    **dict.fromkeys(("nodes", "questions", "rollouts", "tokens", "steps", "evaluations", "calls"), "count"),
-}  # fmt: skip
-"""How values of a unit are written (see `curves.js`); other units as signed numbers."""
-
-Curve = list[tuple[int, float]]
+STATIC_BINS = 4 * MAX_BINS
+"""A page without a server cannot ask for more points when a user zooms in."""
+SCRIPTS = (
+    "dom.js", *TOKEN_VIEW_SCRIPTS, "series.js", "curves.js", "panels.js", "overview.js", "tokens_of_run.js",
+    "dashboard.js",
+)  # fmt: skip
 
 
-def dashboard_html(folder: Path, *, title: str, live: bool = False) -> str:
+def dashboard_html(trainings: Mapping[str, Training], *, live: bool = False) -> str:
     """The page as HTML.
 
     Args:
-        folder: Result of `training_folder`.
-        title: Title of the page.
+        trainings: The trainings by name; the first is the one whose tokens and sentences are shown at first.
         live: Whether the page is served and polls for updates.
     """
-    training = read_training(folder)
-    current, view, errors = state(training), None, []
-    # Show the newest run; if it cannot be read, list it under notes and show the previous one.
-    for run in reversed(training.runs):
-        try:
-            view = tokens(folder, run)
-            break
-        except OpdAlignError as error:
-            errors.append(str(error))
-    current["notes"] += errors
-    first = current["findings"][0]
+    states = run_states(trainings)
+    views: list[dict[str, Any] | None] = []
+    for training, current in zip(trainings.values(), states, strict=True):
+        view, errors = (None, []) if live and views else newest_tokens(training)
+        views.append(view)
+        current["notes"] += errors
+    first = states[0]["findings"][0]
+    page = {"live": live, "version": package_version(), "charts": charts(), "columns": columns()}
+    logs = run_logs(trainings, bins=MAX_BINS if live else STATIC_BINS)
     values = {
-        "title": html.escape(title),
+        "title": html.escape(" · ".join(trainings)),
         "headline": html.escape(first["headline"]),
         "points": "".join(f"<li>{html.escape(point)}</li>" for point in first["points"]),
-        "about": html.escape(current["about"]),
+        "about": html.escape(states[0]["about"]),
         "reader": static_file("token_view.html"),
-        "page": script_json(
-            {"title": title, "live": live, "version": package_version(), "charts": charts(), "columns": columns()}
-        ),
-        "state": script_json(current),
-        "view": script_json(view),
+        "page": script_json(page),
+        "state": script_json(states),
+        "log": script_json(logs),
+        "views": script_json(views),
     }
-    scripts = ("dom.js", *TOKEN_VIEW_SCRIPTS, "curves.js", "dashboard.js")
-    return page_html("dashboard.html", values, styles=("page.css", "dashboard.css"), scripts=scripts, live=live)
+    styles = ("page.css", "dashboard.css")
+    return page_html("dashboard.html", values, styles=styles, scripts=SCRIPTS, live=live)
 
 
-def state(training: Training) -> dict[str, Any]:
-    """All data of the page except tokens; the teacher with the highest alignment comes first."""
-    best = best_variant(training)
-    variants = sorted(training.variants, key=lambda name: name != best)
-    shown_variants: list[str | None] = [*variants] or [None]
-    labels = training.labels
-    return {
-        "findings": [_findings(training, name) for name in shown_variants],
-        "about": " · ".join(_about(training)),
-        "notes": _notes(training),
-        "step": training.step,
-        "max_steps": training.max_steps,
-        "evaluations": [
-            {
-                "step": evaluation.step,
-                "epoch": evaluation.epoch,
-                "at": evaluation.at,
-                "run": evaluation.run,
-                "error": evaluation.error,
-                "command": _command(training.folder / evaluation.run) if evaluation.run else None,
-            }
-            for evaluation in training.evaluations
-        ],
-        "variants": [
-            {
-                "name": name,
-                "label": labels[name],
-                "curves": _curves([evaluation.variants.get(name, {}) for evaluation in training.evaluations]),
-            }
-            for name in variants
-        ],
-        "common": _curves([evaluation.common for evaluation in training.evaluations]),
-        "log": _log(training),
-    }
+def run_states(trainings: Mapping[str, Training]) -> list[dict[str, Any]]:
+    """`state` of every training, with its name."""
+    return [{"name": name, **state(training)} for name, training in trainings.items()]
 
 
-def charts() -> list[dict[str, Any]]:
-    """The charts of the metric registry, as the page draws them."""
-    specs = []
-    for chart in CHARTS:
-        shown = [metric for metric in METRICS if chart.title in metric.charts]
-        lines = [
-            {
-                "key": _curve_key(metric),
-                "label": metric.charts[chart.title],
-                "half_width": metric.half_width,
-            }
-            for metric in shown
-        ]
-        specs.append(
-            {
-                "title": chart.title,
-                "section": chart.section,
-                "lines": lines,
-                "per_teacher": shown[0].level == "teacher",
-                "format": FORMATS.get(shown[0].unit, "signed"),
-                "include": chart.include,
-                "clip": chart.clip,
-                "tall": chart.tall,
-            }
-        )
-    return specs
+def run_logs(trainings: Mapping[str, Training], **options: Any) -> list[dict[str, Any]]:
+    """`log_state` of every training."""
+    return [log_state(training, **options) for training in trainings.values()]
 
 
-def columns() -> list[dict[str, Any]]:
-    """The columns of the list of evaluations that show a metric."""
-    return [
-        {
-            "title": metric.column,
-            "key": _curve_key(metric),
-            "half_width": metric.half_width,
-            "per_teacher": metric.level == "teacher",
-            "format": FORMATS.get(metric.unit, "signed"),
-        }
-        for metric in METRICS
-        if metric.column
-    ]
+def newest_tokens(training: Training) -> tuple[dict[str, Any] | None, list[str]]:
+    """The data of the token view for the newest run that can be read, and why newer ones cannot."""
+    errors: list[str] = []
+    for run in reversed(training.runs):
+        try:
+            return tokens(training.folder, run), errors
+        except OpdAlignError as error:
+            errors.append(str(error))
+    return None, errors
 
 
 def tokens(folder: Path, run: str) -> dict[str, Any]:
@@ -169,61 +101,3 @@ def _load(run: Path) -> Analysis:
         return RunDirectory.load(run)
     except OSError as error:  # a resumed training may be rewriting this step
         raise OpdAlignError(f"cannot read {str(run)!r}: {error.strerror}") from error
-
-
-def _curve_key(metric: Metric) -> str:
-    return metric.stem if metric.level == "teacher" else f"{metric.level}/{metric.stem}"
-
-
-def _findings(training: Training, variant: str | None) -> dict[str, Any]:
-    verdict = trend(training, variant)
-    return {"headline": verdict.headline, "points": [without_breaks(point) for point in verdict.points]}
-
-
-def _notes(training: Training) -> list[str]:
-    count = training.unreadable
-    notes = [f"Skipped {count} line{'s' if count != 1 else ''} that could not be parsed."] if count else []
-    waiting = [f"No result at step {one.step:,}: {one.waiting}." for one in training.evaluations[-1:] if one.waiting]
-    return notes + waiting
-
-
-def _about(training: Training) -> list[str]:
-    if not training.evaluations:
-        return []
-    newest, failed = training.evaluations[-1], sum(one.error is not None for one in training.evaluations)
-    total = "" if training.max_steps is None else f" of {training.max_steps:,}"
-    parts = [f"step {training.step:,}{total}"]
-    if newest.epoch is not None:
-        parts.append(f"epoch {newest.epoch:.2f} at the newest evaluation")
-    if newest.trainer:
-        parts.append(newest.trainer)
-    count = len(training.evaluations)
-    parts.append(f"{count} evaluation{'s' if count != 1 else ''}{f', {failed} failed' if failed else ''}")
-    return parts
-
-
-def _command(run: Path) -> str:
-    return f"opd-align report {shlex.quote(str(run))} --html {run.name}.html"
-
-
-def _curves(rows: Sequence[Numbers]) -> dict[str, list[float | None]]:
-    """One list per metric with one entry per evaluation."""
-    return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
-
-
-def _log(training: Training) -> dict[str, Curve]:
-    """The curves of the trainer's own scalars, without the metrics of the evaluations."""
-    curves: dict[str, Curve] = {}
-    for step, row in training.log:
-        for name, value in row.items():
-            if value is not None and not name.startswith(PREFIX):
-                curves.setdefault(name, []).append((step, value))
-    return {name: _downsample(curve) for name, curve in curves.items()}
-
-
-def _downsample(curve: Curve) -> Curve:
-    if len(curve) <= 2 * MAX_BINS:
-        return curve
-    bins = [curve[at * len(curve) // MAX_BINS : (at + 1) * len(curve) // MAX_BINS] for at in range(MAX_BINS)]
-    kept = {point for points in bins for point in (min(points, key=lambda p: p[1]), max(points, key=lambda p: p[1]))}
-    return sorted({curve[0], *kept, curve[-1]})

@@ -8,28 +8,34 @@
 The files may still be written to while they are read: an incomplete last line is ignored. After a training was resumed
 from an earlier checkpoint, a line replaces all lines before it with the same or a larger step. Lines that cannot be
 parsed (left by a crash) are skipped and counted. Keys that `core.metric_registry` does not know are ignored. Nothing is
-computed or written here.
+computed or written here. A `TrainingReader` that is asked again reads only what was appended since.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from opd_align.core.metric_registry import parse_key
 from opd_align.core.metric_schema import ROOT
+from opd_align.report.training_log import TrainingLog
 from opd_align.runs.run_directory import SUMMARY
 from opd_align.types import REWARD, OpdAlignError
 
 FOLDER, HISTORY, TRAINING = "opd_align", "history.jsonl", "training.jsonl"
+FINISHED = "training_finished"
+"""A file in the folder: no further checkpoint will be written."""
 PREFIX = f"{ROOT}/"
 RUN = re.compile(r"step-[0-9]{1,15}(?:-[0-9]{1,9})?")
 """Names of run directories; a resumed training that repeats a step appends a number. No other name is ever opened."""
+
+KEPT_BYTES = 256
+"""What a file must still have where the last reading ended, to be a continuation."""
 
 Numbers = Mapping[str, float | None]
 
@@ -46,6 +52,7 @@ class Evaluation:
         trainer: Class name of the trainer.
         run: Name of the run directory; None if it is not complete.
         error: Error message if the evaluation failed, else None.
+        next_step: Step at which the next evaluation was planned then.
         waiting: Why there is no result yet, such as no demonstration; None otherwise. This is not a failure.
         common: Metrics that do not belong to a teacher, by key without the prefix: `student/pass_rate`.
         variants: Metrics of each `<teacher>/<objective>`, by stem.
@@ -59,6 +66,7 @@ class Evaluation:
     run: str | None
     error: str | None
     waiting: str | None
+    next_step: int | None
     common: Numbers
     variants: Mapping[str, Numbers]
 
@@ -70,20 +78,22 @@ class Training:
     Args:
         folder: The folder `opd_align` in the trainer's `output_dir`.
         evaluations: Evaluations, sorted by step.
-        log: Steps and rows of the trainer's own log, sorted by step.
+        log: The trainer's own log.
         unreadable: Number of lines that could not be parsed.
+        finished: Whether the training has said that it is over.
     """
 
     folder: Path
     evaluations: tuple[Evaluation, ...]
-    log: tuple[tuple[int, Numbers], ...]
+    log: TrainingLog
     unreadable: int
+    finished: bool = False
 
     @property
     def step(self) -> int:
         """Last known training step."""
-        newest = [*(evaluation.step for evaluation in self.evaluations[-1:]), *(step for step, _ in self.log[-1:])]
-        return max(newest, default=0)
+        newest = self.evaluations[-1].step if self.evaluations else 0
+        return max(newest, self.log.last_step or 0)
 
     @property
     def max_steps(self) -> int | None:
@@ -128,25 +138,108 @@ def training_folder(output_dir: Path) -> Path:
     )
 
 
+def named_trainings(given: Sequence[str]) -> dict[str, Path]:
+    """The folders of several trainings by name.
+
+    Args:
+        given: Each `OUTPUT_DIR`, named after its folder, or `NAME=OUTPUT_DIR`.
+    """
+    explicit, folders = [], []
+    for text in given:
+        name, equals, path = text.partition("=")
+        is_named = bool(equals and name.strip()) and not Path(text).exists()
+        explicit.append(name.strip() if is_named else None)
+        folders.append(training_folder(Path(path if is_named else text)))
+    outputs = [folder.resolve().parent for folder in folders]
+    # As many parent folders as it takes to tell the trainings apart.
+    depth = next((n for n in range(1, 9) if len({one.parts[-n:] for one in outputs}) == len(outputs)), 1)
+    names = [
+        name or str(Path(*output.parts[-depth:])) for name, output in zip(explicit, outputs, strict=True)
+    ]  # fmt: skip
+    for name in names:
+        if names.count(name) > 1:
+            raise OpdAlignError(f"two trainings are called {name!r}; name them with NAME=OUTPUT_DIR")
+    return dict(zip(names, folders, strict=True))
+
+
 def read_training(folder: Path) -> Training:
     """Reads the current state of a training; `folder` is the result of `training_folder`."""
-    lines, unreadable_lines = read_lines(folder / HISTORY)
-    rows, unreadable_rows = read_lines(folder / TRAINING)
-    evaluations: list[Evaluation] = []
-    for step, line in lines:
-        while evaluations and evaluations[-1].step >= step:
-            evaluations.pop()
-        evaluations.append(_evaluation(folder, step, line))
-    log: list[tuple[int, dict[str, float | None]]] = []
-    for step, line in rows:
-        row = {name: _number(value) for name, value in line.items() if name not in ("step", "at")}
-        while log and log[-1][0] > step:
-            log.pop()
-        # A trainer may log twice at one step, e.g. the loss and then a summary: the rows are merged.
-        if log and log[-1][0] == step:
-            row = log.pop()[1] | row
-        log.append((step, row))
-    return Training(folder, tuple(evaluations), tuple(log), unreadable_lines + unreadable_rows)
+    return TrainingReader(folder).read()
+
+
+class TrainingReader:
+    """Reads a training again and again, each time only what is new.
+
+    Args:
+        folder: Result of `training_folder`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._history, self._training = _AppendedLines(folder / HISTORY), _AppendedLines(folder / TRAINING)
+        self._evaluations: list[Evaluation] = []
+        self._log = TrainingLog()
+
+    def read(self) -> Training:
+        """The training as its files are now. The log is shared with later results."""
+        lines, restarted = self._history.read()
+        if restarted:
+            self._evaluations = []
+        for step, line in lines:
+            while self._evaluations and self._evaluations[-1].step >= step:
+                self._evaluations.pop()
+            self._evaluations.append(_evaluation(step, line))
+        rows, restarted = self._training.read()
+        if restarted:
+            self._log = TrainingLog()
+        for step, line in rows:
+            row = {name: _number(value) for name, value in line.items() if name not in ("step", "at")}
+            self._log.append(step, row, _number(line.get("at")))
+        complete = self.complete_runs()
+        evaluations = tuple(one if one.run in complete else replace(one, run=None) for one in self._evaluations)
+        unreadable = self._history.unreadable + self._training.unreadable
+        return Training(self.folder, evaluations, self._log, unreadable, (self.folder / FINISHED).is_file())
+
+    def complete_runs(self) -> set[str]:
+        """Names of the run directories that are complete."""
+        return {file.parent.name for file in self.folder.glob(f"step-*/{SUMMARY}")}
+
+
+class _AppendedLines:
+    """The lines of a file that were appended since the last time.
+
+    A file that is not a continuation of what was read before is read again from its beginning.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._end, self._before, self._unfinished = file, 0, b"", False
+        self.unreadable = 0
+
+    def read(self) -> tuple[list[tuple[int, Mapping[str, Any]]], bool]:
+        """Step and content of every new line, and whether the file was read from its beginning."""
+        try:
+            with self._file.open("rb") as opened:
+                opened.seek(self._end - len(self._before))
+                restarted = self._end == 0 or opened.read(len(self._before)) != self._before
+                if restarted:
+                    self._end, self._before, self._unfinished, self.unreadable = 0, b"", False, 0
+                    opened.seek(0)
+                content = opened.read()
+        except FileNotFoundError:  # nothing has been written yet
+            self._end, self._before, self.unreadable = 0, b"", 0
+            return [], True
+        except OSError as error:
+            raise OpdAlignError(f"cannot read {str(self._file)!r}: {error.strerror}") from error
+        # Without its end, the last line was complete all the same.
+        parsed, unreadable = _parse_lines(content.removeprefix(b"\n") if self._unfinished else content)
+        complete = content.rfind(b"\n") + 1
+        if content:
+            self._unfinished = complete < len(content) and len(_parse_lines(content[complete:])[0]) == 1
+        if self._unfinished:
+            complete = len(content)
+        self.unreadable += unreadable
+        self._end, self._before = self._end + complete, (self._before + content[:complete])[-KEPT_BYTES:]
+        return parsed, restarted
 
 
 def read_lines(file: Path, *, tail: int | None = None) -> tuple[list[tuple[int, Mapping[str, Any]]], int]:
@@ -165,6 +258,10 @@ def read_lines(file: Path, *, tail: int | None = None) -> tuple[list[tuple[int, 
         content = b""
     except OSError as error:
         raise OpdAlignError(f"cannot read {str(file)!r}: {error.strerror}") from error
+    return _parse_lines(content)
+
+
+def _parse_lines(content: bytes) -> tuple[list[tuple[int, Mapping[str, Any]]], int]:
     parsed, unreadable = [], 0
     for line in content.splitlines(keepends=True):
         try:
@@ -179,7 +276,7 @@ def read_lines(file: Path, *, tail: int | None = None) -> tuple[list[tuple[int, 
     return parsed, unreadable
 
 
-def _evaluation(folder: Path, step: int, line: Mapping[str, Any]) -> Evaluation:
+def _evaluation(step: int, line: Mapping[str, Any]) -> Evaluation:
     common: dict[str, float | None] = {}
     variants: dict[str, dict[str, float | None]] = {}
     metrics = line.get("metrics")
@@ -192,17 +289,17 @@ def _evaluation(folder: Path, step: int, line: Mapping[str, Any]) -> Evaluation:
         else:
             variants.setdefault(parsed.variant, {})[parsed.metric.stem] = _number(value)
     run, trainer, error, waiting = (line.get(name) for name in ("run", "trainer", "error", "waiting"))
-    finished = isinstance(run, str) and RUN.fullmatch(run) and (folder / run / SUMMARY).is_file()
-    max_steps = line.get("max_steps")
+    max_steps, next_step = line.get("max_steps"), line.get("next_step")
     return Evaluation(
         step=step,
         max_steps=max_steps if isinstance(max_steps, int) and max_steps > 0 else None,
         epoch=_number(line.get("epoch")),
         at=_number(line.get("at")),
         trainer=trainer if isinstance(trainer, str) else "",
-        run=str(run) if finished else None,
+        run=run if isinstance(run, str) and RUN.fullmatch(run) else None,
         error=None if error is None else str(error),
         waiting=None if waiting is None else str(waiting),
+        next_step=next_step if isinstance(next_step, int) and next_step > step else None,
         common=common,
         variants=variants,
     )

@@ -16,6 +16,7 @@ from rich.text import Text
 from opd_align.core import metrics
 from opd_align.core.engine import Analysis
 from opd_align.core.metric_registry import FILTER_QUANTILE
+from opd_align.core.reliability import reliability
 from opd_align.report.prose import delta_cell, half_width_shown
 from opd_align.report.recommendation import decision_tables
 from opd_align.report.slices import Slices
@@ -224,9 +225,34 @@ def correlation_table(slices: Slices, objective: str) -> Table:
     return Table(f"correlations-{objective}", title, columns, tuple(rows), grouped=True)
 
 
+def reliability_table(slices: Slices, objective: str) -> Table:
+    """How often alignments turn out positive, by the probability that half of the rollouts gives.
+
+    Args:
+        slices: The nodes of the analysis.
+        objective: Name of the objective.
+    """
+    columns = (
+        Column("probability from one half"), Column("mean", "number"), Column("positive in the other half", "number"),
+        Column("mean from all rollouts", "number"), Column("nodes", "count"),
+    )  # fmt: skip
+    rows = [
+        row(
+            f"{each.low:.2f} to {each.high:.2f}", each.said, estimate_cell(each.other_half),
+            estimate_cell(each.all_rollouts), each.nodes,
+        )
+        for each in reliability(slices.rows(objective), objective)
+    ]  # fmt: skip
+    caption = (
+        "if the probabilities are right, all rollouts give the same mean as one half; closer to 0.5 means too sure, "
+        "further from it too cautious"
+    )
+    return Table(f"reliability-{objective}", f"Reliability of p_positive ({objective})", columns, tuple(rows), caption)
+
+
 OBJECTIVE_TABLES = (ranking_table, alternative_table)
 """Tables of every objective."""
-TEACHER_TABLES = (contrast_table, delta_table, oracle_table, filter_table, correlation_table)
+TEACHER_TABLES = (contrast_table, delta_table, oracle_table, filter_table, correlation_table, reliability_table)
 """Tables of objectives that follow a teacher, after all `OBJECTIVE_TABLES`."""
 
 

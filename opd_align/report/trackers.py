@@ -1,7 +1,8 @@
-"""Media that are logged to W&B beside the scalars: a histogram per teacher, a table of nodes, a few rollouts as HTML.
+"""Media that are logged to W&B and trackio beside the scalars: histograms, a table of nodes, a few rollouts as HTML.
 
-The keys are registered in `core.metric_registry`, which also computes the scalars. The size of what is logged does not
-grow with the number of evaluations.
+The keys are registered in `core.metric_registry`, which also computes the scalars. No medium grows with the length of
+rollouts or of a training, and their number hardly does: a tracker keeps every table and every page as a file of its
+own, so they are logged less and less often.
 """
 
 from __future__ import annotations
@@ -18,25 +19,39 @@ from opd_align.core.alignment import pairs_of
 from opd_align.core.engine import Analysis
 from opd_align.core.metric_registry import student_metric, teacher_metric
 
-MAX_PATHS, MAX_ROWS = 4, 40
+MAX_PATHS, MAX_TOKENS, MAX_ROWS = 4, 2000, 40
+
+ALL_FILES = 16
+"""So many evaluations log their table and page, then half as many in each doubling: 71 of 2,000."""
 
 
-def wandb_media(analysis: Analysis, wandb: Any) -> dict[str, Any]:
-    """W&B media of an analysis by key; `wandb` is the imported module."""
+def files_are_due(number: int) -> bool:
+    """Whether an evaluation logs its table and page; `number` is its place in the training, from 1."""
+    return number % (1 << ((number - 1) // ALL_FILES).bit_length()) == 0
+
+
+def tracker_media(analysis: Analysis, tracker: Any, *, files: bool = True) -> dict[str, Any]:
+    """Media of an analysis by key.
+
+    Args:
+        analysis: The analysis.
+        tracker: The imported module `wandb` or `trackio`, which have the same classes.
+        files: Whether to include what is kept as a file.
+    """
     media: dict[str, Any] = {}
     for teacher, objective in pairs_of(analysis.children):
         histogram = metrics.alignment_histogram(analysis.nodes, objective=objective, teacher=teacher)
         if sum(histogram.counts):
-            media[teacher_metric("alignment/histogram").key(teacher, objective)] = wandb.Histogram(
+            media[teacher_metric("alignment/histogram").key(teacher, objective)] = tracker.Histogram(
                 np_histogram=(np.array(histogram.counts), np.array(histogram.edges))
             )
     columns = ["question", "path", "depth", "token", "teacher", "objective", "alignment", "sr_range", "verdict"]
-    rows = top_nodes(analysis)
+    rows = top_nodes(analysis) if files else []
     if rows:
-        media[student_metric("top_nodes").key()] = wandb.Table(
+        media[student_metric("top_nodes").key()] = tracker.Table(
             columns=columns, data=[[row[name] for name in columns] for row in rows]
         )
-        media[student_metric("paths").key()] = wandb.Html(paths_html(analysis), inject=False)
+        media[student_metric("paths").key()] = tracker.Html(paths_html(analysis), inject=False)
     return media
 
 
@@ -61,7 +76,10 @@ def paths_html(analysis: Analysis, limit: int = MAX_PATHS) -> str:
     paths: dict[tuple[str, int, bool], list[str]] = {}
     for row in path_tokens.select(["question", "path", "path_correct", "depth", "token"]).to_pylist():
         key = (row["question"], row["path"], row["path_correct"])
-        if key not in paths and len(paths) == limit:
+        if (key not in paths and len(paths) == limit) or len(paths.get(key, ())) > MAX_TOKENS:
+            continue
+        if len(paths.get(key, ())) == MAX_TOKENS:
+            paths[key].append(" …")
             continue
         node = node_at.get((row["question"], row["path"], row["depth"]))
         paths.setdefault(key, []).append(_token(_text(analysis.texts, row["token"]), node))

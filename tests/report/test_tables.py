@@ -16,6 +16,7 @@ from rich.console import Console
 from opd_align import metrics
 from opd_align.core.engine import Analysis
 from opd_align.core.objectives import DrGRPO, ReverseKL
+from opd_align.core.reliability import reliability
 from opd_align.report.html import report_html
 from opd_align.report.slices import Slices
 from opd_align.report.table_format import (
@@ -55,6 +56,13 @@ def printed(table: object) -> str:
     console = Console(file=io.StringIO(), width=160)
     console.print(table)
     return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_reliability_of_probabilities_is_among_the_tables(analysis: Analysis) -> None:
+    (table,) = [table for table in report_tables(analysis) if table.name.startswith("reliability")]
+    expected = reliability(analysis.nodes, "reverse_kl")
+    assert [cells[-1].value for cells in table.rows] == [row.nodes for row in expected] != []
+    assert "Reliability of p_positive" in printed(all_tables(analysis))
 
 
 # -- data model and formats ----------------------------------------------------------------------------------

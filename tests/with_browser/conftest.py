@@ -51,8 +51,9 @@ def opened(chromium: Any) -> Iterator[Callable[..., Opened]]:
     """Opens a file or URL and records what the page does."""
     contexts = []
 
-    def open_page(location: Path | str, **settings: Any) -> Opened:
-        settings = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce", **settings}
+    def open_page(location: Path | str, *, ready: str = "#text[data-ready]", **settings: Any) -> Opened:
+        viewport = {"width": 1280, "height": 900}
+        settings = {"viewport": viewport, "reduced_motion": "reduce", "timezone_id": "UTC", **settings}
         context = chromium.new_context(**settings)
         contexts.append(context)
         result = Opened(context.new_page())
@@ -63,8 +64,8 @@ def opened(chromium: Any) -> Iterator[Callable[..., Opened]]:
         page.on("request", lambda request: noise.append(f"request: {request.url[:80]}"))
         url = location.as_uri() if isinstance(location, Path) else location
         page.goto(url)
-        page.wait_for_selector("#text[data-ready]", timeout=60_000)
-        assert noise.pop(0) == f"request: {url[:80]}"
+        page.wait_for_selector(ready, timeout=60_000, state="attached")
+        assert noise.pop(0) == f"request: {url.partition('#')[0][:80]}"
         return result
 
     yield open_page

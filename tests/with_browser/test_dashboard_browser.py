@@ -17,6 +17,8 @@ from opd_align.report.server import DashboardServer, DashboardState
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 ERROR = "OutOfMemoryError: tried to allocate 2 GiB"
 CHANGING, STEADY = "Self-1C", "Qwen/Qwen3-8B"
+CHARTS_SHOWN = 33
+"""Those of the registry except the gate's, the loss and the learning rate."""
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def file(made: Path) -> Path:
-    return DashboardState(made, title="A training").write(made / "dashboard.html")
+    return DashboardState({"A training": made}).write(made / "dashboard.html")
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def training(made: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(training: Path) -> Iterator[DashboardServer]:
-    with DashboardServer(DashboardState(training, title="A training")) as running:
+    with DashboardServer(DashboardState({"A training": training})) as running:
         yield running
 
 
@@ -70,9 +72,10 @@ def test_all_charts_are_drawn_without_console_output(opened: Any, file: Path) ->
     made.page.wait_for_timeout(300)
     assert made.noise == []
     assert made.page.title() == "A training"
-    figures = made.page.locator("figure")
-    assert figures.count() == 30
-    assert made.page.locator("figure svg[role=img]").count() == 30
+    shown = made.page.locator("figure:visible")
+    assert shown.count() == CHARTS_SHOWN
+    assert made.page.locator("figure:visible svg[role=img]").count() == CHARTS_SHOWN
+    assert made.page.locator("#gate").is_hidden()  # no gate, so nothing to show
     assert made.page.locator("#connection").inner_text() == ""
     assert made.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
@@ -89,7 +92,7 @@ def test_hovering_over_a_chart_shows_the_logged_values(opened: Any, file: Path, 
     for name in (CHANGING, STEADY):
         assert f"{signed(logged(made, 3, f'{name}/reverse_kl/alignment/mean'))} ± " in tip
     marked = page.locator("figure g[visibility=visible] .guide")
-    assert marked.count() == 30  # the same step in every chart
+    assert marked.count() == CHARTS_SHOWN  # the same step in every chart
     drawing.hover(position={"x": 50, "y": 60})
     assert signed(logged(made, 0, f"{CHANGING}/reverse_kl/alignment/mean")) in page.locator("#tip").inner_text()
     page.mouse.move(2, 2)
@@ -123,7 +126,7 @@ def test_a_failed_evaluation_is_marked_with_its_error(opened: Any, file: Path) -
     assert page.locator("#rows tr", has_text="150").locator(".wrong").inner_text() == ERROR
     assert ERROR in page.inner_text("#points")
     # Faint lines across the failed evaluation.
-    assert figure(page, "Alignment by rollout outcome").locator("path[opacity='0.3']").count() == 2
+    assert figure(page, "Alignment by rollout outcome").locator("path.gap").count() == 2
 
 
 def test_selecting_a_teacher_changes_text_charts_and_colours(opened: Any, file: Path, made: Path) -> None:
@@ -145,19 +148,29 @@ def test_selecting_a_teacher_changes_text_charts_and_colours(opened: Any, file: 
     after = appearance()
     assert CHANGING in after[0]
     assert all(one != other for one, other in zip(before, after, strict=True))
-    assert page.evaluate("view.pairs[tokenView.pair][0]") == CHANGING
+    assert page.evaluate("tokensOfRun.view.pairs[tokenView.pair][0]") == CHANGING
     assert signed(logged(made, 3, f"{CHANGING}/reverse_kl/alignment/mean")) in page.inner_text("#points")
     page.locator("#text span.d").first.click()
     page.keyboard.press("t")
-    assert page.evaluate("view.pairs[tokenView.pair][0]") == STEADY
+    assert page.evaluate("tokensOfRun.view.pairs[tokenView.pair][0]") == STEADY
 
 
-def test_any_scalar_of_the_trainer_can_be_selected(opened: Any, file: Path) -> None:
+def test_the_alarm_is_that_of_the_selected_teacher(opened: Any, file: Path, made: Path) -> None:
     page = opened(file).page
-    log = figure(page, "Trainer log")
-    assert log.locator(".latest").inner_text() == "0.6667"
-    log.locator("select").select_option("learning_rate")
-    assert log.locator(".latest").inner_text() == "1.00e-5"
+    shown = page.locator(".tile", has_text="Alarm")
+    for teacher, raised in ((STEADY, False), (CHANGING, True)):
+        page.select_option("#variant", label=teacher)
+        level = int(logged(made, 3, f"{teacher}/reverse_kl/alarm/level"))
+        assert (level < 0) == raised
+        assert shown.locator("b").inner_text() == {1: "helps", -1: "fades", -2: "harms"}[level]
+        assert ("raised" in str(shown.get_attribute("class"))) == raised
+        assert shown.locator("> small").inner_text().startswith("helps with probability ")
+
+
+def test_scalars_of_the_trainer_have_charts(opened: Any, file: Path) -> None:
+    page = opened(file).page
+    assert figure(page, "Loss").locator(".latest").inner_text() == "0.6667"
+    assert figure(page, "learning_rate").locator(".latest").inner_text() == "1.00e-5"
 
 
 def test_the_tokens_of_the_newest_step_are_shown(opened: Any, file: Path) -> None:
@@ -183,8 +196,9 @@ def test_untrusted_text_is_escaped(opened: Any, tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     _, numbers = evaluated(folder, 0, {HOSTILE: 8.0, "b": 4.0})
     (folder / "training.jsonl").write_text(json.dumps({"step": 1, HOSTILE: 1.0}) + "\n")
-    (folder / "history.jsonl").write_text(line(0, numbers, trainer=HOSTILE) + line(10, error=HOSTILE, trainer=HOSTILE))
-    made = opened(DashboardState(folder, title=HOSTILE).write(tmp_path / "page.html"))
+    lines = line(0, numbers, trainer=HOSTILE), line(5, numbers, run=None), line(10, error=HOSTILE, trainer=HOSTILE)
+    (folder / "history.jsonl").write_text("".join(lines))
+    made = opened(DashboardState({HOSTILE: folder}).write(tmp_path / "page.html"))
     page = made.page
     page.select_option("#variant", label=HOSTILE)
     for key in ("j", "k", "n", "t", "]"):
@@ -194,7 +208,7 @@ def test_untrusted_text_is_escaped(opened: Any, tmp_path: Path) -> None:
     assert made.noise == []
     assert page.locator("img").count() == 0
     assert page.title() == HOSTILE
-    for place in ("#headline", "#about", "#rows", "#points", "#cost-charts", "#teacher", "#tip"):
+    for place in ("#headline", "#about", "#rows", "#points", "#trainer-charts", "#teacher", "#tip"):
         assert HOSTILE in page.locator(place).inner_text(), place
 
 
@@ -205,7 +219,7 @@ def test_an_empty_training_has_a_page(opened: Any, chromium: Any, tmp_path: Path
     noise: list[str] = []
     page.on("console", lambda message: noise.append(message.text))
     page.on("pageerror", lambda error: noise.append(str(error)))
-    page.goto(DashboardState(folder, title="gkd").write(tmp_path / "page.html").as_uri())
+    page.goto(DashboardState({"gkd": folder}).write(tmp_path / "page.html").as_uri())
     assert page.inner_text("#headline") == "No evaluation yet."
     assert page.inner_text("#reader-status") == "No complete run directory yet."
     assert page.locator("#reader-body").is_hidden()
@@ -222,13 +236,13 @@ def test_a_served_page_updates_itself(opened: Any, server: DashboardServer, trai
     made = opened(server.url)
     page = made.page
     page.wait_for_selector("#connection.live")
-    assert page.locator("figure").first.locator(".legend b").count() == 2
+    assert figure(page, "SR-weighted alignment").locator(".legend b").count() == 2
     _, numbers = evaluated(training, 300, {CHANGING: 2.0, STEADY: 8.0})
     with (training / "history.jsonl").open("a") as file:
         file.write(line(300, numbers))
     page.locator("#headline", has_text="At step 300").wait_for(timeout=15_000)
     # The user has not started to read, so the newest tokens are shown.
-    until(page, "view.run === 'step-000300'")
+    until(page, "tokensOfRun.view.run === 'step-000300'")
     assert page.locator("#rows tr").count() == 5
     # The user is reading, so the shown step stays.
     page.locator("#text span.d").first.click()
@@ -236,9 +250,9 @@ def test_a_served_page_updates_itself(opened: Any, server: DashboardServer, trai
     with (training / "history.jsonl").open("a") as file:
         file.write(line(400, numbers))
     page.locator("#newer", has_text="Show step 400").wait_for(timeout=15_000)
-    assert page.evaluate("view.run") == "step-000300"
+    assert page.evaluate("tokensOfRun.view.run") == "step-000300"
     page.click("#newer")
-    until(page, "view.run === 'step-000400'")
+    until(page, "tokensOfRun.view.run === 'step-000400'")
     assert page.locator("#newer").is_hidden()
     assert {entry.split(":")[0] for entry in made.noise} == {"request"}
     assert all(server.url in entry for entry in made.noise)
@@ -249,9 +263,9 @@ def test_a_served_page_opens_every_step_and_its_report(opened: Any, server: Dash
     page.wait_for_selector("#connection.live")
     assert page.locator("#step option").all_inner_texts() == ["step 200", "step 100", "step 0"]
     page.select_option("#step", label="step 0")
-    until(page, "view.run === 'step-000000'")
+    until(page, "tokensOfRun.view.run === 'step-000000'")
     page.wait_for_timeout(4_000)  # it stays after updates
-    assert page.evaluate("view.run") == "step-000000"
+    assert page.evaluate("tokensOfRun.view.run") == "step-000000"
     with page.context.expect_page() as found:
         page.locator("#rows tr", has_text="100").get_by_role("link", name="open").first.click()
     report = found.value
@@ -271,7 +285,7 @@ def test_the_report_command_can_be_copied(opened: Any, server: DashboardServer, 
 
 
 def test_the_page_still_works_after_the_server_stops(opened: Any, training: Path) -> None:
-    with DashboardServer(DashboardState(training, title="A training")) as server:
+    with DashboardServer(DashboardState({"A training": training})) as server:
         page = opened(server.url).page
         page.wait_for_selector("#connection.live")
     page.wait_for_selector("#connection.lost", timeout=15_000)

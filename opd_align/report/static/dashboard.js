@@ -1,82 +1,143 @@
-// The dashboard: draws the charts of the metric registry and polls the server for updates where there is one.
+// The dashboard: what is selected, what is drawn from it, and updates from the server where there is one. An update
+// redraws what has changed and leaves the rest alone: position, zoom, smoothing, panels, runs, teacher, open tokens.
 
 const page = JSON.parse(byId("page").textContent);
-const NOTHING = { run: null, questions: [], token_texts: [], teachers: [], pairs: [], verdicts: [], packs: [] };
-let state = JSON.parse(byId("state").textContent), view = JSON.parse(byId("view").textContent) || NOTHING, selected = null, following = true;
+let runs = JSON.parse(byId("state").textContent), logs = JSON.parse(byId("log").textContent), zoomedLogs = null;
+let current = 0, selected = null, hiddenRuns = new Set(), showAllRows = false;
+readSelection();
+const ROWS_SHOWN = 100, INK = "var(--ink)";
 
-const LOG = { title: "Trainer log", section: "cost", log: true, format: "number", lines: [] };
-const charts = [...page.charts.filter(({ section }) => section !== LOG.section), LOG, ...page.charts.filter(({ section }) => section === LOG.section)].map((spec) => {
-  const curve = new Curve(spec.title, spec);
-  byId(`${spec.section}-charts`).append(curve.figure);
-  return { ...spec, curve };
-});
-const scalar = html("select", { ariaLabel: "Scalar of the trainer log" });
-scalar.addEventListener("change", drawCharts);
+function readSelection() {
+  current = Math.max(0, runs.findIndex(({ name }) => name === address.get("run")));
+  selected = address.get("teacher");
+  hiddenRuns = new Set(address.list("off"));
+}
 
-const variant = () => state.variants.find(({ name }) => name === selected) || { name: "", label: "", curves: {} };
+const run = () => runs[current];
+const NO_VARIANT = { name: "", label: "", curves: {} };
+// Runs that were not evaluated with the selected teacher show their own best one.
+const variantOf = ({ variants }) => variants.find(({ name }) => name === selected) ?? variants[0] ?? NO_VARIANT;
+const colourOfRun = (index) => `var(--v${index % 8})`;
+const shownRuns = () => runs.map((one, index) => ({ ...one, index })).filter(({ name }) => !hiddenRuns.has(name));
 
 // Colours depend on the sorted names, so that updates do not change them.
 function colourOfVariant(name) {
-  if (state.variants.length < 2) return "var(--ink)";
-  return `var(--v${state.variants.map((one) => one.name).sort().indexOf(name) % 8})`;
+  const { variants } = run();
+  return variants.length < 2 ? INK : `var(--v${variants.map((one) => one.name).sort().indexOf(name) % 8})`;
 }
 
-function pointsOf(curves, key, halfWidth) {
-  return state.evaluations.map(({ step }, at) => [step, curves[key]?.[at] ?? null, halfWidth ? curves[halfWidth]?.[at] ?? null : null]);
+// -- charts --------------------------------------------------------------------------------------------------------
+
+function pointsOf({ source, range }, line, index, curves) {
+  if (source !== "log") return evaluationPoints(runs[index].evaluations, curves, line, range);
+  const found = (zoomedLogs ?? logs)[index].curves;
+  return Object.hasOwn(found, line.key) ? logPoints(found[line.key]) : [];
 }
 
-// One metric per teacher: one line per teacher. Several: one line per metric, for the selected teacher.
-function linesOf({ log, lines, per_teacher: perTeacher }) {
-  if (log) return Object.hasOwn(state.log, scalar.value) ? [{ name: scalar.value, colour: "var(--ink)", points: state.log[scalar.value] }] : [];
-  if (!perTeacher || lines.length > 1) {
-    const curves = perTeacher ? variant().curves : state.common, colour = perTeacher ? colourOfVariant(selected) : "var(--ink)";
-    return lines.map(({ key, label }, index) => ({ name: label, colour, dash: DASHES[index % DASHES.length], points: pointsOf(curves, key) }));
+// One run: a chart of one metric per teacher has a line per teacher, any other a line per metric, for the selected
+// teacher. Several runs: a line per run and metric, each for one teacher.
+function linesOf(spec) {
+  const { lines, source, requires } = spec;
+  if (requires && !shownRuns().some((one) => one.variants.some(({ curves }) => Object.hasOwn(curves, requires)))) return [];
+  if (runs.length > 1) return linesOfRuns(spec);
+  if (source !== "teacher" || lines.length > 1) {
+    const { curves, name } = source === "teacher" ? variantOf(run()) : { curves: run().common, name: null }, identity = name ? colourOfVariant(name) : INK;
+    return lines.map((line, index) => ({ name: line.label || spec.title, identity, dash: DASHES[index % DASHES.length], dots: source !== "log", points: pointsOf(spec, line, 0, curves) }));
   }
-  const [{ key, half_width: halfWidth }] = lines;
-  return [...state.variants].sort((a, b) => (b.name === selected) - (a.name === selected)).map(({ name, label, curves }) => ({
-    name: label, colour: colourOfVariant(name), faint: name !== selected, choose: () => selectVariant(name), points: pointsOf(curves, key, halfWidth),
+  const chosen = variantOf(run()).name;
+  return run().variants.toSorted((a, b) => (b.name === chosen) - (a.name === chosen)).map(({ name, label, curves }) => ({
+    name: label, identity: colourOfVariant(name), faint: name !== chosen, choose: () => selectVariant(name), points: pointsOf(spec, lines[0], 0, curves),
   }));
 }
 
+function linesOfRuns(spec) {
+  return shownRuns().flatMap((one) => spec.lines.map((line, index) => ({
+    name: line.label && spec.lines.length > 1 ? `${one.name} · ${line.label}` : one.name, identity: colourOfRun(one.index), run: one.name, dash: DASHES[index % DASHES.length], dots: spec.source !== "log",
+    points: pointsOf(spec, line, one.index, spec.source === "teacher" ? variantOf(one).curves : one.common),
+    // With several metrics, the legend explains the dashes; the table of runs explains the colours.
+    ...spec.lines.length > 1 ? { keyName: line.label, keyColour: INK, hideValue: true } : {},
+  })));
+}
+
+function stepsShown() {
+  const lists = shownRuns().flatMap(({ evaluations, index }) => [evaluations.map(({ step }) => step), ...Object.values(logs[index].curves).map(({ steps }) => steps)]).filter((steps) => steps.length);
+  const low = Math.min(...lists.map((steps) => steps[0])), high = Math.max(...lists.map((steps) => steps.at(-1)));
+  return lists.length ? [low, Math.max(high, low + 1)] : [0, 1];
+}
+
+const panels = new Panels(page.charts, { linesOf, onChange: () => { drawCharts(); remember(); }, onZoom: zoomTo });
+
 function drawCharts() {
-  Curve.hidePointer();
-  const names = Object.keys(state.log), kept = names.includes(scalar.value) ? scalar.value : names.includes("loss") ? "loss" : names[0];
-  scalar.replaceChildren(...names.map((name) => html("option", { value: name }, name)));
-  if (kept !== undefined) scalar.value = kept;
-  const steps = [...state.evaluations.map(({ step }) => step), ...Object.values(state.log).flatMap((curve) => [curve[0][0], curve.at(-1)[0]])];
-  const low = Math.min(...steps, state.step), range = [low, Math.max(...steps, low + 1)];
-  const failed = new Map(state.evaluations.filter(({ error }) => error != null).map(({ step, error }) => [step, error]));
-  for (const spec of charts) {
-    spec.curve.draw(linesOf(spec), { range, failed: spec.log ? new Map() : failed, controls: spec.log && names.length ? [scalar] : [] });
-  }
+  const failed = new Map(shownRuns().flatMap(({ evaluations }) => evaluations.filter(({ error }) => error != null).map(({ step, error }) => [step, error])));
+  const names = [...new Set(logs.flatMap(({ curves }) => Object.keys(curves)))];
+  panels.draw({ names, range: stepsShown(), failed });
+}
+
+// A server has more points of the part that is shown.
+async function zoomTo(range) {
+  zoomedLogs = null;
+  drawCharts();
+  remember();
+  if (page.live && range) await refineLog(range);
+}
+
+async function refineLog(range) {
+  try {
+    const response = await fetch(`log/${Math.max(0, range[0])}-${Math.max(0, range[1])}.json`);
+    if (!response.ok || panels.zoom !== range) return;
+    zoomedLogs = await response.json();
+    drawCharts();
+  } catch { /* the server has stopped: the coarser curve stays */ }
+}
+
+// -- first screen, sentences, list of evaluations -------------------------------------------------------------------
+
+function drawOverview() {
+  const several = runs.length > 1, showTeacher = new Set(runs.flatMap(({ variants }) => variants.map(({ name }) => name))).size > 1;
+  if (several) {
+    drawRunTable(byId("facts"), runs.map((one, index) => ({ name: one.name, colour: colourOfRun(index), isShown: !hiddenRuns.has(one.name), facts: facts(one, logs[index], variantOf(one), showTeacher) })), toggleRun);
+  } else drawTiles(byId("facts"), facts(run(), logs[current], variantOf(run()), showTeacher));
+  const { step } = logs[current], { max_steps: total } = run();
+  byId("progress").style.width = total ? `${100 * Math.min(1, step / total)}%` : "0";
+  const newest = run().evaluations.at(-1)?.at;
+  byId("about").textContent = [step || run().evaluations.length ? `step ${formatSteps(step)}${total ? ` of ${formatSteps(total)}` : ""}` : "", run().about, newest == null ? "" : `newest evaluation ${dateTime(newest)}`].filter(Boolean).join(" · ");
+}
+
+function toggleRun(index) {
+  const { name } = runs[index];
+  if (!hiddenRuns.delete(name)) hiddenRuns.add(name);
+  drawOverview();
+  drawCharts();
+  remember();
 }
 
 function drawFindings() {
-  const { headline, points } = state.findings[Math.max(0, state.variants.findIndex(({ name }) => name === selected))];
+  const { headline, points } = run().findings[Math.max(0, run().variants.findIndex(({ name }) => name === variantOf(run()).name))];
   byId("headline").textContent = headline;
   byId("points").replaceChildren(...points.map((point) => html("li", {}, point)));
-  const newest = state.evaluations.at(-1)?.at;
-  byId("about").textContent = [state.about, newest == null ? "" : `newest evaluation ${dateTime(newest)}`].filter(Boolean).join(" · ");
-  byId("notes").replaceChildren(...state.notes.map((note) => html("li", {}, note)));
-  byId("progress").style.width = state.max_steps ? `${100 * Math.min(1, state.step / state.max_steps)}%` : "0";
+  byId("notes").replaceChildren(...run().notes.map((note) => html("li", {}, note)));
 }
 
 const dateTime = (seconds) => new Date(1000 * seconds).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });
 
 function drawRows() {
+  const { evaluations, command } = run(), columns = page.columns;
   const cell = (content, className = "") => html("td", { className }, content);
   const heading = (content, className = "") => html("th", { className }, content);
-  byId("columns").replaceChildren(heading("step", "n"), heading("time"), ...page.columns.map(({ title }) => heading(title, "n")), heading("report"), heading("error"));
-  byId("rows").replaceChildren(...state.evaluations.map(({ step, at, run, error, command }, index) => {
+  byId("columns").replaceChildren(heading("step", "n"), heading("time"), ...columns.map(({ title }) => heading(title, "n")), heading("report"), heading("error"));
+  const first = showAllRows ? 0 : Math.max(0, evaluations.length - ROWS_SHOWN);
+  byId("rows").replaceChildren(...evaluations.slice(first).map(({ step, at, run: name, error }, index) => {
     const report = html("td");
-    if (run && page.live) report.append(html("a", { href: `step/${run}`, target: "_blank", rel: "noopener" }, "open"));
-    if (run) report.append(copyButton(command));
-    return html("tr", {}, cell(step.toLocaleString("en"), "n"), cell(at == null ? "" : dateTime(at)), ...page.columns.map((column) => cell(valueOf(column, index), "n")), report, cell(html("div", {}, error ?? ""), "wrong"));
+    if (name && page.live) report.append(html("a", { href: `step/${current}/${name}`, target: "_blank", rel: "noopener" }, "open"));
+    if (name) report.append(copyButton(`${command[0]}${name}${command[1]}${name}.html`));
+    return html("tr", {}, cell(formatSteps(step), "n"), cell(at == null ? "" : dateTime(at)), ...columns.map((column) => cell(valueOf(column, first + index), "n")), report, cell(html("div", {}, error ?? ""), "wrong"));
   }).reverse());
+  byId("all-rows").hidden = first === 0;
+  byId("all-rows").textContent = `Show all ${formatSteps(evaluations.length)}`;
 }
 
-function valueOf({ key, half_width: halfWidth, per_teacher: perTeacher, format }, index) {
-  const curves = perTeacher ? variant().curves : state.common;
+function valueOf({ key, half_width: halfWidth, source, format }, index) {
+  const curves = source === "teacher" ? variantOf(run()).curves : run().common;
   return formatValue(format, curves[key]?.[index] ?? null, halfWidth ? curves[halfWidth]?.[index] ?? null : null);
 }
 
@@ -98,104 +159,68 @@ function copyButton(command) {
   return button;
 }
 
-// -- the token view ------------------------------------------------------------------------------------------------
-
-const controls = new TokenControls(NOTHING, { nextTeacher });
-const tokenView = controls.view;
-tokenView.packText = (pack) => view.packs[pack];
-
-const pairName = ([teacher, objective]) => new Set(view.pairs.map((pair) => pair[1])).size > 1 ? `${teacher} · ${objective}` : teacher;
-
-function pairOf(name) {
-  return Math.max(0, view.pairs.findIndex(([teacher, objective]) => `${teacher}/${objective}` === name));
-}
-
-function showPair(pair) {
-  tokenView.pair = pair;
-  tokenView.teacher = view.teachers.indexOf(view.pairs[pair]?.[0]);
-  byId("teacher").value = String(pair);
-  tokenView.recolour();
-}
-
-function nextTeacher() {
-  if (view.pairs.length) showPair((tokenView.pair + 1) % view.pairs.length);
-}
-
-function showView(newView) {
-  view = newView;
-  options(byId("teacher"), view.pairs.map(pairName), 0);
-  showPair(pairOf(selected));
-  byId("reader-body").hidden = !view.run;
-  byId("reader-status").textContent = view.run ? "" : "No complete run directory yet.";
-  controls.setData(view);
-  drawSteps();
-}
-
-let unreadable = null;
-async function openStep(run) {
-  if (run === view.run) return drawSteps();
-  try {
-    const response = await fetch(`view/${run}.json`);
-    if (!response.ok) throw new Error(await response.text());
-    showView(await response.json());
-  } catch (error) {
-    unreadable = run;
-    byId("reader-status").textContent = `Cannot show ${run}: ${error.message}`;
-    drawSteps();
-  }
-}
-
-function drawSteps() {
-  const runs = page.live ? state.evaluations.filter(({ run }) => run) : state.evaluations.filter(({ run }) => run && run === view.run);
-  options(byId("step"), runs.map(({ step }) => `step ${step.toLocaleString("en")}`).reverse(), runs.toReversed().findIndex(({ run }) => run === view.run));
-  byId("step").parentElement.hidden = !runs.length;
-  const newest = runs.at(-1), newer = byId("newer");
-  newer.hidden = !newest || newest.run === view.run;
-  if (newer.hidden) return;
-  newer.textContent = `Show step ${newest.step.toLocaleString("en")}`;
-  newer.onclick = () => { following = true; openStep(newest.run); };
-  // Show the newest step unless the user has started to read.
-  if (following && unreadable !== newest.run) openStep(newest.run);
-}
-
-byId("step").addEventListener("change", (event) => { following = event.target.value === "0"; openStep(state.evaluations.filter(({ run }) => run).toReversed()[Number(event.target.value)].run); });
-byId("teacher").addEventListener("change", (event) => showPair(Number(event.target.value)));
-for (const kind of ["pointerdown", "keydown"]) byId("reader-body").addEventListener(kind, () => { following = false; });
-
 // -- selection and updates -------------------------------------------------------------------------------------------
+
+const tokensOfRun = new TokensOfRun(JSON.parse(byId("views").textContent), { isLive: page.live, selectedVariant: () => variantOf(run()).name });
+const tokenView = tokensOfRun.tokens;
+
+function remember() {
+  const isFirst = variantOf(run()).name === (run().variants[0]?.name ?? "");
+  address.set({ run: current ? run().name : null, teacher: isFirst ? null : selected, off: [...hiddenRuns], ...panels.addressValues });
+}
 
 function selectVariant(name) {
   selected = name;
-  byId("variant").value = String(state.variants.findIndex((one) => one.name === name));
-  drawFindings();
-  drawCharts();
-  drawRows();
-  showPair(pairOf(name));
+  draw();
+  tokensOfRun.showVariant();
+  remember();
+}
+
+function selectRun(index) {
+  current = index;
+  draw();
+  tokensOfRun.update(current, run().evaluations);
+  remember();
 }
 
 function draw() {
-  const names = state.variants.map(({ name }) => name);
-  if (!names.includes(selected)) selected = names[0] ?? null;
-  options(byId("variant"), state.variants.map(({ label }) => label), names.indexOf(selected));
-  byId("variant-label").hidden = names.length < 2;
+  const { variants } = run();
+  options(byId("variant"), variants.map(({ label }) => label), variants.findIndex(({ name }) => name === variantOf(run()).name));
+  byId("variant-label").hidden = variants.length < 2;
+  options(byId("run"), runs.map(({ name }) => name), current);
+  byId("run-label").hidden = runs.length < 2;
+  drawOverview();
   drawFindings();
   drawCharts();
   drawRows();
 }
 
 const POLL_INTERVAL_MS = 3000;
-let etag = null;
+const etags = {};
+
+// The content of a file of the server, or null if it has not changed.
+async function changed(file) {
+  const response = await fetch(file, { cache: "no-cache" });
+  if (!response.ok) throw new Error(response.statusText);
+  if (response.headers.get("ETag") === etags[file]) return null;
+  etags[file] = response.headers.get("ETag");
+  return response.json();
+}
+
 async function poll() {
   const connection = byId("connection");
   try {
-    const response = await fetch("state.json", { cache: "no-cache" });
-    if (!response.ok) throw new Error(response.statusText);
-    if (response.headers.get("ETag") !== etag) {
-      etag = response.headers.get("ETag");
-      state = await response.json();
+    const [newRuns, newLogs] = [await changed("state.json"), await changed("log.json")];
+    if (newLogs) logs = newLogs;
+    if (newRuns) {
+      runs = newRuns;
       draw();
-      drawSteps();
+      tokensOfRun.update(current, run().evaluations);
+    } else if (newLogs) {
+      drawOverview();
+      drawCharts();
     }
+    if (newLogs && panels.zoom) await refineLog(panels.zoom);
     connection.className = "live";
     connection.textContent = "live";
   } catch {
@@ -205,10 +230,32 @@ async function poll() {
   setTimeout(poll, POLL_INTERVAL_MS);
 }
 
-byId("variant").addEventListener("change", (event) => selectVariant(state.variants[Number(event.target.value)].name));
+// The address has what is shown, so links inside the page scroll without changing it.
+for (const link of document.querySelectorAll("a[href^='#']")) {
+  link.addEventListener("click", (event) => {
+    event.preventDefault();
+    const target = byId(link.getAttribute("href").slice(1));
+    target.scrollIntoView();
+    target.setAttribute("tabindex", "-1");
+    target.focus({ preventScroll: true });
+  });
+}
+addEventListener("hashchange", () => {
+  readSelection();
+  panels.readAddress();
+  panels.slider.value = String(panels.smoothing);
+  draw();
+  tokensOfRun.update(current, run().evaluations);
+  zoomTo(panels.zoom);
+});
+byId("variant").addEventListener("change", (event) => selectVariant(run().variants[Number(event.target.value)].name));
+byId("run").addEventListener("change", (event) => selectRun(Number(event.target.value)));
+byId("all-rows").addEventListener("click", () => { showAllRows = true; drawRows(); });
 byId("made").textContent = page.version ? `Made by opd-align ${page.version}.` : "";
 setUpTheme(() => tokenView.drawPlot());
+setUpPrinting(() => tokenView.drawPlot());
 draw();
-showView(view);
+tokensOfRun.update(current, run().evaluations);
 onResize(() => { drawCharts(); tokenView.drawPlot(); tokenView.drawTree(); });
+if (panels.zoom) zoomTo(panels.zoom);
 if (page.live) poll();

@@ -26,7 +26,7 @@ const isUnknown = (value) => value == null || Number.isNaN(value);
 const signed = (value, digits = 3) => isUnknown(value) ? "–" : (value < 0 ? "−" : "+") + Math.abs(value).toFixed(digits);
 const plain = (value, digits = 3) => isUnknown(value) ? "–" : Math.abs(value) < 1e-4 && value ? value.toExponential(0) : value.toFixed(digits);
 const probability = (value) => isUnknown(value) ? "–" : value > 0 && value < 0.005 ? "<.01" : value.toFixed(2).replace(/^0/, "");
-const percent = (value) => isUnknown(value) ? "–" : `${Math.round(100 * value)}%`;
+const percent = (value) => isUnknown(value) ? "–" : `${Math.round(100 * value)}%`.replace(/^-/, "−");
 const formatCount = (value) => value.toLocaleString("en");
 const counted = (value, name) => `${formatCount(value)} ${name}${value === 1 ? "" : "s"}`;
 // A percentage that never claims certainty.
@@ -66,10 +66,14 @@ function text(x, y, content, attributes = {}) {
   return svg("text", { x, y, "dominant-baseline": "central", ...attributes }, content);
 }
 
-// The range of the known values and of `include`, with a margin.
+// The range of the known values and of `include`, with a margin. A difference that is rounding only is none: there would
+// be no round numbers in between.
 function extent(values, ...include) {
   const known = [...values.filter((value) => value != null && Number.isFinite(value)), ...include];
-  const low = Math.min(...known), high = Math.max(...known), margin = (high - low || 1) * 0.06;
+  if (!known.length) return [0, 1];
+  // Too many values for the arguments of one call.
+  const low = known.reduce((a, b) => Math.min(a, b)), high = known.reduce((a, b) => Math.max(a, b)), size = Math.max(Math.abs(low), Math.abs(high));
+  const margin = (high - low > 1e-9 * size ? high - low : size || 1) * 0.06;
   return [low - margin, high + margin];
 }
 
