@@ -267,7 +267,7 @@ def check_fits(question: Question, prompt: Sequence[int], max_tokens: int, limit
     if limit is not None and len(prompt) + max_tokens > limit:
         raise OpdAlignError(
             f"question {question.id!r}: {len(prompt)} prompt tokens and up to {max_tokens} new ones do not fit the "
-            f"context of {model} ({limit})"
+            f"context of {model} ({limit}); use a smaller limit of new tokens (`sampling.max_tokens`)"
         )
 
 

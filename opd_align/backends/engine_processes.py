@@ -23,7 +23,7 @@ _watchers: list[subprocess.Popen[bytes]] = []  # Python warns about a process th
 _WATCHER = """
 import os, select, signal, sys, time
 
-parent, before = int(sys.argv[1]), set(map(int, sys.argv[2].split(",")))
+parent, before = int(sys.argv[1]), set()
 
 
 def stat(pid):
@@ -50,7 +50,7 @@ def alive():
 
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)  # as long as the parent lives, so does the watcher
-watched, complete = {}, False
+before, watched, complete = set(descendants()), {}, False
 print("ready", flush=True)
 while os.getppid() == parent:
     if not complete:
@@ -84,10 +84,9 @@ def watched_engine() -> Iterator[None]:
     if not (PROC / "self" / "stat").exists():
         yield
         return
-    before = ",".join(map(str, _processes()))
     # A session of its own: a signal to the terminal's or the job's process group does not end it.
     watcher = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _WATCHER, str(os.getpid()), before],
+        [sys.executable, "-I", "-S", "-c", _WATCHER, str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
@@ -104,7 +103,3 @@ def watched_engine() -> Iterator[None]:
             watcher.stdin.close()
             watcher.stdout.readline()  # it knows all processes
         watcher.stdout.close()
-
-
-def _processes() -> list[int]:
-    return [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()]

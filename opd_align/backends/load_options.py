@@ -7,6 +7,7 @@ the weights, whatever revision or quantisation they came from.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -71,11 +72,13 @@ class LoadOptions:
     @staticmethod
     def _check_rope_scaling(scaling: Mapping[str, Any]) -> None:
         kind, factor, original = (scaling.get(name) for name in ("rope_type", *_ROPE_LENGTH))
-        numbers = [each for each in (factor, original) if isinstance(each, int | float) and each >= 1]
-        if not isinstance(kind, str) or len(numbers) < 2 or not isinstance(original, int):
+        known = [each for each in (factor, original) if isinstance(each, int | float) and not isinstance(each, bool)]
+        numbers = [each for each in known if 1 <= each < math.inf]
+        if kind not in _ROPE_TYPES or len(numbers) < 2 or not isinstance(original, int):
             raise OpdAlignError(
-                "rope_scaling needs rope_type, factor (at least 1) and original_max_position_embeddings, such as "
-                f"{{rope_type: yarn, factor: 4.0, original_max_position_embeddings: 32768}}; got {dict(scaling)}"
+                f"rope_scaling needs rope_type ({', '.join(_ROPE_TYPES)}), factor (at least 1) and "
+                "original_max_position_embeddings, such as {rope_type: yarn, factor: 4.0, "
+                f"original_max_position_embeddings: 32768}}; got {dict(scaling)}"
             )
 
     def check(self, model: str, *, backend: str, device: str, options: Mapping[str, Any]) -> None:
@@ -137,5 +140,6 @@ class LoadOptions:
         return self.source | {name: value for name, value in given.items() if value is not None}
 
 
+_ROPE_TYPES = ("yarn", "linear", "dynamic", "llama3", "longrope")
 _ROPE_LENGTH = ("factor", "original_max_position_embeddings")
 _ENGINE_KEYS = ("tensor_parallel_size", "gpu_memory_utilization", "max_model_len")

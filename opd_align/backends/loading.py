@@ -161,7 +161,8 @@ def _from_pretrained(auto_class: Any, reference: str, source: str, options: dict
     # Without a connection, a cached copy is found at once instead of after half a minute of retries.
     with nullcontext(True) if Path(source).is_dir() else cached_if_unreachable() as reachable:
         try:
-            return auto_class.from_pretrained(source, **options)
+            # Unless it is switched on: without a value, transformers asks at the terminal whether to run such code.
+            return auto_class.from_pretrained(source, **{"trust_remote_code": False, **options})
         except Exception as error:  # damaged or missing files, no connection: each raised by another library
             reason, kind = _first_line(error), OpdAlignError
             if not reachable and re.search("connect|cache|offline", reason):

@@ -11,14 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from opd_align.settings import Precision
 
 MAX_FLOAT32_PARAMETERS = 5_000_000_000
 """On a GPU, matrix products in float32 take about 15 times as long as in bfloat16."""
+
+ATTENTION = "opd_align_float32"
+"""Name under which transformers knows the attention that scores in float32 on a GPU."""
 
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -60,7 +68,8 @@ def float32_weights(*modules: Any) -> Iterator[None]:
     """Inside this context the modules' half-precision weights and buffers are in float32."""
     originals = _convert(*modules)
     try:
-        yield
+        with _exact_products():
+            yield
     finally:
         _restore(originals)
 
@@ -76,8 +85,6 @@ def float32_layers(model: Any, body: Any) -> Iterator[None]:
     def after(module: Any, *_: Any) -> None:
         _restore(converted.pop(module, []))
 
-    config = model.config.get_text_config(decoder=True)
-    attention = config._attn_implementation
     handles = []
     try:
         for layer in _layers(body):
@@ -85,16 +92,66 @@ def float32_layers(model: Any, body: Any) -> Iterator[None]:
                 layer.register_forward_pre_hook(before),
                 layer.register_forward_hook(after, always_call=True),
             ]
-        if "flash" in str(attention):  # has no float32 kernels, and would round to half precision
-            config._attn_implementation = "sdpa"
-        with torch.autocast(model.device.type, enabled=False):
+        with float32_attention(model), _exact_products(), torch.autocast(model.device.type, enabled=False):
             yield
     finally:
-        config._attn_implementation = attention
         for handle in handles:
             handle.remove()
         for originals in converted.values():
             _restore(originals)
+
+
+@contextmanager
+def _exact_products() -> Iterator[None]:
+    """Inside this context matrix products of float32 have its digits: TF32, which some images switch on, has fewer."""
+    try:
+        previous = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+    except RuntimeError:  # set through torch's newer interface, which cannot be mixed with this one
+        yield
+        return
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(previous)
+
+
+@contextmanager
+def float32_attention(model: Any) -> Iterator[None]:
+    """Inside this context the model's attention is one that has a kernel in float32 on its device."""
+    config = model.config.get_text_config(decoder=True)
+    previous = config._attn_implementation
+    config._attn_implementation = attention_in_float32(str(previous), model.device.type)
+    try:
+        yield
+    finally:
+        config._attn_implementation = previous
+
+
+def attention_in_float32(name: str, device_type: str) -> str:
+    """Which attention of transformers to use in float32 instead of another one."""
+    if name != "sdpa" and "flash" not in name:  # flash attention would round to half precision
+        return name
+    return ATTENTION if device_type == "cuda" else "sdpa"
+
+
+def _attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """torch's attention with as many heads of keys and values as of queries.
+
+    With fewer, torch has no kernel in float32 on a GPU but the one that makes the matrix of all pairs of positions: 60
+    GB for 30,000 tokens and 16 heads.
+    """
+    groups = query.shape[1] // key.shape[1]
+    key, value = (states.repeat_interleave(groups, dim=1) for states in (key, value))
+    ungrouped = SimpleNamespace(num_key_value_groups=1, is_causal=getattr(module, "is_causal", True))
+    output: Tensor = sdpa_attention_forward(ungrouped, query, key, value, attention_mask, **options)[0]  # type: ignore[arg-type]
+    return output, None
+
+
+AttentionInterface.register(ATTENTION, _attention)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
 def _layers(body: Any) -> Iterator[Any]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opd_align.backends.precision import float32_layers, float32_weights, scoring_precision
+from opd_align.backends.precision import float32_attention, float32_layers, float32_weights, scoring_precision
 from opd_align.backends.scoring_columns import Chunk, Columns, block_bytes, row_blocks
 from opd_align.settings import Precision, Sampling
 from opd_align.types import Floats, OpdAlignError, PathScores, Rollouts, ScoreRequest, Tokens, TopLogProbs
@@ -335,12 +335,19 @@ def hidden_states(prompted: PromptedModel, completions: Sequence[Tokens]) -> Ten
     # In a causal model, padding on the right does not affect what is left of it: no mask is needed.
     tokens, body = torch.as_tensor(ids, device=prompted.model.device), _body(prompted.model)
     precision = scoring_precision(prompted.model, prompted.precision)
-    with float32_layers(prompted.model, body) if precision == "float32" else nullcontext():
+    with float32_layers(prompted.model, body) if precision == "float32" else _own_precision(prompted.model):
         hidden: Tensor = body(input_ids=tokens, use_cache=False).last_hidden_state[:, len(prompted.prompt) - 1 :]
     hidden = hidden if precision == "native" else hidden.float()
     if len(completions) == 1:
         return hidden[0, : lengths[0]]
     return torch.cat([state[:length] for state, length in zip(hidden, lengths, strict=True)])
+
+
+def _own_precision(model: Any) -> AbstractContextManager[Any]:
+    """For a model that is scored as it is; its weights may be in float32."""
+    mixed = torch.is_autocast_enabled(model.device.type)
+    in_float32 = getattr(model, "dtype", None) == torch.float32  # a module of the user's own may have no dtype
+    return float32_attention(model) if in_float32 and not mixed else nullcontext()
 
 
 def _log_probs(head: Any, hidden: Tensor, tokens: Tokens, sampling: Sampling) -> Floats:

@@ -39,9 +39,14 @@ def block_bytes(device: Any) -> int:
     return CPU_BLOCK_BYTES if device.type == "cpu" else GPU_BLOCK_BYTES
 
 
+def rows_per_block(array: Tensor) -> int:
+    """How many rows are reduced together, so that what is computed from them stays small."""
+    return max(1, block_bytes(array.device) // (BLOCK_ARRAYS * 4 * array.shape[-1]))
+
+
 def row_blocks(*arrays: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same rows of all arrays, few enough that what is computed from them stays small."""
-    rows = max(1, block_bytes(arrays[0].device) // (BLOCK_ARRAYS * 4 * arrays[0].shape[-1]))
+    """The same rows of all arrays, a block at a time."""
+    rows = rows_per_block(arrays[0])
     for start in range(0, len(arrays[0]), rows):
         yield tuple(array[start : start + rows] for array in arrays)
 
@@ -126,13 +131,21 @@ class Chunk:
             is_known = torch.isin(self.kept, children, assume_unique=True)
             column = values.new_empty(len(self.kept))
             column[is_known] = values
-            rows, row = torch.unique(position[~is_known], return_inverse=True)
-            if len(rows):
-                log_t = teacher.log_probs(rows.cpu().numpy() + self.start, self.log_p[rows])
-                column[~is_known] = log_t[row, token[~is_known]]
-                del log_t
+            column[~is_known] = self._later(teacher, position[~is_known], token[~is_known], values)
             log.append(column)
         self.columns.put(self.start, torch.bincount(position, minlength=len(self.log_p)), token, log)
+
+    def _later(self, teacher: LogProbs, position: Tensor, token: Tensor, like: Tensor) -> Tensor:
+        """A teacher's log-probabilities of children that only a later teacher prefers; few rows at a time."""
+        found = like.new_empty(len(token))
+        rows, row = torch.unique(position, return_inverse=True)
+        for first in range(0, len(rows), step := rows_per_block(self.log_p)):
+            some = rows[first : first + step]
+            log_t = teacher.log_probs(some.cpu().numpy() + self.start, self.log_p[some])
+            here = (row >= first) & (row < first + step)
+            found[here] = log_t[row[here] - first, token[here]]
+            del log_t  # before the next rows are made
+        return found
 
     def _above_floor(self, log: Tensor) -> Tensor:
         row, token = (log > self.floor).nonzero(as_tuple=True)

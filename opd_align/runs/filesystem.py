@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -34,6 +35,8 @@ READ_RETRY_DELAYS_S = (0.2, 1.0, 4.0)
 
 TEMPORARY_SUFFIX = ".tmp"
 DAMAGED_SUFFIX = ".damaged"
+RUN_FILE = re.compile(r"(?:manifest|prompts|provenance|spent|summary)\.json|lock|.*\.parquet")
+"""Names of the files of a run directory and of its subfolders that nothing else may replace."""
 
 
 def as_path(address: PathLike) -> AnyPath:
@@ -225,15 +228,29 @@ def write_output(path: AnyPath, text: str) -> None:
 
     A symbolic link stays one; the file that it points to is replaced.
     """
-    target = path if isinstance(path, RemotePath) else Path(os.path.realpath(path))
+    target = real_path(path)
     if target.is_file() or not target.exists():
         write_atomic(target, text.encode(), sync=False)
     else:
         target.write_bytes(text.encode())
 
 
+def real_path(path: AnyPath) -> AnyPath:
+    """A path without symbolic links. `Path.resolve` raises an error for a link to itself."""
+    return path if isinstance(path, RemotePath) else Path(os.path.realpath(path))
+
+
+def check_not_of_a_run(path: AnyPath) -> None:
+    """Raises `OpdAlignError` if a file that a user asked for would replace one of a run directory."""
+    target = real_path(path)
+    folders = (target.parent, target.parent.parent)
+    if RUN_FILE.fullmatch(target.name) and any((folder / "manifest.json").exists() for folder in folders):
+        raise OpdAlignError(f"cannot write to {str(path)!r}: it is a file of a run; choose another path")
+
+
 def check_output(path: AnyPath) -> None:
-    """Raises `OpdAlignError`, before the work is done, if a file cannot be written because of its folder."""
+    """Raises `OpdAlignError`, before the work is done, if a file cannot be written, or belongs to a run."""
+    check_not_of_a_run(path)
     if isinstance(path, RemotePath):
         return
     if path.is_dir():

@@ -39,6 +39,7 @@ import pyarrow as pa
 from opd_align.core import alignment, metric_registry
 from opd_align.core.decision import decide
 from opd_align.core.engine import Analysis, dictionary_encoded
+from opd_align.core.reliability import reliability
 from opd_align.runs.filesystem import (
     TEMPORARY_SUFFIX,
     AnyPath,
@@ -173,7 +174,11 @@ class RunDirectory:
                 write_atomic(self.path / SPENT, f"{spent}\n".encode())
         texts = pa.table([list(analysis.texts), list(analysis.texts.values())], schema=TOKENS_SCHEMA)
         decision = decide(analysis.nodes, n_analyzed=analysis.questions.num_rows).as_json()
-        values = {**metric_registry.summary(analysis), "decision": decision}
+        reliable = {
+            name: [row.as_json() for row in reliability(analysis.nodes, name)]
+            for name in sorted(set(analysis.nodes["objective"].unique().to_pylist()))
+        }
+        values = {**metric_registry.summary(analysis), "decision": decision, "reliability": reliable}
         summary = json.dumps(values, indent=1, sort_keys=True) + "\n"
         self.write_results(
             {
@@ -331,6 +336,7 @@ def _is_fresh(folder: AnyPath) -> bool:
 def check_directory(path: PathLike, kind: str) -> None:
     """Raises `OpdAlignError`, before anything is loaded or written, if a run of this kind cannot use the directory."""
     folder = as_path(path)
+    _check_can_be_created(folder)
     try:
         fresh = _is_fresh(folder)
     except OSError as error:
@@ -341,6 +347,20 @@ def check_directory(path: PathLike, kind: str) -> None:
             raise OpdAlignError(
                 f"{str(folder)!r} contains a run of another kind ({stored.get('kind')}); choose another directory"
             )
+
+
+def _check_can_be_created(folder: AnyPath) -> None:
+    """A folder that cannot be created would be found only after the models are loaded."""
+    if isinstance(folder, RemotePath):
+        return
+    for each in (folder, *folder.absolute().parents):
+        # Not `Path.exists`, which raises an error for a link to itself.
+        if os.path.exists(each):
+            if each != folder and not os.path.isdir(each):
+                raise OpdAlignError(f"{str(folder)!r} cannot be created: {str(each)!r} is a file")
+            return
+        if os.path.islink(each):
+            raise OpdAlignError(f"{str(each)!r} is a link to something that does not exist; choose another directory")
 
 
 def acquire_lock(file: AnyPath) -> int | None:

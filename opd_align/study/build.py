@@ -24,7 +24,7 @@ from opd_align.backends.loading import (
     load_tokenizer,
     short_name,
 )
-from opd_align.core.engine import Analysis
+from opd_align.core.engine import Analysis, check_settings
 from opd_align.runs.execute import analyze_into
 from opd_align.runs.filesystem import AnyPath, PathLike, as_path
 from opd_align.runs.manifest import check_same_run_early, read_manifest
@@ -101,11 +101,18 @@ class Study:
             )
         if not self.usable_questions:
             name, reason = next(iter(self.unusable_questions.items()))
+            source = self.task.source
+            column = "answer" if source is None else source.fields.get("answer", "answer")
             raise OpdAlignError(
                 f"questions: none of {len(self.questions)} can be used; {name!r}: {reason}. Check task.answer (the "
-                "field with the answer) and task.kind"
+                f"field with the answer, now {column!r}) and task.kind"
             )
         self._warn_about_unusable_questions()
+
+    def check_analysis(self) -> None:
+        """What `check` does, and whether objectives and teachers go together."""
+        self.check()
+        check_settings([spec.name for spec in self.teacher_specs], self.config.settings())
 
     @property
     def name(self) -> str:
@@ -364,7 +371,7 @@ class Study:
                 "questions that the student solves sometimes (opd-align screen), or remove that teacher"
             )
         if "do not fit the context" in listed:
-            remedies.append("allow fewer new tokens (--set sampling.max_tokens=...)")
+            remedies.append("allow fewer new tokens (--set sampling.max_tokens=...), or leave out long questions")
         return f"no question is left to analyze: {listed}. To change that: {'; '.join(remedies) or 'see the reasons'}"
 
     def analyze(self, path: PathLike, **options: Any) -> Analysis:

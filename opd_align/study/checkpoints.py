@@ -30,8 +30,11 @@ CONFIGS = ("config.json", "adapter_config.json")
 WEIGHTS = ("model.safetensors", "adapter_model.safetensors", "pytorch_model.bin", "adapter_model.bin")
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 TRAINER_STATE = "trainer_state.json"
+NOT_WEIGHTS = ("optimizer", "scheduler", "training_args", "random_states", "rng_state")
+"""Beginnings of the names of other files; people remove those of old checkpoints, which are the same without them."""
 
 _STEP = re.compile(r"(\d+)(?!.*\d)")
+_NAMED_STEP = re.compile(r"(?:step|checkpoint|ckpt|iter|iteration|update)s?[-_=.]?(\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,17 @@ class Checkpoint:
 
     @property
     def is_adapter(self) -> bool:
-        return not (self.folder / "config.json").is_file()
+        """Whether it has the weights of an adapter only; some frameworks put the config of its model beside them."""
+        whole = [*WEIGHTS, *INDEXES]
+        return (self.folder / "adapter_config.json").is_file() and not any(
+            (self.folder / name).is_file() for name in whole if not name.startswith("adapter")
+        )
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the folder still has the files that it had when it was found."""
+        signature = _signature(self.folder)
+        return signature is not None and self.id == _id(self.name, signature)
 
 
 def find_checkpoints(output_dir: Path, pattern: str | None = None) -> list[Checkpoint]:
@@ -66,26 +79,57 @@ def find_checkpoints(output_dir: Path, pattern: str | None = None) -> list[Check
             look like one.
     """
     found: dict[int, Checkpoint] = {}
-    folders = sorted(output_dir.glob(pattern)) if pattern else _folders(output_dir, 0)
-    for folder in folders:
+    for folder in _selected(output_dir, pattern):
         name = str(folder.relative_to(output_dir))
         step = step_of(name)
         if step is None or step in found:
             continue
         signature = _signature(folder)
         if signature is not None:
-            digest = blake2b(repr(signature).encode(), digest_size=6).hexdigest()
-            found[step] = Checkpoint(folder, name, step, f"{name}@{digest}", _meta(folder, signature))
+            found[step] = Checkpoint(folder, name, step, _id(name, signature), _meta(folder, signature))
     return [found[step] for step in sorted(found)]
 
 
+def name_patterns(output_dir: Path, pattern: str | None = None) -> list[str]:
+    """The paths of all checkpoints with a star for the step; those of one training have one in common."""
+    names = [str(folder.relative_to(output_dir)) for folder in _selected(output_dir, pattern)]
+    found = [(name, match) for name in names if (match := _find_step(name)) is not None]
+    return sorted({f"{name[:start]}*{name[end:]}" for name, (start, end) in found})
+
+
 def step_of(name: str) -> int | None:
-    """The step in a path: the last number of the deepest folder that has one; `None` if none has."""
-    for part in reversed(Path(name).parts):
-        number = _STEP.search(part)
-        if number:
-            return int(number[1])
+    """The step in a path; `None` if there is none.
+
+    The number after a word such as `step` or `checkpoint`, else the last number of the deepest folder that has one.
+    """
+    found = _find_step(name)
+    return None if found is None else int(name[slice(*found)])
+
+
+def _find_step(name: str) -> tuple[int, int] | None:
+    """Where the digits of the step begin and end in a path."""
+    for expression in (_NAMED_STEP, _STEP):
+        end = len(name)
+        for part in reversed(Path(name).parts):
+            start = end - len(part)
+            matches = list(expression.finditer(part))
+            if matches:
+                return start + matches[-1].start(1), start + matches[-1].end(1)
+            end = start - 1  # the slash
     return None
+
+
+def _selected(output_dir: Path, pattern: str | None) -> Iterator[Path]:
+    if pattern is None:
+        yield from _folders(output_dir, 0)
+        return
+    for folder in sorted(output_dir.glob(pattern)):
+        if folder.is_dir() and folder.relative_to(output_dir).parts[:1] != (FOLDER,):
+            yield folder
+
+
+def _id(name: str, signature: tuple[tuple[str, int, int], ...]) -> str:
+    return f"{name}@{blake2b(repr(signature).encode(), digest_size=6).hexdigest()}"
 
 
 def check_pattern(pattern: str) -> None:
@@ -138,7 +182,8 @@ def _signature(folder: Path) -> tuple[tuple[str, int, int], ...] | None:
         files = [
             (entry.name, entry.stat())
             for entry in os.scandir(folder)
-            if entry.name in CONFIGS + INDEXES or entry.name.endswith((".safetensors", ".bin"))
+            if entry.name in CONFIGS + INDEXES
+            or (entry.name.endswith((".safetensors", ".bin")) and not entry.name.startswith(NOT_WEIGHTS))
         ]
         return tuple(sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in files))
     except OSError:

@@ -101,7 +101,10 @@ def check_study(study: Study, *, n_questions: int = 4, n_rollouts: int = 8) -> I
 
 
 def _configuration(study: Study) -> Finding:
-    study.check()
+    if study.teacher_specs:
+        study.check_analysis()
+    else:  # as for a screening
+        study.check()
     teachers = ", ".join(spec.name for spec in study.teacher_specs) or "none"
     return Finding(
         "OK", "configuration",

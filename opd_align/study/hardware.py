@@ -72,7 +72,8 @@ def visible_gpus(numbers: Sequence[int] | None = None) -> list[Gpu]:
         return list(found.values())
     missing = [number for number in numbers if number >= len(found)]
     if missing:
-        raise OpdAlignError(f"there is no GPU {missing[0]}; {_count(len(found))} visible, numbered from 0")
+        count = f"{_count(len(found))} visible, numbered from 0" if found else "no GPU is visible"
+        raise OpdAlignError(f"there is no GPU {missing[0]}; {count}")
     return [list(found.values())[number] for number in numbers]
 
 
@@ -87,7 +88,7 @@ def visible_devices(numbers: Sequence[int]) -> str:
 
 
 def _count(n: int) -> str:
-    return f"{n or 'no'} GPU{'' if n == 1 else 's'} {'is' if n == 1 else 'are'}"
+    return f"{n} GPU{'' if n == 1 else 's'} {'is' if n == 1 else 'are'}"
 
 
 def _names(allowed: str) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from opd_align.backends.load_options import LoadOptions
 from opd_align.backends.loading import HubUnreachable, load_config
+from opd_align.types import OpdAlignError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -126,7 +127,14 @@ def _model_size(reference: str, source: tuple[tuple[str, Any], ...]) -> ModelSiz
             raise
         config = transformers.Qwen3Config(**PUBLISHED[reference], dtype="bfloat16")
         return _size(config, from_table=True)
-    return _size(config)
+    try:
+        return _size(config)
+    except Exception as error:  # not a language model, or numbers that no model can have
+        kind, reason = getattr(config, "model_type", "unknown"), (str(error).strip() or repr(error)).splitlines()[0]
+        raise OpdAlignError(
+            f"cannot tell the size of {reference!r} (model type {kind!r}): {reason}; it must be a decoder with "
+            "attention that transformers can load as a causal language model"
+        ) from error
 
 
 def _size(config: Any, *, from_table: bool = False) -> ModelSize:
@@ -142,6 +150,8 @@ def _size(config: Any, *, from_table: bool = False) -> ModelSize:
     outer = {id(weight): weight.numel() for end in ends if end is not None for weight in end.parameters()}
     text = config.get_text_config(decoder=True)
     heads = int(text.num_attention_heads)
+    if not text.num_hidden_layers:
+        raise ValueError("it has no layers")
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     limit, saved = getattr(text, "max_position_embeddings", None), getattr(config, "dtype", None) or torch.float32
@@ -150,7 +160,7 @@ def _size(config: Any, *, from_table: bool = False) -> ModelSize:
         outer_parameters=sum(outer.values()),
         layers=int(text.num_hidden_layers),
         hidden=int(text.hidden_size),
-        intermediate=int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size),
+        intermediate=_feed_forward_width(text),
         kv_width=2 * int(kv_heads) * int(head_dim),
         vocabulary=int(text.vocab_size),
         context_length=None if limit is None else int(limit),
@@ -160,6 +170,13 @@ def _size(config: Any, *, from_table: bool = False) -> ModelSize:
     )
 
 
+def _feed_forward_width(text: Any) -> int:
+    """Width of the feed-forward layers; with experts, of all that one token uses."""
+    dense = int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size)
+    expert, used = getattr(text, "moe_intermediate_size", None) or dense, getattr(text, "num_experts_per_tok", None)
+    return max(dense, int(expert) * int(used or 1))
+
+
 def _quantised_bits(config: Any) -> int | None:
     stored = getattr(config, "quantization_config", None)
     if stored is None:
@@ -167,5 +184,7 @@ def _quantised_bits(config: Any) -> int | None:
     found = stored if isinstance(stored, dict) else stored.to_dict()
     if found.get("load_in_4bit"):
         return 4
-    bits = found.get("bits") or found.get("w_bit")
-    return int(bits) if bits else 8
+    # compressed-tensors has groups of layers; what no group names stays as it is.
+    groups = [(group.get("weights") or {}).get("num_bits") for group in (found.get("config_groups") or {}).values()]
+    default = 4 if found.get("quant_method") == "mxfp4" else 8
+    return int(found.get("bits") or found.get("w_bit") or max(filter(None, groups), default=default))

@@ -80,7 +80,7 @@ def main() -> None:
     """Runs a worker of a study."""
     from opd_align.study.worker import Worker
 
-    serve(lambda context, config, path, reuse: Worker(context, config, path, reuse, {}))
+    serve(lambda context, config, path, reuse, gpu_share: Worker(context, config, path, reuse, {}, gpu_share))
 
 
 if __name__ == "__main__":

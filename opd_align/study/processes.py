@@ -57,11 +57,13 @@ class Slot:
         name: Its name in messages.
         devices: Its `CUDA_VISIBLE_DEVICES`. `None`: as that of the parent.
         threads: CPU threads of its libraries, unless `OMP_NUM_THREADS` is set. `None`: their default.
+        gpu_share: Share of the memory of its GPUs that is not used by others.
     """
 
     name: str
     devices: str | None = None
     threads: int | None = None
+    gpu_share: float = 1.0
 
     def environment(self) -> dict[str, str]:
         """The environment of the process."""
@@ -130,8 +132,14 @@ class _Process:
     popen: subprocess.Popen[bytes]
     connection: Connection[Any, Any]
     output: IO[bytes]
+    handle: int | None
     ready: bool = False
     work: _Work | None = None
+
+    @property
+    def channels(self) -> list[Any]:
+        """What there is to read from when it has said something, or has ended."""
+        return [self.connection, *([] if self.handle is None else [self.handle])]
 
     def last_lines(self) -> str:
         """The end of what it printed."""
@@ -198,9 +206,11 @@ class ProcessExecutor:
         waiting, results = list(works), dict[int, Any]()
         while len(results) < len(works):
             self._assign(waiting)
-            for connection in wait([process.connection for process in self.processes]):
-                process = next(process for process in self.processes if process.connection is connection)
+            ready = wait([channel for process in self.processes for channel in process.channels])
+            for process in [each for each in self.processes if any(channel in ready for channel in each.channels)]:
                 try:
+                    if not process.connection.poll():
+                        raise EOFError  # it has ended, and a process that it started holds its end of the pipe
                     kind, value = process.connection.recv()
                 except (EOFError, OSError):
                     self._process_death(process)
@@ -245,9 +255,9 @@ class ProcessExecutor:
             pass_fds=[theirs.fileno()], start_new_session=True,
         )  # fmt: skip
         theirs.close()
-        self.processes.append(_Process(slot, popen, ours, output))
+        self.processes.append(_Process(slot, popen, ours, output, _process_handle(popen.pid)))
         with suppress(OSError):
-            ours.send((self.study.config, *self.paths))
+            ours.send((self.study.config, *self.paths, slot.gpu_share))
 
     def _process_death(self, process: _Process) -> None:
         """Counts the death of a process; raises `OpdAlignError` if its work was tried too often."""
@@ -282,6 +292,8 @@ class ProcessExecutor:
         process.popen.wait()
         process.connection.close()
         process.output.close()
+        if process.handle is not None:
+            os.close(process.handle)
 
     def _process_event(self, event: Any) -> None:
         if isinstance(event, Progress):
@@ -299,6 +311,14 @@ def _error(value: tuple[bool, str, str]) -> Exception:
     error = RuntimeError(message)
     error.add_note(details)
     return error
+
+
+def _process_handle(pid: int) -> int | None:
+    """A file that becomes readable when the process ends; `None` where the system has none."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
 
 
 def _signal_group(popen: subprocess.Popen[bytes], number: signal.Signals) -> None:

@@ -9,22 +9,25 @@ evaluation itself is the callback's (`training.evaluation`): the same weights gi
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from opd_align.core.engine import Analysis, check_inputs
-from opd_align.core.metric_registry import logged_metrics
-from opd_align.report.history import FOLDER, HISTORY, TRAINING, read_lines
+from opd_align.core.metric_registry import recorded_metrics
+from opd_align.report.history import FINISHED, FOLDER, HISTORY, TRAINING, read_lines
 from opd_align.report.training_prose import evaluation_line
 from opd_align.runs.run_directory import RunBusy, acquire_lock
-from opd_align.study.checkpoints import Checkpoint, find_checkpoints, missing_part
-from opd_align.study.watched_models import CannotWatch, WatchedModels
+from opd_align.study.checkpoints import Checkpoint, find_checkpoints, missing_part, name_patterns
+from opd_align.study.watch_failures import RETRY_AFTER_S, CannotEvaluateNow, CannotWatch, is_of_this_machine
+from opd_align.study.watched_models import WatchedModels
 from opd_align.training import watch_spec
+from opd_align.training.alarm_log import alarm_after
 from opd_align.training.demonstration_cache import is_waiting_for_demonstrations
 from opd_align.training.evaluation import HeldOutEvaluation
 from opd_align.training.evaluation_log import (
@@ -38,12 +41,16 @@ from opd_align.training.gated_alignment import gate_weights
 from opd_align.training.held_out import HeldOut, check_verifier_calls
 from opd_align.training.portable import from_json, import_path
 from opd_align.training.snapshots import REMOVED, Snapshot, list_snapshots, remove_remains
-from opd_align.training.watch_spec import FINISHED, WatchSpec
+from opd_align.training.watch_spec import WatchSpec, spec_digest
 from opd_align.types import Floats, OpdAlignError
 
 logger = logging.getLogger(__name__)
 
 POLL_S, SETTLE_S = 2.0, 5.0
+
+
+class TrainingRestarted(OpdAlignError):
+    """The training now describes itself differently: what was loaded for it is no longer right."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +110,8 @@ class Watcher:
         self._seen: dict[str, tuple[str, float]] = {}  # name of a checkpoint → its id, and when it was first seen
         self._skipped: set[str] = set()
         self._warned_empty = False
+        self._patterns: list[str] | None = None
+        self._described_as = spec_digest(self.folder)
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
@@ -113,13 +122,20 @@ class Watcher:
             remove_remains(self.folder, REMOVED)
             self.models.load_teachers()
             self.track()  # what a killed watcher has not logged
-            count, last = 0, time.monotonic()
+            count, last, attempts = 0, time.monotonic(), 0
             while True:
+                if self.snapshots and spec_digest(self.folder) != self._described_as:
+                    raise TrainingRestarted("the training was started again with other settings")
                 # Looked for first: what is written before it is found below.
                 finished = (self.folder / FINISHED).exists()
                 ready, waiting = self.pending(final=finished or until.once)
                 if ready:
-                    count += self._evaluate(ready[0])
+                    try:
+                        count += self._evaluate(ready[0])
+                        attempts = 0
+                    except CannotEvaluateNow as error:
+                        self._wait_for_machine(ready[0], error, attempts)
+                        attempts += 1
                     last = time.monotonic()
                     continue
                 if until.step is not None and self._has_evaluated(until.step):
@@ -142,11 +158,12 @@ class Watcher:
             snapshots = list_snapshots(self.folder)
             for snapshot in snapshots:
                 if snapshot.id in known:  # killed between the line and the removal
-                    snapshot.remove()
+                    self._remove(snapshot)
             known |= self._skipped
             found = [Checkpoint(each.folder, each.id, each.step, each.id, each.meta) for each in snapshots]
             return [each for each in found if each.id not in known], []
         candidates = []
+        self._warn_of_several_trainings()
         for each in find_checkpoints(self.output_dir, self.pattern):
             if each.id in known or each.id in self._skipped:
                 continue
@@ -157,10 +174,12 @@ class Watcher:
         ready, waiting = [], []
         for at, each in enumerate(candidates):
             lacks = missing_part(each.folder)
-            settled = self._is_settled(each) or (lacks is None and at + 1 < len(candidates))
+            # A training that repeats a step overwrites it while later ones, of before, are there.
+            followed = any(later.meta["at"] >= each.meta["at"] for later in candidates[at + 1 :])
+            settled = self._is_settled(each) or (lacks is None and followed)
             if lacks is None and settled:
                 ready.append(each)
-            elif lacks is not None and settled and (final or at + 1 < len(candidates)):
+            elif lacks is not None and settled and (final or followed):
                 self._skip(each, f"it is not complete: {lacks}")
             else:
                 waiting.append(each)
@@ -183,7 +202,38 @@ class Watcher:
 
     def _has_evaluated(self, step: int) -> bool:
         lines, _ = read_lines(self.folder / HISTORY)
-        return any(done >= step for done, _ in lines)
+        # A line replaces those before it with a later step: they are of a training that was here before.
+        return bool(lines) and lines[-1][0] >= step
+
+    def _wait_for_machine(self, checkpoint: Checkpoint, error: CannotEvaluateNow, attempts: int) -> None:
+        """Waits until the next attempt; after the last one, raises the error."""
+        if attempts >= len(RETRY_AFTER_S):
+            raise OpdAlignError(
+                f"step {checkpoint.step:,} cannot be evaluated: {error}. It is not lost: start the watcher again"
+            ) from error
+        seconds = RETRY_AFTER_S[attempts]
+        self.say(f"step {checkpoint.step:,} cannot be evaluated now, trying again in {seconds:g} s: {error}")
+        time.sleep(seconds)
+
+    def _warn_of_several_trainings(self) -> None:
+        if self._patterns is None or len(self._patterns) < 2:
+            first, self._patterns = self._patterns is None, name_patterns(self.output_dir, self.pattern)
+            if first and not self._patterns:
+                named = "" if self.pattern is None else f" that matches {self.pattern!r}"
+                self.say(f"there is no checkpoint{named} yet")
+            if len(self._patterns) > 1:
+                self.say(
+                    f"there are checkpoints of {len(self._patterns)} kinds, of each step only the first is evaluated; "
+                    f"to select some: --checkpoints {shlex.quote(self._patterns[0])} (or: {self._patterns[1]})"
+                )
+
+    def _remove(self, snapshot: Snapshot) -> None:
+        try:
+            snapshot.remove()
+        except OSError as error:  # of another user: the training removes it when it needs the room
+            if snapshot.id not in self._skipped:
+                self.say(f"cannot remove the snapshot of step {snapshot.step:,}: {error.strerror}")
+            self._skipped.add(snapshot.id)
 
     # -- one evaluation ---------------------------------------------------------------------------------------------
 
@@ -195,8 +245,13 @@ class Watcher:
         analysis, run, error, scale = None, None, None, 0.0
         verifier, first = self.held_out.verifier, self._evaluation is None
         calls, failures = verifier.calls, verifier.failures
+        was_loaded = False
         try:
             with self.models.student(checkpoint) as loaded:
+                was_loaded = True
+                if not self.snapshots and not checkpoint.is_unchanged:
+                    self._skip(checkpoint, "it was removed or overwritten while it was read")
+                    return False
                 evaluation = self._evaluation_with(loaded.chat)
                 limit = evaluation.time_limit(self.spec.settings)
                 models = self.models.evaluated(evaluation, loaded, limit)
@@ -204,18 +259,26 @@ class Watcher:
                     self.models.check(evaluation, models.student)
                 analysis, run = evaluation.run(models, self.spec.settings, checkpoint.step)
             check_verifier_calls(verifier.calls - calls, verifier.failures - failures, verifier.last_failure)
-            numbers = logged_metrics(analysis, self._gate_weights(checkpoint, analysis))
+            numbers = recorded_metrics(analysis, self._gate_weights(checkpoint, analysis))
             scale = len(analysis.questions) / max(evaluation.num_selected, len(analysis.questions))
         except (RunBusy, CannotWatch):
             raise
         except Exception as failure:
-            if not checkpoint.folder.exists():
-                self._skip(checkpoint, "it was removed before it was read")
+            if not was_loaded and not (checkpoint.folder.exists() if self.snapshots else checkpoint.is_unchanged):
+                gone = not checkpoint.folder.exists()
+                self._skip(checkpoint, f"it was {'removed' if gone else 'removed or overwritten'} before it was read")
                 return False
+            if is_of_this_machine(failure):
+                kind = "" if isinstance(failure, OpdAlignError) else f"{type(failure).__name__}: "
+                raise CannotEvaluateNow(f"{kind}{failure}") from failure
+            if self.snapshots and not was_loaded:
+                # A snapshot is complete, and removed once it has a line: it is not given up for what is missing here.
+                raise CannotWatch(f"cannot load the snapshot of step {checkpoint.step:,}: {failure}") from failure
             analysis, run, error = None, None, failure
         waiting = is_waiting_for_demonstrations(error)
         before = [step for step, _ in lines if step < checkpoint.step]
-        numbers |= evaluation_numbers(
+        alarm, alerts = alarm_after(self.folder, checkpoint.step, numbers, distilled=self.spec.alerts_on)
+        numbers |= alarm | evaluation_numbers(
             seconds=time.monotonic() - start,
             scale=scale,
             **({"interval": checkpoint.step - max(before)} if before else {}),
@@ -229,12 +292,18 @@ class Watcher:
         at = TrainingStep(
             checkpoint.step, checkpoint.meta.get("max_steps"), checkpoint.meta.get("epoch"), self.spec.trainer
         )
-        what = {"checkpoint": checkpoint.id, "written": checkpoint.meta.get("at")}
-        append_line(self.folder / HISTORY, history_line(at, numbers, run, error, **what))
+        told = [asdict(alert) for alert in alerts]
+        what = {"checkpoint": checkpoint.id, "written": checkpoint.meta.get("at"), "alerts": told}
+        try:
+            append_line(self.folder / HISTORY, history_line(at, numbers, run, error, **what), sync=True)
+        except OSError as failure:
+            raise CannotEvaluateNow(f"cannot write {HISTORY}: {failure.strerror}") from failure
         self._present(checkpoint, numbers, analysis, error, waiting)
+        for alert in alerts:
+            self.say(f"WARNING: {alert.title}. {alert.text}")
         self.track()
         if self.snapshots:
-            Snapshot(checkpoint.folder, checkpoint.step, {}).remove()
+            self._remove(Snapshot(checkpoint.folder, checkpoint.step, {}))
         return True
 
     def _evaluation_with(self, chat: Any) -> HeldOutEvaluation:
@@ -304,5 +373,6 @@ def _came_late(checkpoint: Checkpoint, lines: Sequence[tuple[int, Mapping[str, A
 
     One that was written before it is of a training that went back to an earlier step and continued from there.
     """
-    written = float(checkpoint.meta["at"])
-    return any(step > checkpoint.step and float(line.get("written") or 0.0) >= written for step, line in lines)
+    at = float(checkpoint.meta["at"])
+    later = [line.get("written") for step, line in lines if step > checkpoint.step]
+    return any(isinstance(written, int | float) and written >= at for written in later)

@@ -91,7 +91,7 @@ def _teachers(study: Study) -> list[TeacherRef]:
         if model is None:
             made.append(TeacherRef(spec.name, spec.context))
         elif find_backend(model.backend).remote:
-            made.append(TeacherRef(spec.name, spec.context, url=model.url[0], served_as=model.served_as or model.model))
+            made.append(TeacherRef(spec.name, spec.context, served=model, backend=model.backend))
         else:
             check_model(model.model, dtype=model.dtype, device=model.device)
             how: dict[str, Any] = {"dtype": model.dtype, "device": model.device, "load": model.load}

@@ -16,7 +16,8 @@ from typing import Any, Literal
 from opd_align.report.history import HISTORY, RUN, read_lines
 from opd_align.runs.filesystem import write_atomic
 from opd_align.runs.run_directory import RunDirectory
-from opd_align.training.evaluation_log import wandb_row
+from opd_align.training.alarm_log import Alert, send_alert
+from opd_align.training.evaluation_log import tracker_row
 from opd_align.training.watch_spec import FOLDER
 from opd_align.types import OpdAlignError
 
@@ -48,7 +49,7 @@ class WandbRows:
         tracked = self._tracked()
         for number, (step, line) in enumerate(lines[tracked:], tracked + 1):
             try:
-                self._log(step, line)
+                self._log(step, line, number)
             except Exception as error:  # no connection, no key: the rows stay in the history
                 if not self._failed:
                     logger.warning("Cannot log to W&B, rows stay in %s: %r", HISTORY, error)
@@ -62,14 +63,17 @@ class WandbRows:
         if self._wandb is not None:
             self._wandb.finish()
 
-    def _log(self, step: int, line: Mapping[str, Any]) -> None:
+    def _log(self, step: int, line: Mapping[str, Any], number: int) -> None:
         if self._wandb is None:
             self._wandb = self._started()
         analysis, name = None, line.get("run")
         if isinstance(name, str) and RUN.fullmatch(name):
             with suppress(OpdAlignError, OSError):  # removed by the user: its numbers are in the line
                 analysis = RunDirectory.load(self.folder / name)
-        self._wandb.log(wandb_row(step, line.get("metrics") or {}, analysis, self._wandb))
+        self._wandb.log(tracker_row(step, line.get("metrics") or {}, analysis, self._wandb, number=number))
+        for told in line.get("alerts") or []:
+            with suppress(Exception):  # the row is logged, and would be again
+                send_alert(self._wandb, Alert(**told))
 
     def _started(self) -> Any:
         import wandb

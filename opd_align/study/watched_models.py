@@ -15,11 +15,13 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
+from opd_align.backends.base import find_backend
 from opd_align.backends.chat import Chat
 from opd_align.backends.hf import HFStudent, HFTeacher
-from opd_align.backends.loading import LoadedModel, load_model, load_tokenizer, update_with_weights
+from opd_align.backends.loading import LoadedModel, check_model, load_model, load_tokenizer, update_with_weights
 from opd_align.backends.scoring import TokenizerMismatch, check_tokenizers
 from opd_align.study.checkpoints import Checkpoint
+from opd_align.study.watch_failures import CannotWatch
 from opd_align.training.evaluation import EvaluatedModels, HeldOutEvaluation
 from opd_align.training.model_state import precision_name
 from opd_align.training.time_limit import TimedStudent, TimeLimit
@@ -27,10 +29,6 @@ from opd_align.training.watch_spec import TeacherRef, WatchSpec
 from opd_align.types import OpdAlignError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
-
-
-class CannotWatch(OpdAlignError):
-    """What is wrong for every checkpoint of a training."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,12 @@ class WatchedModels:
         self._chat: Chat | None = None
 
     def load_teachers(self) -> None:
-        """Loads the teachers that are models; refuses one whose weights are not those of the training."""
+        """Loads the teachers that are models; refuses one whose weights are not those of the training.
+
+        A device that does not exist is refused too, also the student's: it would be wrong for every checkpoint.
+        """
+        for device in {self.spec.device, *(ref.device for ref in self.spec.teachers if ref.model is not None)}:
+            _check_device(device)
         for ref in self.spec.teachers:
             if ref.model is None or ref.name in self._teachers:
                 continue
@@ -84,6 +87,7 @@ class WatchedModels:
 
         loaded = self._load(checkpoint)
         model = loaded.model
+        _read_from_disk(model)
         _set_attention(model, self.spec.attention)
         mixed: Any = nullcontext()
         if self.spec.autocast is not None:
@@ -126,6 +130,8 @@ class WatchedModels:
 
     def _teacher(self, ref: TeacherRef, evaluation: HeldOutEvaluation, student: Any) -> Any:
         prompt = evaluation.prompting(ref.context)
+        if ref.served is not None:
+            return find_backend(ref.backend).build_teacher(ref.name, ref.served, prompt)
         if ref.url is not None:
             from opd_align.backends.server import ServerTeacher
 
@@ -137,7 +143,12 @@ class WatchedModels:
         spec, folder = self.spec, str(checkpoint.folder)
         options: dict[str, Any] = {"dtype": spec.dtype, "device": spec.device, "load": spec.load, "name": "student"}
         if checkpoint.is_adapter:
-            return load_model(spec.base or _base_of(checkpoint), adapter=folder, **options)
+            base = spec.base or _base_of(checkpoint)
+            try:
+                check_model(base)
+            except OpdAlignError as error:
+                raise CannotWatch(f"{checkpoint.name}, the model of its adapter: {error}") from error
+            return load_model(base, adapter=folder, **options)
         has_tokenizer = any((checkpoint.folder / name).is_file() for name in TOKENIZER_FILES)
         if not has_tokenizer and spec.tokenizer is None:
             raise CannotWatch(
@@ -170,18 +181,37 @@ class WatchedModels:
         return self._chat
 
 
+def _check_device(device: str) -> None:
+    import torch
+
+    check_model("embedded:student", device=device)  # whether it is the name of a device
+    try:
+        torch.empty(1, device="cpu" if device == "auto" else device)
+    except (RuntimeError, AssertionError) as error:  # torch reports a device it was not built for with an assertion
+        raise CannotWatch(f"there is no device {device!r} here: {str(error).splitlines()[0]}") from error
+
+
 def _set_attention(model: Any, name: str | None) -> None:
     """The attention that the training uses: another one rounds differently."""
     if name is not None and getattr(model.config, "_attn_implementation", None) != name:
         model.set_attn_implementation(name)
 
 
+def _read_from_disk(model: Any) -> None:
+    """Makes weights that are a view of their file a copy: the training may overwrite or remove the file."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.device.type == "cpu":
+            tensor.data = tensor.data.clone()
+
+
 def _base_of(checkpoint: Checkpoint) -> str:
-    try:
-        named = json.loads((checkpoint.folder / "adapter_config.json").read_bytes())["base_model_name_or_path"]
-        return str(named)
-    except (OSError, ValueError, LookupError) as error:
-        raise OpdAlignError(f"{checkpoint.name} does not name the model of its adapter ({error!r})") from error
+    named = json.loads((checkpoint.folder / "adapter_config.json").read_bytes()).get("base_model_name_or_path")
+    if not isinstance(named, str) or not named:
+        raise CannotWatch(
+            f"{checkpoint.name} does not name the model of its adapter; name the one that the training started from: "
+            "--student"
+        )
+    return named
 
 
 def on_device(spec: WatchSpec, device: str) -> WatchSpec:

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import ceil, isfinite
 from pathlib import Path
 from typing import Any, Literal
@@ -21,16 +21,16 @@ from typing import Any, Literal
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from opd_align.core.engine import Analysis
-from opd_align.core.metric_registry import logged_metrics
+from opd_align.core.metric_registry import for_trackers, recorded_metrics
 from opd_align.core.metric_schema import ROOT
 from opd_align.core.metrics import MIN_QUESTIONS
 from opd_align.core.objectives import Objective, ReverseKL
 from opd_align.report.history import FOLDER, HISTORY, TRAINING
 from opd_align.report.training_prose import evaluation_line
-from opd_align.runs.run_directory import RunDirectory
 from opd_align.settings import Budget, Sampling, Settings
 from opd_align.training.adapters import adapt_trainer, other_rewards
-from opd_align.training.checkpoint import STATE, read_state, resumed_from
+from opd_align.training.alarm_log import Alert, alarm_after
+from opd_align.training.checkpoint import STATE, read_latest, read_state, resumed_from
 from opd_align.training.demonstration_cache import is_waiting_for_demonstrations
 from opd_align.training.distributed import max_wait, on_all_ranks, wait_for_all_ranks
 from opd_align.training.evaluation import DEFAULT_BUDGET, QUESTIONS_PER_GROUP
@@ -39,7 +39,7 @@ from opd_align.training.evaluation_log import (
     append_line,
     evaluation_numbers,
     history_line,
-    wandb_row,
+    num_lines,
     why_no_alignment,
 )
 from opd_align.training.evaluator import Evaluator, TeacherSet
@@ -50,7 +50,7 @@ from opd_align.training.outside import MAX_SNAPSHOTS, OutsideEvaluation
 from opd_align.training.overhead import OverheadLimit
 from opd_align.training.rewards import CORRECT_FROM, TIMEOUT_S
 from opd_align.training.time_limit import completed_share
-from opd_align.training.tracking import log_to_trackers
+from opd_align.training.tracking import log_media, log_to_trackers, send_alerts
 from opd_align.types import Floats, OpdAlignError
 
 logger = logging.getLogger(__name__)
@@ -96,6 +96,7 @@ class AlignmentCallback(TrainerCallback):
             `<output_dir>/opd_align/snapshots`, and `opd-align watch <output_dir>`, on another GPU or machine, evaluates
             them; `max_overhead` then limits the time that saving takes.
         max_snapshots: With `where="outside"`: how many snapshots may wait for a watcher; the oldest make room.
+        alerts: Whether to warn, in the log and with `wandb.alert`, when the trainer's teacher stops helping or harms.
 
     Attributes:
         latest: The latest analysis; `None` before the first.
@@ -122,6 +123,7 @@ class AlignmentCallback(TrainerCallback):
         verifier_timeout_s: float = TIMEOUT_S,
         where: Literal["inside", "outside"] = "inside",
         max_snapshots: int = MAX_SNAPSHOTS,
+        alerts: bool = True,
     ) -> None:
         if every_n_steps < 1:
             raise OpdAlignError(f"every_n_steps must be at least 1, not {every_n_steps}")
@@ -166,12 +168,12 @@ class AlignmentCallback(TrainerCallback):
         if where == "outside":
             self.outside = OutsideEvaluation(
                 self.evaluator, self.settings, verifier,
-                loss_recognised=not self._unevaluated, max_snapshots=max_snapshots,
+                loss_recognised=not self._unevaluated, max_snapshots=max_snapshots, alerts=alerts,
             )  # fmt: skip
         # A snapshot has one size, whatever is evaluated on it later.
         n_questions = 1 if self.outside else len(held_out.questions)
         self.schedule = OverheadLimit(every_n_steps, max_overhead, n_questions, self.evaluator.world)
-        self.on_error = on_error
+        self.on_error, self.alerts = on_error, alerts
         self.failures = 0
         self.latest: Analysis | None = None
         self.latest_step: int | None = None
@@ -287,7 +289,7 @@ class AlignmentCallback(TrainerCallback):
         numbers: dict[str, float] = {}
         try:
             analysis, run = self.evaluate(scale, time_limit_s=schedule.time_limit_s(scale))
-            numbers = logged_metrics(analysis, self._gate_weights(analysis))
+            numbers = recorded_metrics(analysis, self._gate_weights(analysis))
         except Exception as failure:
             error = failure
         # All ranks come here, whatever happened on them, and agree on whether the evaluation failed.
@@ -308,7 +310,8 @@ class AlignmentCallback(TrainerCallback):
         waiting = is_waiting_for_demonstrations(error)
         self.failures += error is not None and not waiting
         interval = {} if schedule.last_step is None else {"interval": step - schedule.last_step}
-        numbers |= evaluation_numbers(
+        alarm, alerts = on_all_ranks(lambda: self._alarm(step, numbers), "alarm")[0]
+        numbers |= alarm | evaluation_numbers(
             seconds=seconds,
             overhead_share=self.schedule.overhead_share,
             scale=scale,
@@ -320,7 +323,7 @@ class AlignmentCallback(TrainerCallback):
         )
         unreported: Exception | None = None
         try:
-            self._report(state, control, numbers, run, error)
+            self._report(state, control, numbers, run, error, alerts)
         except Exception as failure:  # a tracker that is not reachable, a full disk
             unreported = failure
         _, unreported = wait_for_all_ranks("logging", 0, None, unreported)
@@ -378,6 +381,13 @@ class AlignmentCallback(TrainerCallback):
             )  # fmt: skip
             return None
 
+    def _alarm(self, step: int, numbers: Mapping[str, float]) -> tuple[dict[str, float], list[Alert]]:
+        """Rank 0 reads the history, which other nodes may not see."""
+        if self.evaluator.rank:
+            return {}, []
+        found, alerts = alarm_after(self.folder, step, numbers, distilled=self.evaluator.distilled)
+        return found, alerts if self.alerts else []
+
     def _report(
         self,
         state: TrainerState,
@@ -385,14 +395,16 @@ class AlignmentCallback(TrainerCallback):
         numbers: dict[str, float],
         run: str | None,
         error: Exception | None,
+        alerts: Sequence[Alert],
     ) -> None:
-        finite = {key: value for key, value in numbers.items() if isfinite(value)}
+        finite = for_trackers(numbers)
         trainer, waiting = self.adapter.trainer, is_waiting_for_demonstrations(error)
         row = {**finite, "epoch": float(state.epoch or 0.0)}
         self.log_history.append({**row, "step": state.global_step})
         if state.is_world_process_zero:  # before anything that may fail: a tracker that is not reachable, for example
             at = TrainingStep(state.global_step, state.max_steps, state.epoch, type(trainer).__name__)
-            self._append(HISTORY, history_line(at, numbers, run, error))
+            more = {"next_step": self.schedule.next_step, "alerts": [asdict(alert) for alert in alerts]}
+            self._append(HISTORY, history_line(at, numbers, run, error, **more))
         printer = log_to_trackers(trainer, state, control, row)
         if not state.is_world_process_zero:
             return
@@ -409,11 +421,9 @@ class AlignmentCallback(TrainerCallback):
             self._empty_logged = True
             why = why_no_alignment(self.latest, self.evaluator.held_out.verifier.correct_from)
             logger.warning("Evaluation at step %d has no alignment: %s", state.global_step, why)
-        if error is None and self.latest is not None and "wandb" in trainer.args.report_to:
-            import wandb
-
-            if wandb.run is not None:
-                wandb.log(wandb_row(state.global_step, {}, self.latest, wandb))
+        send_alerts(trainer, alerts)
+        if error is None and self.latest is not None:
+            log_media(trainer, state.global_step, self.latest, num_lines(self.folder / HISTORY))
 
     def _log_limits(self, held_out: HeldOut) -> None:
         """Logs once what users should know before they read the first result."""
@@ -473,7 +483,8 @@ class AlignmentCallback(TrainerCallback):
 
         self.schedule, self.failures, stored = on_all_ranks(read, "reading the schedule")[0]
         self._latest_run, self.latest_step = stored.get("latest"), stored.get("latest_step")
-        self.latest = on_all_ranks(lambda: self._read_latest(checkpoint.parent), "reading the latest evaluation")[0]
+        latest = None if self.evaluator.rank else self._latest_run
+        self.latest = on_all_ranks(lambda: read_latest(checkpoint, latest), "reading the latest evaluation")[0]
         if gate is not None:
             own = stored.get("gate")
             gate.load_state_dict(own if isinstance(own, dict) else {})
@@ -481,16 +492,6 @@ class AlignmentCallback(TrainerCallback):
             self.evaluator.demonstrations.load(self.evaluator.rank)
         if self.schedule.next_step < step:
             self.schedule = replace(self.schedule, next_step=ceil(step / every_n_steps) * every_n_steps)
-
-    def _read_latest(self, output_dir: Path) -> Analysis | None:
-        """The latest analysis before the checkpoint, in whose output directory it is: gates may depend on it."""
-        if self._latest_run is None or self.evaluator.rank:
-            return None
-        try:
-            return RunDirectory.load(output_dir / FOLDER / self._latest_run)
-        except OpdAlignError as error:
-            logger.warning("Cannot read the latest evaluation before the checkpoint: %s", error)
-            return None
 
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
         try:

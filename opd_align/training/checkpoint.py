@@ -10,7 +10,11 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
+from opd_align.core.engine import Analysis
+from opd_align.report.history import FOLDER
+from opd_align.runs.run_directory import RunDirectory
 from opd_align.training.overhead import OverheadLimit, invalid_fields
+from opd_align.types import OpdAlignError
 
 logger = logging.getLogger(__name__)
 
@@ -61,3 +65,19 @@ def read_state(file: Path, new: OverheadLimit, opened: str) -> tuple[OverheadLim
         logger.warning("Ignoring invalid values in %s: %s", file, found)
     kept = {name: value for name, value in stored.items() if name not in invalid}
     return new.load_state_dict(stored), max(kept.get("failures", 0), 0), kept
+
+
+def read_latest(checkpoint: Path, run: str | None) -> Analysis | None:
+    """The latest analysis before a checkpoint, in whose output directory it is: gates may depend on it.
+
+    Args:
+        checkpoint: The checkpoint.
+        run: The name of the analysis' run directory. `None`: there was none.
+    """
+    if run is None:
+        return None
+    try:
+        return RunDirectory.load(checkpoint.parent / FOLDER / run)
+    except OpdAlignError as error:
+        logger.warning("Cannot read the latest evaluation before the checkpoint: %s", error)
+        return None

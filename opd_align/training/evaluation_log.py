@@ -1,4 +1,4 @@
-"""What an evaluation leaves for people and programs: its line in `history.jsonl`, its numbers, its row for W&B.
+"""What an evaluation leaves for people and programs: its line in `history.jsonl`, its numbers, its row for trackers.
 
 The callback and `opd-align watch` write through this module, so that a reader cannot tell who evaluated a step, except
 by the numbers about the evaluation itself. `report.history` reads what is written here.
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from opd_align.core.engine import Analysis
-from opd_align.core.metric_registry import evaluation_metric
-from opd_align.report.trackers import wandb_media
+from opd_align.core.metric_registry import evaluation_metric, for_trackers
+from opd_align.report.trackers import files_are_due, tracker_media
 from opd_align.training.demonstration_cache import is_waiting_for_demonstrations
 
 
@@ -53,7 +53,7 @@ def history_line(
         numbers: All metrics by key.
         run: Name of the run directory; `None` if the evaluation failed.
         error: Why it failed; `None` if it did not.
-        more: Further entries, which `report.history` ignores.
+        more: Further entries; `report.history` reads `next_step`, where the next evaluation is due.
     """
     waiting = is_waiting_for_demonstrations(error)
     return {
@@ -70,8 +70,14 @@ def history_line(
     }
 
 
-def append_line(file: Path, line: Mapping[str, Any]) -> None:
-    """Appends a line of JSON; an incomplete line that a crash has left stays a line of its own. Raises `OSError`."""
+def append_line(file: Path, line: Mapping[str, Any], *, sync: bool = False) -> None:
+    """Appends a line of JSON; an incomplete line that a crash has left stays a line of its own. Raises `OSError`.
+
+    Args:
+        file: The file, created if it does not exist.
+        line: What is written.
+        sync: Whether the line must outlive a crash of the machine.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("ab+") as opened:
         content = json.dumps(line, ensure_ascii=False).encode() + b"\n"
@@ -80,19 +86,34 @@ def append_line(file: Path, line: Mapping[str, Any]) -> None:
             if opened.read(1) != b"\n":
                 content = b"\n" + content
         opened.write(content)
+        if sync:
+            opened.flush()
+            os.fsync(opened.fileno())
 
 
-def wandb_row(step: int, numbers: Mapping[str, Any], analysis: Analysis | None, wandb: Any) -> dict[str, Any]:
-    """A row for `wandb.log`, with the keys and the step that the trainer's own rows have.
+def num_lines(file: Path) -> int:
+    """Number of lines of a history; 0 if it cannot be read."""
+    try:
+        with file.open("rb") as opened:
+            return sum(1 for _ in opened)
+    except OSError:
+        return 0
+
+
+def tracker_row(
+    step: int, numbers: Mapping[str, Any], analysis: Analysis | None, tracker: Any, *, number: int = 1
+) -> dict[str, Any]:
+    """A row for `wandb.log` or `trackio.log`, with the keys and the step that the trainer's own rows have.
 
     Args:
-        step: The training step, which W&B's own step is not.
-        numbers: Metrics by key; missing and infinite ones are left out.
+        step: The training step, which the tracker's own step is not.
+        numbers: Metrics by key; missing and infinite ones, and those that are only recorded, are left out.
         analysis: The analysis whose media are added; `None` for none.
-        wandb: The imported module.
+        tracker: The imported module.
+        number: The place of the evaluation in its training, from 1: later ones log fewer files.
     """
-    finite = {key: value for key, value in numbers.items() if isinstance(value, int | float) and isfinite(value)}
-    media = {} if analysis is None else wandb_media(analysis, wandb)
+    finite = for_trackers(numbers)
+    media = {} if analysis is None else tracker_media(analysis, tracker, files=files_are_due(max(number, 1)))
     return {**{f"train/{key}": value for key, value in {**finite, **media}.items()}, "train/global_step": step}
 
 

@@ -159,6 +159,13 @@ class Evaluator:
         return [*([OWN] if own else contexts), *(self.teacher_set.models or {}), *(contexts if own else [])]
 
     @property
+    def distilled(self) -> list[str]:
+        """The teacher that the trainer learns from; the others are only measured."""
+        adapter = self.adapter
+        own = adapter.teacher is not None or adapter.server is not None or adapter.context is not None
+        return self.teachers[:1] if own else []
+
+    @property
     def rank(self) -> int:
         return int(self.adapter.trainer.accelerator.process_index)
 

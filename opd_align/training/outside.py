@@ -17,7 +17,7 @@ from typing import Any
 
 from opd_align.backends.loading import resolve_reference, update_with_weights
 from opd_align.core.engine import Analysis
-from opd_align.report.history import HISTORY, RUN
+from opd_align.report.history import FINISHED, HISTORY, RUN
 from opd_align.runs.run_directory import RunDirectory
 from opd_align.settings import Settings
 from opd_align.training.adapters import TrainerAdapter
@@ -29,8 +29,8 @@ from opd_align.training.gated_alignment import gate_eps, gate_of
 from opd_align.training.gates import DivergenceAbove
 from opd_align.training.model_state import autocast_dtype, gathered_parameters, is_fsdp2, is_zero3, unwrapped
 from opd_align.training.portable import to_json
-from opd_align.training.snapshots import TEMPORARY, remove_remains, write_snapshot
-from opd_align.training.watch_spec import FINISHED, FOLDER, TOKENIZER, TeacherRef, WatchSpec, write_spec
+from opd_align.training.snapshots import TEMPORARY, list_snapshots, remove_remains, write_snapshot
+from opd_align.training.watch_spec import FOLDER, TOKENIZER, TeacherRef, WatchSpec, write_spec
 from opd_align.types import OpdAlignError
 
 logger = logging.getLogger(__name__)
@@ -48,10 +48,18 @@ class OutsideEvaluation:
         verifier: The verifier as the user passed it.
         loss_recognised: Whether the objectives are the trainer's whole loss.
         max_snapshots: How many snapshots may wait for a watcher.
+        alerts: Whether the watcher sends alerts.
     """
 
     def __init__(
-        self, evaluator: Evaluator, settings: Settings, verifier: Any, *, loss_recognised: bool, max_snapshots: int
+        self,
+        evaluator: Evaluator,
+        settings: Settings,
+        verifier: Any,
+        *,
+        loss_recognised: bool,
+        max_snapshots: int,
+        alerts: bool = True,
     ) -> None:
         if max_snapshots < 1:
             raise OpdAlignError(f"max_snapshots must be at least 1, not {max_snapshots}")
@@ -77,17 +85,20 @@ class OutsideEvaluation:
             base=_base_model(model),
             trainer=type(self.adapter.trainer).__name__,
             loss_recognised=loss_recognised,
+            alerts_on=tuple(evaluator.distilled) if alerts else (),
         )
         self.spec.as_json()  # refuses what another process could not read
 
     def begin(self, step: int) -> None:
         """Describes the training for watchers; what cannot be written is logged."""
-        teachers = [self._with_digest(teacher) for teacher in self.spec.teachers]
         if self.evaluator.rank:
             return
-        spec = replace(self.spec, teachers=tuple(teachers), wandb=_wandb_run(self.adapter))
         try:
+            teachers = [self._with_digest(teacher) for teacher in self.spec.teachers]
+            spec = replace(self.spec, teachers=tuple(teachers), wandb=_wandb_run(self.adapter))
             remove_remains(self.folder, TEMPORARY)
+            if not step:
+                self._remove_snapshots()
             (self.folder / FINISHED).unlink(missing_ok=True)
             self.adapter.tokenizer.save_pretrained(self.folder / FOLDER / TOKENIZER)
             self.adapter.trainer.model.config.save_pretrained(self.folder / FOLDER / TOKENIZER)  # names its class
@@ -95,7 +106,7 @@ class OutsideEvaluation:
             # A new training ignores the results of one that was here before; a resumed one continues with them.
             file = self.folder / HISTORY
             self._read_until = 0 if step else file.stat().st_size if file.exists() else 0
-        except OSError as error:
+        except Exception as error:  # a full disk, for example: no reason to end a training
             logger.warning("Could not write to %s, so this training cannot be watched: %s", self.folder, error)
 
     def push(self, state: Any) -> None:
@@ -149,9 +160,19 @@ class OutsideEvaluation:
                         if entry["run"] and RUN.fullmatch(entry["run"]) and entry["step"] <= step:
                             found = int(entry["step"]), str(entry["run"])
             return None if found is None else (RunDirectory.load(self.folder / found[1]), *found)
-        except (OSError, OpdAlignError) as error:
+        except Exception as error:  # whatever another process has written there
             logger.warning("Cannot read a result of the watcher: %s", error)
             return None
+
+    def _remove_snapshots(self) -> None:
+        """Removes those of a training that was here before: they do not belong to what is evaluated from now on."""
+        old = list_snapshots(self.folder)
+        for snapshot in old:
+            snapshot.remove()
+        if old:
+            steps = ", ".join(str(snapshot.step) for snapshot in old)
+            logger.warning("Removing snapshots of an earlier training in %s that no watcher evaluated: step %s",
+                           self.folder.parent, steps)  # fmt: skip
 
     def _gate(self) -> Any:
         """The trainer's gate as it is now, as JSON; `None` without one, or if another process cannot apply it."""

@@ -1,4 +1,4 @@
-"""Sends a row of metrics to the trackers of a trainer, beside the trainer's own log.
+"""Sends rows of metrics, media and alerts to the trackers of a trainer, beside the trainer's own log.
 
 `Trainer.log` would append the row to `state.log_history`, where users look for their own `loss` and `eval_loss`; TRL's
 would also move its metrics into this row; and callbacks that print would print every key.
@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from transformers import PrinterCallback, ProgressCallback
+
+from opd_align.core.engine import Analysis
+from opd_align.training.alarm_log import Alert, send_alert
+from opd_align.training.evaluation_log import tracker_row
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +51,40 @@ def log_to_trackers(trainer: Any, state: Any, control: Any, row: Mapping[str, fl
         if bar is not None:
             return partial(bar.console.print, markup=False) if _is_rich(one) else bar.write
     return print if any(isinstance(one, PrinterCallback) for one in printing) else lambda line: None
+
+
+def log_media(trainer: Any, step: int, analysis: Analysis, number: int) -> None:
+    """Logs the media of the `number`-th evaluation to those trackers of a trainer that can show them."""
+    for tracker in running_trackers(trainer):
+        tracker.log(tracker_row(step, {}, analysis, tracker, number=number))
+
+
+def send_alerts(trainer: Any, alerts: Iterable[Alert]) -> None:
+    """Warns in the log, and sends an alert to those trackers of a trainer that have alerts; never raises."""
+    for alert in alerts:
+        logger.warning("%s. %s", alert.title, alert.text)
+        for tracker in running_trackers(trainer):
+            try:
+                send_alert(tracker, alert)
+            except Exception as error:  # not reachable: it is in the log, and in the history
+                logger.warning("Could not send an alert to %s: %r", tracker.__name__, error)
+
+
+def running_trackers(trainer: Any) -> list[Any]:
+    """The modules `wandb` and `trackio`, as far as the trainer reports to them and they have a run.
+
+    They have media and alerts, under the same names.
+    """
+    found: list[Any] = []
+    if "wandb" in trainer.args.report_to:
+        import wandb
+
+        found += [wandb] if wandb.run is not None else []
+    if "trackio" in trainer.args.report_to:
+        import trackio
+
+        found += [trackio] if trackio.context_vars.current_run.get() is not None else []
+    return found
 
 
 def _is_rich(callback: Any) -> bool:

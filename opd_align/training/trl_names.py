@@ -126,11 +126,17 @@ NAMES: dict[str, Name] = {
     ),
     # `accelerate launch`, started by `opd-align train`.
     "launch_main": Name("accelerate.commands.launch", "main", call()),
-    # Used by `backends.hf` and `backends.hf_attention`, below this layer.
+    # Used by `backends.hf`, `backends.hf_attention` and `backends.precision`, below this layer.
     "PretrainedConfig": Name(
         "transformers", "PretrainedConfig", None, {"_attn_implementation": None, "get_text_config": call("decoder")}
     ),
     "AttentionInterface": Name("transformers", "AttentionInterface", None, {"register": call("key", "value")}),
+    "AttentionMaskInterface": Name("transformers", "AttentionMaskInterface", None, {"register": call("key", "value")}),
+    "sdpa_attention_forward": Name(
+        "transformers.integrations.sdpa_attention", "sdpa_attention_forward",
+        call("module", "query", "key", "value", "attention_mask"),
+    ),
+    "sdpa_mask": Name("transformers.masking_utils", "sdpa_mask"),
     "Cache": Name("transformers", "Cache", call(keywords=("layer_class_to_replicate",))),
     "DynamicLayer": Name(
         "transformers.cache_utils", "DynamicLayer", None,
@@ -142,7 +148,8 @@ NAMES: dict[str, Name] = {
 """What other modules import from here, and what the layers below import themselves."""
 
 AT_RUN_TIME = (
-    "Accelerator", "PretrainedConfig", "AttentionInterface", "Cache", "DynamicLayer",
+    "Accelerator", "PretrainedConfig", "AttentionInterface", "AttentionMaskInterface", "sdpa_attention_forward",
+    "sdpa_mask", "Cache", "DynamicLayer",
     "clear_device_cache", "should_reduce_batch_size",
 )  # fmt: skip
 """Names that no module imports from here, or only on use: checked with the attributes of a trainer."""

@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from opd_align.backends.base import ModelSpec
 from opd_align.backends.load_options import LoadOptions
 from opd_align.runs.filesystem import write_atomic
 from opd_align.settings import Sampling, Settings
@@ -23,9 +25,6 @@ from opd_align.types import OpdAlignError, Question
 
 FOLDER, SPEC, TOKENIZER = "watch", "spec.json", "tokenizer"
 FORMAT = 1
-
-FINISHED = "training_finished"
-"""A file in the folder `opd_align`: no further checkpoint will be written."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,8 @@ class TeacherRef:
         attention: Its attention implementation. `None`: that of transformers.
         url: Its vLLM server. `None`: no server.
         served_as: Its name on that server.
+        served: Its server as a configuration describes it: several addresses, an API key. `None`: that at `url`.
+        backend: The kind of its server.
         digest: A digest of its weights. `None`: not known.
         load: How its model is loaded. `None`: as transformers does.
     """
@@ -55,6 +56,8 @@ class TeacherRef:
     attention: str | None = None
     url: str | None = None
     served_as: str | None = None
+    served: ModelSpec | None = None
+    backend: str = "server"
     digest: str | None = None
     load: LoadOptions | None = None
 
@@ -83,6 +86,7 @@ class WatchSpec:
         trainer: Class name of the trainer; empty if it is not known.
         loss_recognised: Whether the objectives are the trainer's whole loss.
         wandb: Run id, project and entity of the training on W&B. `None`: it does not report there.
+        alerts_on: Names of the teachers that cause alerts. `None`: all.
     """
 
     questions: tuple[Question, ...]
@@ -104,6 +108,7 @@ class WatchSpec:
     trainer: str = ""
     loss_recognised: bool = True
     wandb: Mapping[str, Any] | None = None
+    alerts_on: tuple[str, ...] | None = None
 
     @property
     def contexts(self) -> list[Context]:
@@ -119,6 +124,16 @@ def write_spec(folder: Path, spec: WatchSpec) -> None:
     """Writes the description of a training; `folder` is the folder `opd_align` in its output directory."""
     (folder / FOLDER).mkdir(parents=True, exist_ok=True)
     write_atomic(folder / FOLDER / SPEC, json.dumps(spec.as_json(), ensure_ascii=False, indent=1).encode())
+
+
+def spec_digest(folder: Path) -> str | None:
+    """Identifies what a training says is to be evaluated, whatever its run on W&B; `None` if it says nothing."""
+    try:
+        stored = json.loads((folder / FOLDER / SPEC).read_bytes())
+        stored.pop("wandb", None)
+    except (OSError, ValueError, AttributeError):
+        return None
+    return blake2b(json.dumps(stored, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def read_spec(folder: Path) -> WatchSpec | None:

@@ -110,16 +110,17 @@ def test_the_settings_are_those_of_from_pretrained(recorded, monkeypatch):
 def test_remote_code_is_off_and_weights_go_straight_to_their_device(recorded, monkeypatch):
     model, tokenizer = recorded
     loading.load_model("org/model", device="cpu")
-    assert model.calls == [{"dtype": torch.float32}]
-    assert tokenizer.calls == [{}]
+    off = {"trust_remote_code": False}
+    assert model.calls == [{"dtype": torch.float32, **off}]
+    assert tokenizer.calls == [off]
     monkeypatch.setattr(loading, "_check_device", lambda *_: None)
     loading.load_model("org/model", device="cuda:1")
-    assert model.calls[1] == {"dtype": "auto", "device_map": {"": "cuda:1"}}
+    assert model.calls[1] == {"dtype": "auto", "device_map": {"": "cuda:1"}, **off}
 
 
 def test_a_missing_device_is_reported_before_weights_are_read(recorded):
     if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
+        pytest.skip("needs a machine without a GPU, or CUDA_VISIBLE_DEVICES= to hide it")
     with pytest.raises(OpdAlignError, match="cannot move 'org/model' to the device 'cuda'"):
         loading.load_model("org/model", device="cuda")
     assert not recorded[0].calls

@@ -186,7 +186,13 @@ def test_rope_scaling_extends_the_context_and_makes_another_student():
     assert not torch.allclose(*logits)
 
 
-@pytest.mark.parametrize("wrong", [{}, {"factor": 2.0}, {**YARN, "factor": 0.5}, {**YARN, "rope_type": None}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {}, {"factor": 2.0}, {**YARN, "factor": 0.5}, {**YARN, "factor": float("inf")}, {**YARN, "factor": True},
+        {**YARN, "rope_type": None}, {**YARN, "rope_type": "yarm"}, {**YARN, "original_max_position_embeddings": 1.5},
+    ],
+)  # fmt: skip
 def test_incomplete_rope_scaling_is_refused(wrong):
-    with pytest.raises(OpdAlignError, match="rope_scaling needs rope_type, factor"):
+    with pytest.raises(OpdAlignError, match="rope_scaling needs rope_type"):
         LoadOptions(rope_scaling=wrong)

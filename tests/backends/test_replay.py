@@ -146,6 +146,7 @@ def test_outcomes_without_continuations_count_at_their_branch(tmp_path: Path) ->
     own = [next(row["token"] for row in rows if row["own"] and row["depth"] == depth) for depth in range(5)]
     assert own == path[:5].tolist()  # the rollout with branches is the one that is analyzed
     natural = [line for line in lines[1:] if line["tokens"]]
+    natural.remove(next(line for line in natural if line["tokens"] == path.tolist()))  # chosen for its outcome
     for row in rows:
         outcomes = recorded[row["depth"], row["token"]]
         prefix = [*path[: row["depth"]].tolist(), row["token"]]

@@ -95,6 +95,52 @@ def test_an_adapter_is_part_of_the_float32_model():
     assert np.abs(actual.log_p_C - plain.log_p_C).max() > 1e-3
 
 
+def test_attention_in_float32_on_a_gpu_has_a_kernel_that_saves_memory(monkeypatch):
+    """torch's kernels in float32 need as many heads of keys as of queries, and no mask."""
+    from transformers.integrations import sdpa_attention
+
+    called = []
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+
+    def record(query: Any, key: Any, value: Any, **options: Any) -> Any:
+        same_heads = query.shape[1] == key.shape[1] == value.shape[1]
+        called.append((same_heads, options.get("enable_gqa", False), options["attn_mask"], options["is_causal"]))
+        return sdpa(query, key, value, **options)
+
+    student, teacher = (in_half_precision(qwen3(seed=seed))[0] for seed in (1, 2))
+    config = student.config
+    assert config.num_key_value_heads < config.num_attention_heads
+    expected = scores(student, teacher, "float32")
+    for name in ("sdpa", "flash_attention_2"):
+        assert precision_module.attention_in_float32(name, "cuda") == precision_module.ATTENTION
+        assert precision_module.attention_in_float32(name, "cpu") == "sdpa"
+    assert precision_module.attention_in_float32("eager", "cuda") == "eager"
+    monkeypatch.setattr(precision_module, "attention_in_float32", lambda *_: precision_module.ATTENTION)
+    monkeypatch.setattr(sdpa_attention.torch.nn.functional, "scaled_dot_product_attention", record)
+    actual = scores(student, teacher, "float32")
+    in_body = called[-2 * config.num_hidden_layers :]
+    assert in_body == [(True, False, None, True)] * len(in_body)
+    np.testing.assert_allclose(actual.log_p_C, expected.log_p_C, atol=1e-6)
+    assert config._attn_implementation == "sdpa"
+
+
+def test_products_in_float32_are_not_in_tf32():
+    student, teacher = (in_half_precision(qwen3(seed=seed))[0] for seed in (1, 2))
+    found = []
+    for module in (student.lm_head, student.model.layers[-1]):
+        module.register_forward_hook(
+            lambda module, inputs, _: found.append((inputs[0].dtype, torch.get_float32_matmul_precision()))
+        )
+    previous = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")  # as in images that switch TF32 on
+    try:
+        scores(student, teacher, "float32")
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(previous)
+    assert [precision for dtype, precision in found if dtype == torch.float32] == ["highest", "highest"]
+
+
 def test_weights_are_restored_when_a_layer_fails():
     half, _ = in_half_precision(qwen3())
     body = half.base_model

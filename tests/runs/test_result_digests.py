@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -132,6 +133,43 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_is_printed(
     assert printed.out == ""
     assert message in printed.err
     assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "nodes.parquet", "summary.json", "rollouts/x.parquet"])
+def test_no_output_replaces_a_file_of_a_run(run: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    (run.parent / "link").symlink_to(run / name)
+    for target in (run / name, run.parent / "link"):
+        for command in (["report", str(run), "--html"], ["export", str(run), "--pivotal"]):
+            assert main([*command, str(target)]) == 2
+            assert "it is a file of a run; choose another path" in capsys.readouterr().err
+    assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_tables_are_printed_in_any_encoding(run: Path, monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    printed = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(printed, encoding=encoding))
+    assert main(["report", str(run), "--verbose"]) == 0
+    assert b"Alignment with the ideal update" in printed.getvalue()
+    assert b"\\u2212" not in printed.getvalue()  # minus signs are "-"
+
+
+def test_two_exports_need_two_files(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "rows.jsonl"
+    assert main(["export", str(run), "--pivotal", str(file), "--preferences", f"{tmp_path}/./rows.jsonl"]) == 2
+    assert "name two files" in capsys.readouterr().err
+    assert not file.exists()
+
+
+def test_a_comparison_that_cannot_be_written_is_not_printed(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["compare", str(run), str(run), "--tables", str(tmp_path / "file")]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "cannot write tables" in printed.err
 
 
 def test_a_report_is_replaced_only_by_a_complete_one(run: Path, tmp_path: Path, monkeypatch: Any) -> None:

@@ -26,6 +26,7 @@ from opd_align.core.alignment import SCHEMA, pairs_of, teachers_of
 from opd_align.core.decision import decide
 from opd_align.core.engine import Analysis, analyze
 from opd_align.core.objectives import OBJECTIVES, DrGRPO, GeneralisedJSD, ReverseKL, unified_update
+from opd_align.core.reliability import reliability
 from opd_align.runs import filesystem, rollout_store
 from opd_align.runs.execute import analyze_into
 from opd_align.runs.manifest import RunMismatch, StoredObjective, describe, manifest_bytes, read_manifest
@@ -186,6 +187,8 @@ def test_the_files_are_plain_parquet_and_json(finished: Path, plain: Analysis, f
     assert summary["decision"] == decide(loaded.nodes, n_analyzed=loaded.questions.num_rows).as_json()
     tilted, style = (summary[f"opd_align/{teacher}/reverse_kl/alignment/mean"] for teacher in ("tilted", "style"))
     assert tilted > style
+    assert summary["reliability"]["reverse_kl"] == [row.as_json() for row in reliability(loaded.nodes, "reverse_kl")]
+    assert sum(row["nodes"] for row in summary["reliability"]["reverse_kl"]) > 100
     nodes = pq.read_table(finished / "nodes.parquet")
     assert {str(column.type) for column in nodes.schema} <= {
         "string", "bool", "double", "int16", "int32", "int64", "uint32",

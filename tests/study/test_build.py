@@ -110,6 +110,9 @@ def test_teacher_specs_follow_the_configuration(data):
         (["student.dtype=float23"], "dtype must be one of"),
         (["sampling.temperature=0"], "sampling: temperature must be above 0"),
         (["sampling.top_p=2"], "sampling: top_p must lie in"),
+        (["sampling.top_p=1e-300"], "top_p be at least 1e-06"),
+        (["sampling.temperature=1e-300"], "temperature must lie in"),
+        (["demonstrations.temperature=1e300"], "demonstrations: sampling: temperature must lie in"),
         (["demonstrations.temperature=0"], "demonstrations: sampling: temperature must be above 0"),
         (["demonstrations.max_tokens=0"], "demonstrations: sampling: .*max_tokens at least 1"),
         (["demonstrations.trials=0"], "at least one trial"),
@@ -128,6 +131,23 @@ def test_teacher_specs_follow_the_configuration(data):
 def test_mistakes_are_found_without_a_model(data, overrides, reason):
     with pytest.raises(OpdAlignError, match=reason):
         make_study(data, *overrides).check()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["objectives=[]"], "objectives is empty"),
+        (["objectives=[jsd(0.3), jsd(0.30)]"], "objective 'jsd_0.3' appears more than once"),
+        (["teachers=[]"], "objective 'reverse_kl' needs a teacher, and none was given"),
+        (["teachers=[{name: reward, model: org/big}]"], "'reward' is reserved"),
+    ],
+)
+@pytest.mark.usefixtures("unloaded")
+def test_objectives_and_teachers_are_checked_without_a_model(data, folder, overrides, reason):
+    study = make_study(data, f"student={folder}", "teachers=org/big", *overrides)
+    study.check()
+    with pytest.raises(OpdAlignError, match=reason):
+        study.check_analysis()
 
 
 @pytest.mark.usefixtures("unloaded")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from opd_align.study.checkpoints import check_pattern, find_checkpoints, missing_part, step_of
+from opd_align.study.checkpoints import check_pattern, find_checkpoints, missing_part, name_patterns, step_of
 from opd_align.types import OpdAlignError
 
 
@@ -28,10 +28,13 @@ def checkpoint(folder: Path, *, rows: int = 4) -> Path:
         ("weights/step_0000300", 300),
         ("v2-qwen3/iter_40/hf", 40),
         ("qwen3-0.6b/checkpoint-8", 8),
+        ("checkpoint-100/fp16", 100),
+        ("run2/global_step_7/hf_v3", 7),
+        ("run2/300/hf", 300),
         ("best", None),
     ],
 )
-def test_the_step_is_the_last_number_of_the_deepest_folder_that_has_one(name, step):
+def test_the_step_follows_its_word_or_is_the_last_number_of_the_deepest_folder_that_has_one(name, step):
     assert step_of(name) == step
 
 
@@ -43,15 +46,38 @@ def test_checkpoints_of_all_frameworks_are_found_in_the_order_of_their_steps(tmp
         ("weights/step_4", 4), ("global_step_30/actor/huggingface", 30), ("checkpoint-200", 200),
     ]  # fmt: skip
     assert [each.step for each in find_checkpoints(tmp_path, "checkpoint-*")] == [200]
+    assert [each.step for each in find_checkpoints(tmp_path, "**/*")] == [4, 5, 30, 200]
+    assert find_checkpoints(tmp_path, "*/model.safetensors") == []
     assert find_checkpoints(tmp_path / "nothing") == []
+
+
+def test_checkpoints_of_two_trainings_have_two_patterns(tmp_path):
+    for name in ("a/checkpoint-1", "a/checkpoint-20", "b2/checkpoint-20", "final"):
+        checkpoint(tmp_path / name)
+    assert name_patterns(tmp_path) == ["a/checkpoint-*", "b2/checkpoint-*"]
+    assert name_patterns(tmp_path, "a/*") == ["a/checkpoint-*"]
+
+
+def test_an_adapter_beside_the_config_of_its_model_is_an_adapter(tmp_path):
+    folder = checkpoint(tmp_path / "checkpoint-1")
+    (folder / "adapter_config.json").write_text("{}")
+    assert not find_checkpoints(tmp_path)[0].is_adapter
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+    assert find_checkpoints(tmp_path)[0].is_adapter
+    assert missing_part(folder) is None
 
 
 def test_a_checkpoint_that_is_overwritten_is_another_one(tmp_path):
     folder = checkpoint(tmp_path / "checkpoint-1")
     before = find_checkpoints(tmp_path)[0].id
-    assert find_checkpoints(tmp_path)[0].id == before
+    found = find_checkpoints(tmp_path)[0]
+    assert found.id == before
+    assert found.is_unchanged
+    (folder / "optimizer.bin").write_bytes(b"state")
+    assert found.is_unchanged
     save_file({"weight": torch.zeros(5, 3)}, folder / "model.safetensors")
     assert find_checkpoints(tmp_path)[0].id != before
+    assert not found.is_unchanged
 
 
 def test_the_trainers_state_says_how_long_the_training_is(tmp_path):

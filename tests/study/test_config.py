@@ -328,3 +328,10 @@ def test_connection_settings_are_not_part_of_the_study_name() -> None:
     assert "secret" not in repr(tuned)
     sampler = tuned._sampler(tuned.config.student, list, tuned._sampling())
     assert sampler.http == tuned.config.student.http
+
+
+def test_memory_for_scoring_is_a_finite_number_of_bytes():
+    assert read_config(None, ["scoring.memory_gib=0.5"]).scoring.memory_gib == 0.5
+    for value in ("1e300", ".inf", ".nan", "0"):
+        with pytest.raises(OpdAlignError, match="memory_gib must be above 0 and at most 1,000,000"):
+            read_config(None, [f"scoring.memory_gib={value}"])

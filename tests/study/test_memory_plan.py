@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import stat
 import sys
@@ -14,6 +15,7 @@ import pytest
 import opd_align.backends.loading
 from opd_align.backends import precision
 from opd_align.backends.loading import HubUnreachable
+from opd_align.cli.hardware import other_processes
 from opd_align.cli.main import main
 from opd_align.study import hardware, memory_plan, model_sizes
 from opd_align.study.config import builtin_configs, read_config
@@ -242,6 +244,62 @@ def test_scoring_settings_change_the_plan():
     assert precision.MAX_FLOAT32_PARAMETERS == memory_plan.MAX_FLOAT32_PARAMETERS
 
 
+def saved_config(folder, **changes):
+    shape = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "head_dim": 16,
+    }
+    config = {"model_type": "qwen3", "vocab_size": 100, "num_key_value_heads": 2, "dtype": "bfloat16", **shape}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("stored", "bits"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 8),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, 4),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4),
+        ({"quant_method": "mxfp4"}, 4),
+        ({"quant_method": "compressed-tensors", "config_groups": {"0": {"weights": {"num_bits": 4}}}}, 4),
+        ({"quant_method": "compressed-tensors", "config_groups": {"0": {"weights": None}}}, 8),
+    ],
+)
+def test_quantised_checkpoints_say_how_many_bits_a_weight_has(tmp_path, monkeypatch, stored, bits):
+    monkeypatch.setattr(model_sizes, "load_config", opd_align.backends.loading.load_config)
+    assert model_size(saved_config(tmp_path / "model", quantization_config=stored)).quantised_bits == bits
+
+
+def test_experts_count_as_far_as_a_token_uses_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(model_sizes, "load_config", opd_align.backends.loading.load_config)
+    experts = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 48}
+    size = model_size(saved_config(tmp_path / "model", **experts))
+    assert size.intermediate == 4 * 48
+    attention = 2 * 64 * 4 * 16 + 2 * 64 * 2 * 16 + 2 * 16
+    inner = 2 * (attention + 8 * 3 * 64 * 48 + 8 * 64 + 2 * 64) + 64  # experts and their router
+    assert size.parameters == inner + 2 * 100 * 64
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "t5"},
+        {"num_hidden_layers": 0},
+        {"num_attention_heads": 0},
+        {"quantization_config": {"quant_method": "gptq", "bits": "four"}},
+    ],
+)
+def test_a_model_whose_size_is_unknown_is_an_error_of_one_line(tmp_path, monkeypatch, changes):
+    monkeypatch.setattr(model_sizes, "load_config", opd_align.backends.loading.load_config)
+    with pytest.raises(OpdAlignError, match="cannot tell the size of") as raised:
+        model_size(saved_config(tmp_path / "model", **changes))
+    assert "\n" not in str(raised.value)
+
+
 def test_quantised_weights_are_smaller():
     plain = model_size("Qwen/Qwen3-14B")
     for bits, ratio in ((8, 0.55), (4, 0.36)):
@@ -288,6 +346,15 @@ def test_a_run_is_refused_before_anything_is_loaded_or_written(capsys, monkeypat
     assert main(["screen", "--limit", "2", "--teachers", "Self-1C", "--out", str(tmp_path / "run")]) == 2
     assert "the study does not fit" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_processes_leave_the_memory_that_others_use(monkeypatch):
+    used, free = Gpu(8 * GIB, 6 * GIB, "used"), Gpu(8 * GIB, 8 * GIB, "free")
+    monkeypatch.setattr(hardware, "_installed", lambda: {"0": used, "1": free})
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    args = argparse.Namespace(gpus="0-1", processes=None)
+    slots = other_processes(args, read_config("demo"))
+    assert [(slot.name, slot.devices, slot.gpu_share) for slot in slots] == [("GPU 0", "0", 0.75), ("GPU 1", "1", 1.0)]
 
 
 @pytest.mark.parametrize(

@@ -95,9 +95,15 @@ def test_work_that_lost_its_process_is_done_elsewhere(executor, tmp_path):
     assert first != second
 
 
+def test_a_process_that_dies_before_its_engine_is_missed(executor, tmp_path):
+    (tmp_path / "die-with-child-1").touch()
+    done = executor.analyze_groups(tmp_path, GROUPS[:2])
+    assert [index for _, index in done.results] == [0, 1]
+
+
 def test_a_gpu_whose_processes_die_is_given_up(executor, tmp_path):
     executor.slots = [Slot("GPU 9", "nine"), *GPUS[:1]]
-    for name in ("die-nine", "slow"):
+    for name in ("die-nine", "wait-for-nine"):
         (tmp_path / name).touch()
     many = [[Question(f"q{index}")] for index in range(20)]
     with pytest.warns(LostGpuWarning, match="GPU 9 is not used any more"):

@@ -184,7 +184,7 @@ def test_quick_sets_a_small_budget_that_other_options_override(tmp_path, capsys,
     from opd_align.cli import commands
 
     seen: list[Any] = []
-    monkeypatch.setattr(commands, "_checked", lambda config: seen.append(config) or 1 / 0)
+    monkeypatch.setattr(commands, "_with_room_to_grow", lambda args, config: seen.append(config) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["analyze", "--quick", "--initial", "77", "--set", "budget.correct_paths=2"])
     config = seen[0]

@@ -61,9 +61,7 @@ def steps(run: Path) -> list[int]:
 
 def test_a_plain_loop_is_watched_to_its_end(saved, tmp_path, capsys, monkeypatch):
     """Checkpoints appear while the watcher runs, one of them in two parts; the loop says when it is over."""
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    monkeypatch.setenv("WANDB_SILENT", "true")
+    wandb_offline.use(tmp_path, monkeypatch)
     run = tmp_path / "run"
     run.mkdir()
 
@@ -87,6 +85,8 @@ def test_a_plain_loop_is_watched_to_its_end(saved, tmp_path, capsys, monkeypatch
     assert steps(run) == [10, 20]
     assert [line["run"] for line in lines(run)] == ["step-000010", "step-000020"]
     assert [line["error"] for line in lines(run)] == [None, None]
+    alarm = {f"opd_align/teacher/reverse_kl/alarm/{name}" for name in ("p_helps", "level", "alignment", "low", "high")}
+    assert all(alarm <= line["metrics"].keys() and line["alerts"] == [] for line in lines(run))
     said = capsys.readouterr().out
     assert "2 checkpoints evaluated" in said
     assert "skipping" not in said
@@ -94,7 +94,7 @@ def test_a_plain_loop_is_watched_to_its_end(saved, tmp_path, capsys, monkeypatch
     training = read_training(training_folder(run))
     assert [each.run for each in training.evaluations] == ["step-000010", "step-000020"]
     assert training.variants == ["teacher/reverse_kl"]
-    assert "step-000020" in dashboard_html(training.folder, title="loop")
+    assert "step-000020" in dashboard_html({"loop": training})
     # W&B has the rows at their steps, with the numbers of the history.
     rows = wandb_offline.history(tmp_path / "wandb")
     assert [row["train/global_step"] for row in rows] == [10, 20]
@@ -189,6 +189,7 @@ def wrong_tokenizer(run: Path) -> None:
         (["--task", "arithmetic", "--backend", "vllm"], "watch samples with transformers"),
         ([*WITH_TEACHER, "--checkpoints", "/abs"], "pattern within OUTPUT_DIR"),
         ([*WITH_TEACHER, "--idle-timeout", "-1"], "--idle-timeout must be a number of seconds"),
+        ([*WITH_TEACHER, "--until-step", "-1"], "--until-step must be 0 or more"),
         ([*WITH_TEACHER, "--verifier", "no_module"], "expected module:name"),
         ([*WITH_TEACHER, "--verifier", "no_module:f"], "cannot import 'no_module'"),
         ([*WITH_TEACHER, "--wandb", "training"], "the W&B run of the training is not known"),

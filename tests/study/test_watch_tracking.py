@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support import wandb_offline
 from support.made_trainings import made_training
 
+from opd_align.cli import watching
+from opd_align.cli.main import _parser
 from opd_align.study.watch_tracking import WandbRows, wandb_rows
 from opd_align.training.outside import _wandb_run
 from opd_align.types import OpdAlignError
@@ -25,9 +29,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(training: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    wandb_offline.use(tmp_path, monkeypatch)
     copy = tmp_path / "run" / "opd_align"
     shutil.copytree(training, copy)
     (copy / "watch").mkdir()
@@ -67,3 +69,24 @@ def test_the_run_of_a_training_is_known_while_it_reports(folder):
         assert _wandb_run(adapter) is None
     finally:
         wandb.finish()
+
+
+def test_the_alerts_of_a_line_are_sent_once(folder, tmp_path):
+    history = folder / "history.jsonl"
+    first, *others = [json.loads(line) for line in history.read_text().splitlines()]
+    first["alerts"] = [{"variant": "tilted/reverse_kl", "level": "fades", "title": "no longer helps", "text": "At 0"}]
+    history.write_text("".join(json.dumps(line) + "\n" for line in (first, *others)))
+    rows = WandbRows(folder, None)
+    rows()
+    rows()
+    rows.finish()
+    (file,) = tmp_path.rglob("run-*.wandb")
+    sent = [record.alert for record in wandb_offline.records(file) if record.WhichOneof("record_type") == "alert"]
+    assert [(each.title, each.text, each.level) for each in sent] == [("no longer helps", "At 0", "WARN")]
+
+
+def test_a_watcher_can_be_told_not_to_send_alerts(training):
+    study = ["--task", "arithmetic", "--limit", "1", "--teachers", "Self-1C"]
+    for flags, expected in (([], None), (["--no-alerts"], ())):
+        args = _parser().parse_args(["watch", str(training.parent), *study, *flags])
+        assert watching._spec(args)[0].alerts_on == expected

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.logged import logged_metrics
 from support.trainings import (
     ARITHMETIC,
     KINDS,
@@ -30,7 +31,6 @@ from transformers import TrainerCallback
 
 from opd_align import AlignmentCallback, OpdAlignError, Question
 from opd_align.core.alignment import pairs_of
-from opd_align.core.metric_registry import logged_metrics
 from opd_align.runs.run_directory import RunDirectory
 
 pytestmark = [

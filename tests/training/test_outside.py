@@ -21,7 +21,7 @@ from opd_align.study.watch import Until, Watcher
 from opd_align.study.watch_config import spec_of_training
 from opd_align.training import snapshots as snapshots_module
 from opd_align.training.gates import DivergenceAbove
-from opd_align.training.snapshots import list_snapshots
+from opd_align.training.snapshots import list_snapshots, write_snapshot
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -168,6 +168,34 @@ def test_snapshots_that_cannot_be_written_do_not_end_a_training(tmp_path, monkey
     assert callback.failures == 2
     assert "No snapshot at step 0, training continues: " in caplog.text
     assert list_snapshots(callback.folder) == []
+
+
+def test_nothing_that_is_found_in_the_directory_ends_a_training(tmp_path, monkeypatch, caplog):
+    """Snapshots of an earlier training go, and what cannot be read or written is logged."""
+    trainer = make("distillation", tmp_path)
+    callback = add_alignment(trainer, where="outside", every_n_steps=100)
+    (callback.folder / "snapshots").mkdir(parents=True)
+    write_snapshot(callback.folder, 50, lambda folder: None, {}, size=1, keep=4)
+    callback.outside.begin(0)
+    assert list_snapshots(callback.folder) == []
+    assert "Removing snapshots of an earlier training" in caplog.text
+    assert "cannot be watched" not in caplog.text
+
+    run = callback.folder / "step-000001"
+    run.mkdir()
+    for name in ("summary.json", *RESULT):
+        (run / name).touch()
+    (run / "manifest.json").write_text('{"kind": "analysis"}')
+    (callback.folder / "history.jsonl").write_text('{"step": 1, "run": "step-000001"}\n')
+    assert callback.outside.newest_result(1) is None
+    assert "Cannot read a result of the watcher" in caplog.text
+
+    def no_memory(*args: Any) -> None:
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr("opd_align.training.outside.update_with_weights", no_memory)
+    callback.outside.begin(0)
+    assert "so this training cannot be watched: CUDA out of memory" in caplog.text
 
 
 def test_what_a_watcher_could_not_load_is_refused_at_once(tmp_path):

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.logged import logged_metrics
 from support.trainings import ARITHMETIC, TINY, add_alignment, held_out, make
 from transformers import TrainerCallback
 from trl import DistillationTrainer, GRPOTrainer
 
 from opd_align import AlignmentCallback, Budget, ExactFamily, OpdAlignError, ReverseKL, Settings, analyze
-from opd_align.core.metric_registry import logged_metrics
 from opd_align.core.objectives import GRPO, DrGRPO, GeneralisedJSD
 from opd_align.training.adapters import UNSUPPORTED, adapt_trainer
 from opd_align.training.gated_alignment import gate_weights

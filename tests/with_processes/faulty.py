@@ -138,7 +138,7 @@ if not given.unwatched:
     failing(RewardGrader, "grade", "grading")
     failing(RunDirectory, "finish", "finishing")
     failing(callback_module, "check_verifier_calls", "verifier")
-    failing(callback_module, "logged_metrics", "metrics")
+    failing(callback_module, "recorded_metrics", "metrics")
     failing(AlignmentCallback, "_report", "report")
 trainer.train()
 trainer.save_model(str(given.folder / "model"))
