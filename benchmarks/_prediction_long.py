@@ -1,45 +1,27 @@
 """Long trainings with the callback: does alignment fade before accuracy falls?
 
-At every evaluation, the callback's SR-weighted alignment and the held-out accuracy are recorded. `filtered` pools the
-evaluations: alignment is a random walk along training, and each evaluation is a noisy reading of it, so that the
-probability that it is above zero uses earlier evaluations as far as they still count.
+At every evaluation, the callback's SR-weighted alignment and the held-out accuracy are recorded; `report` adds what
+`core.alarm` makes of the evaluations until then.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
-from math import isfinite, sqrt
 from pathlib import Path
 from typing import Any
 
 from _prediction_teachers import Entry, World
 from _prediction_training import COMPLETIONS, MAX_LENGTH, correct_counts
-from scipy.stats import norm
 
 from opd_align.core import metrics
+from opd_align.core.alarm import Reading, alarms
+from opd_align.core.intervals import NORMAL
 from opd_align.settings import Budget
 from opd_align.types import Question
 
 STEPS, EVERY, QUESTIONS = 160, 20, 16
-DRIFT = 0.06
-"""Standard deviation of the change of the true alignment between two evaluations, fixed before any long training."""
-ALARM = 0.5
-"""The alarm is raised when alignment is above zero with a lower probability."""
 TEACHERS = ("noise-0.3-s2", "interp-1.0")
-
-
-def filtered(readings: Sequence[tuple[float, float]], drift: float = DRIFT) -> list[float]:
-    """For each reading (mean, standard error), the probability that alignment is above zero, given all so far."""
-    mean, variance, found = 0.0, 1.0, []
-    for value, error in readings:
-        variance += drift**2
-        if isfinite(value) and isfinite(error):
-            weight = variance / (variance + error**2)
-            mean, variance = mean + weight * (value - mean), (1 - weight) * variance
-        found.append(float(norm.cdf(mean / sqrt(variance))))
-    return found
 
 
 def run_long(world: World, entry: Entry, held_out: list[Question], folder: Path, *, steps: int = STEPS) -> None:
@@ -102,14 +84,15 @@ def run_long(world: World, entry: Entry, held_out: list[Question], folder: Path,
 
 
 def report(folder: Path) -> dict[str, Any]:
-    """For each long training: its rows with the pooled probability, and the step of the first alarm."""
+    """For each long training: its rows with the state of the alarm, and the step at which it is first raised."""
     found = {}
     for file in sorted(folder.glob("long-*.json")):
         rows = json.loads(file.read_text(encoding="utf-8"))
-        readings = [(row["alignment"], row["half_width"] / 1.96) for row in rows]
-        for row, probability in zip(rows, filtered(readings), strict=True):
-            row["above_zero"] = probability
+        readings = [Reading(row["step"], row["alignment"], row["half_width"] / NORMAL) for row in rows]
+        states = alarms(readings)
+        for row, state in zip(rows, states, strict=True):
+            row |= {"p_helps": state.p_helps, "level": state.level}
         best = max(rows, key=lambda row: row["accuracy"])["step"]
-        alarms = [row["step"] for row in rows if row["above_zero"] < ALARM]
-        found[file.stem.removeprefix("long-")] = {"rows": rows, "alarm": alarms[0] if alarms else None, "best": best}
+        first = next((state.step for state in states if state.raised), None)
+        found[file.stem.removeprefix("long-")] = {"rows": rows, "alarm": first, "best": best}
     return found

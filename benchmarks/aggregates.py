@@ -6,7 +6,8 @@ Questions are exact worlds of three families (`_worlds.py`), analyzed with the b
 The truth uses exact success probabilities of all tokens above τ at all nodes of the paths, whether the analysis has a
 row for them or not. Samples of 6 and of 40 questions are drawn from each family, without replacement; an interval
 covers if it contains the mean of the true values of all questions of the family. "Before" is the same interval without
-the correction for attenuation (`core.attenuation`), on the same rows.
+the correction for attenuation (`core.attenuation`), on the same rows. The family must be several times as large as a
+sample: with few worlds all samples are nearly the same.
 
 The cross-fitted oracle is measured on worlds in which tokens come in pairs that lead to the same state. The teacher
 raises one log-probability of a pair as much as it lowers the other, so its true signal is 0 at every node.
@@ -124,8 +125,10 @@ def sampled(tables: Sequence[pa.Table], index: np.ndarray) -> pa.Table:
     return pa.concat_tables([tables[at] for at in index.tolist()]).unify_dictionaries()
 
 
-def coverage(pool: Sequence[tuple[pa.Table, pa.Table]], replicates: int, seed: int) -> list[dict[str, object]]:
-    """Coverage and width of every interval, with and without the correction."""
+def coverage(
+    pool: Sequence[tuple[pa.Table, pa.Table]], replicates: int, seed: int, *, before: bool = True
+) -> list[dict[str, object]]:
+    """Coverage and width of every interval, with and (if `before`) without the correction."""
     rows: list[dict[str, object]] = []
     for teacher in pool[0][1]["teacher"].unique().to_pylist():
         estimated, exact = (
@@ -138,8 +141,8 @@ def coverage(pool: Sequence[tuple[pa.Table, pa.Table]], replicates: int, seed: i
             found: dict[tuple[str, bool], list[Interval]] = {}
             for _ in range(replicates):
                 table = sampled(estimated, rng.permutation(len(pool))[:size])
-                for corrected, nodes in ((True, table), (False, table.drop_columns(list(MOMENTS)))):
-                    for one in intervals(nodes, teacher):
+                for corrected in (True, False) if before else (True,):
+                    for one in intervals(table if corrected else table.drop_columns(list(MOMENTS)), teacher):
                         found.setdefault((one.quantity, corrected), []).append(one)
             for (quantity, corrected), made in found.items():
                 known = [one for one in made if np.isfinite(one.high - one.low)]
@@ -160,6 +163,57 @@ def null_oracle(tables: Sequence[pa.Table]) -> tuple[float, float]:
     return found.mean, found.half_width / 2
 
 
+def measure(worlds: int, seed: int, workers: int) -> dict[str, list[tuple[pa.Table, pa.Table]]]:
+    """The analyzed and the true tables of every family's questions; without those that have no row."""
+    lengths = np.random.default_rng(seed).integers(40, 121, worlds)
+    families = (*FAMILIES, "null")
+    jobs = [(family, seed + 10 * at, int(length)) for family in families for at, length in enumerate(lengths)]
+    with ProcessPoolExecutor(workers) as executor:
+        done = list(track(executor.map(questions_of, jobs), "questions", len(jobs)))
+    return {
+        family: [result for job, result in zip(jobs, done, strict=True) if job[0] == family and result[0].num_rows]
+        for family in families
+    }
+
+
+def summary(rows: Sequence[dict[str, object]]) -> dict[str, float]:
+    """Coverage and width over all families and teachers, and the coverage of the worst family."""
+    figures: dict[str, float] = {}
+    for quantity in (*QUANTITIES, *(f"Δ {name}" for name in QUANTITIES)):
+        for size in SIZES:
+            for corrected in (True, False):
+                key = f"{quantity}/{size}_questions{'' if corrected else '/uncorrected'}"
+                same = [
+                    r for r in rows if (r["quantity"], r["questions"], r["corrected"]) == (quantity, size, corrected)
+                ]
+                if not same:
+                    continue
+                figures[f"coverage/{key}"] = float(np.nanmean([row["coverage"] for row in same]))
+                figures[f"width/{key}"] = float(np.nanmean([row["width"] for row in same]))
+                # The worst family, each the mean over its teachers.
+                by_family = [[r["coverage"] for r in same if r["family"] == name] for name in FAMILIES]
+                figures[f"coverage_worst_family/{key}"] = float(min(map(np.nanmean, by_family)))
+    means = [f"coverage_worst_family/{quantity}/{size}_questions" for quantity in QUANTITIES for size in SIZES]
+    figures["aggregate_coverage_95"] = min(figures[key] for key in means)
+    return figures
+
+
+def headline(worlds: int, replicates: int, seed: int, workers: int) -> dict[str, float]:
+    """What `estimators.py` reports of aggregates: coverage, and the cross-fitted oracle under a true null."""
+    pools = measure(worlds, seed, workers)
+    rows = [
+        row | {"family": name} for name in FAMILIES for row in coverage(pools[name], replicates, seed, before=False)
+    ]
+    figures = {
+        key: value for key, value in summary(rows).items() if key.startswith(("coverage_worst_family", "aggregate"))
+    }
+    signal, error = null_oracle([nodes for nodes, _ in pools["null"]])
+    return figures | {
+        "oracle_null_signal": signal, "oracle_null_standard_error": error, "aggregate_worlds": float(worlds),
+        "aggregate_replicates": float(replicates),
+    }  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="12 worlds per family and 10 samples, under 60 s")
@@ -171,15 +225,7 @@ def main() -> None:
     args = parser.parse_args()
     worlds = args.worlds or (12 if args.quick else 200)
     replicates = args.replicates or (10 if args.quick else 100)
-    lengths = np.random.default_rng(args.seed).integers(40, 121, worlds)
-    families = (*FAMILIES, "null")
-    jobs = [(family, args.seed + 10 * at, int(length)) for family in families for at, length in enumerate(lengths)]
-    with ProcessPoolExecutor(args.workers) as executor:
-        done = list(track(executor.map(questions_of, jobs), "worlds", len(jobs)))
-    pools = {
-        family: [result for job, result in zip(jobs, done, strict=True) if job[0] == family and result[0].num_rows]
-        for family in families
-    }
+    pools = measure(worlds, args.seed, args.workers)
     shown = Table("family", "questions", "quantity", "teacher", "true", "mean", "coverage", "width", "before", "width")
     rows = []
     for family in FAMILIES:
@@ -192,22 +238,8 @@ def main() -> None:
                 cells = family, str(row["questions"]), str(row["quantity"]), str(row["teacher"])
                 values = row["true"], row["mean"], row["coverage"], row["width"], old["coverage"], old["width"]
                 shown.add_row(*cells, *(f"{value:.3f}" for value in values))
-    figures: dict[str, object] = {"worlds": worlds, "replicates": replicates}
-    for quantity in (*QUANTITIES, *(f"Δ {name}" for name in QUANTITIES)):
-        for size in SIZES:
-            for corrected in (True, False):
-                key = f"{quantity}/{size}_questions{'' if corrected else '/uncorrected'}"
-                same = [
-                    r for r in rows if (r["quantity"], r["questions"], r["corrected"]) == (quantity, size, corrected)
-                ]
-                figures[f"coverage/{key}"] = float(np.nanmean([row["coverage"] for row in same]))
-                figures[f"width/{key}"] = float(np.nanmean([row["width"] for row in same]))
-                # The worst family, each the mean over its teachers.
-                by_family = [[r["coverage"] for r in same if r["family"] == name] for name in FAMILIES]
-                figures[f"coverage_worst_family/{key}"] = float(min(map(np.nanmean, by_family)))
-    means = [f"coverage_worst_family/{quantity}/{size}_questions" for quantity in QUANTITIES for size in SIZES]
-    figures["aggregate_coverage_95"] = min(float(figures[key]) for key in means)  # type: ignore[arg-type]
     signal, error = null_oracle([nodes for nodes, _ in pools["null"]])
+    figures: dict[str, object] = {"worlds": worlds, "replicates": replicates, **summary(rows)}
     figures |= {"oracle_null_signal": signal, "oracle_null_standard_error": error, "intervals": rows}
     Console(width=150).print(shown)
     for key, value in figures.items():

@@ -2,20 +2,25 @@
 
 Three families of worlds (`_worlds.py`), reported separately, and the worst of the three for the headline figures. The
 truth is over all tokens above τ at all nodes of the paths, whatever an estimator keeps (`_fixed_truth.py`).
-Correlations and errors are averages over worlds; shares, coverages and calibration are pooled over nodes.
+Correlations and errors are averages over worlds; shares, coverages and calibration are pooled over nodes. Intervals of
+aggregates and the oracle under a true null come from `aggregates.py`, at a small budget.
 
-    python benchmarks/estimators.py [--quick] [--development] [--json FILE] [--workers 2]
+    python benchmarks/estimators.py [--quick] [--development] [--json FILE] [--resume FILE] [--workers 2]
+
+Worlds that are in the file of `--resume` are not measured again; finished ones are appended to it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import aggregates
 import numpy as np
 import pyarrow as pa
 from _fixed_truth import counts, coverage_counts, node_correlation, on_grid, ratios, signal_error, true_grid
@@ -31,7 +36,7 @@ from opd_align.core.engine import align, estimated_paths
 from opd_align.core.estimate import estimate
 from opd_align.settings import Budget, Method
 
-FRACTIONS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
+FRACTIONS = (0.2, 0.35, 0.5, 0.7, 1.0)
 METHODS: tuple[Method, ...] = ("pooled", "direct", "backup")
 # (figure, whether the worst family is the one with the largest value)
 HEADLINE = (
@@ -44,6 +49,9 @@ HEADLINE = (
 )  # fmt: skip
 KNOWN_VISITS = 20
 """The upper bound `node_corr_bound` knows Q exactly at every token with this many rollouts."""
+
+# (worlds per family, samples of questions) of the aggregates
+AGGREGATES, QUICK_AGGREGATES = (200, 100), (6, 10)
 
 Job = tuple[str, int, int, Sequence[float]]
 
@@ -159,10 +167,30 @@ def headline(mean: dict[str, float], total: dict[str, float], fractions: Sequenc
     }
 
 
-def aggregate_figures(*, quick: bool) -> dict[str, float]:
-    """Figures of aggregates over questions, to be merged with those of nodes; none yet."""
-    del quick
-    return {}
+class Finished:
+    """Results by name, in memory and as lines of a JSON file if there is one."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        lines = path.read_text(encoding="utf-8").splitlines() if path and path.exists() else []
+        self.results: dict[str, Any] = dict(json.loads(line) for line in lines)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.results
+
+    def __getitem__(self, name: str) -> Any:
+        return self.results[name]
+
+    def add(self, name: str, result: Any) -> None:
+        self.results[name] = result
+        if self.path:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([name, result]) + "\n")
+
+    def get(self, name: str, make: Callable[[], Any]) -> Any:
+        if name not in self:
+            self.add(name, make())
+        return self[name]
 
 
 def main() -> None:
@@ -170,9 +198,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer and shorter worlds, under 60 s of CPU time")
     parser.add_argument("--development", action="store_true", help="the worlds that estimators were developed on")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--resume", type=Path, help="file of finished worlds, read and extended")
+    parser.add_argument("--worlds", type=int, help="worlds per family")
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
-    worlds = 3 if args.quick else 24
+    worlds = args.worlds or (3 if args.quick else 24)
     fractions = (0.35, 0.5) if args.quick else FRACTIONS
     first = DEVELOPMENT_SEED if args.development else TEST_SEED
     jobs: list[Job] = []
@@ -181,8 +211,12 @@ def main() -> None:
         lengths = np.geomspace(60, longest, worlds).astype(int).tolist()
         # The longest world must not be the last to start.
         jobs += [(family, first + 10 * i, length, fractions) for i, length in reversed(list(enumerate(lengths)))]
+    finished = Finished(args.resume)
+    todo = [job for job in jobs if str(job) not in finished]
     with ProcessPoolExecutor(args.workers) as pool:
-        measured = list(track(pool.map(measure, jobs), "worlds", len(jobs)))
+        for job, result in zip(todo, track(pool.map(measure, todo), "worlds", len(todo)), strict=True):
+            finished.add(str(job), result)
+    measured = [finished[str(job)] for job in jobs]
     figures: dict[str, float] = {"worlds": worlds}
     table = Table("figure", *FAMILIES, "worst", title=f"{worlds} worlds per family")
     means, heads = {}, {}
@@ -202,9 +236,14 @@ def main() -> None:
                 figures[key] = float((np.nanmax if largest else np.nanmin)([heads[f][key] for f in FAMILIES]))
                 worst = f"{figures[key]:.3f}"
         table.add_row(f"[bold]{key}", *[f"[bold]{heads[family][key]:.3f}" for family in FAMILIES], f"[bold]{worst}")
-    for key, value in aggregate_figures(quick=args.quick).items():
+    sizes = QUICK_AGGREGATES if args.quick else AGGREGATES
+    of_aggregates = finished.get(
+        f"aggregates {first} {sizes}", lambda: aggregates.headline(*sizes, first, args.workers)
+    )
+    table.add_section()
+    for key, value in of_aggregates.items():
         figures[key] = value
-        table.add_row(f"[bold]{key}", *[""] * len(FAMILIES), f"[bold]{value:.3f}")
+        table.add_row(f"[bold]{key}", *[""] * len(FAMILIES), f"[bold]{value:.4g}")
     Console().print(table)
     if args.json:
         # Infinite or undefined values become null: JSON has no infinity.

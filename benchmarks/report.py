@@ -124,9 +124,13 @@ def many_questions(quick: bool) -> dict[str, float | None]:
 
 
 def cpu_seconds(function: Callable[[], object]) -> float:
-    start = time.process_time()
-    function()
-    return time.process_time() - start
+    """The least of three calls: the first one also pays for the memory that making the analysis left to clean up."""
+    times = []
+    for _ in range(3):
+        start = time.process_time()
+        function()
+        times.append(time.process_time() - start)
+    return min(times)
 
 
 def main() -> None:

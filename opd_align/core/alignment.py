@@ -33,12 +33,10 @@ from opd_align.core.attenuation import (
 )
 from opd_align.core.estimate import CERTAIN, PathEstimate
 from opd_align.core.objectives import LOG_FLOOR, Nodes, Objective, unified_update
+from opd_align.core.reliability import HALVES, MIN_UPDATE_NORM, p_positive
 from opd_align.core.tree import PathCounts
 from opd_align.settings import Rules
 from opd_align.types import DIVERGENCES, REWARD, Floats, Ints, PathScores
-
-MIN_UPDATE_NORM = 1e-7
-"""Updates with a smaller norm count as zero: student and teacher agree up to rounding, and the alignment is 0."""
 
 MIN_VISITS = 2
 """With `backup`, a node needs two children with this many rollouts, or with a certain outcome."""
@@ -52,7 +50,7 @@ SCHEMA = pa.schema(
         ("teacher", _TEXT), ("objective", _TEXT),
         ("alignment", pa.float64()), ("alignment_mean", pa.float64()),
         ("alignment_low", pa.float64()), ("alignment_high", pa.float64()),
-        ("p_positive", pa.float64()), ("verdict", _TEXT),
+        ("p_positive", pa.float64()), ("verdict", _TEXT), *[(name, pa.float64()) for name in HALVES],
         ("alignment_a", pa.float64()), ("alignment_b", pa.float64()),
         ("sr_range_a", pa.float64()), ("sr_range_b", pa.float64()),
         ("advantage", pa.float64()), ("sr_range", pa.float64()), ("children", pa.int16()),
@@ -324,7 +322,8 @@ def _teacher_rows(
     nonzero_N = sr_range_N > rules.resolution
     ideal_NK, ideal_DNK = unified_update(p_NK, q_NK), unified_update(p_NK, q_DNK)
     sr_range_DN = _range(q_DNK, selected_NK)
-    half_q = [np.where(selected_NK, half.q_C[child_NK], 0.0) for half in path.halves or ()]
+    estimates = (estimate, *(path.halves or ()))
+    half_q = [np.where(selected_NK, half.q_C[child_NK], 0.0) for half in estimates[1:]]
     halves = [unified_update(p_NK, half_NK) for half_NK in half_q]
     half_range = [_range(half_NK, selected_NK) for half_NK in half_q] or [np.full(len(p_NK), np.nan)] * 2
     natural_T = np.add.reduceat(np.append(path.counts.natural_C, 0), path.counts.offsets[:-1]) * (
@@ -356,7 +355,7 @@ def _teacher_rows(
         cosine_DN = cosine(ideal_DNK, update_NK)
         mean_N, plain_N = cosine_DN.mean(0), cosine(ideal_NK, update_NK)
         moments = alignment_moments(cosine_DN, sr_range_DN)
-        positive_N = (cosine_DN > 0).mean(0) + (cosine_DN == 0).mean(0) / 2
+        positive = [p_positive(each, child_NK, depth_N, p_NK, update_NK) for each in estimates]
         low_N, high_N = np.quantile(cosine_DN, [0.05, 0.95], axis=0)
         half_N = [cosine(half_NK, update_NK) for half_NK in halves] or [np.full(n, np.nan)] * 2
         columns = shared | {
@@ -365,8 +364,9 @@ def _teacher_rows(
             "alignment_mean": mean_N,
             "alignment_low": low_N,
             "alignment_high": high_N,
-            "p_positive": positive_N,
-            "verdict": _verdicts(np.where(nonzero_N, positive_N, 0.5), rules.confidence),
+            "p_positive": positive[0],
+            **dict(zip(HALVES, positive[1:] or [missing_N] * 2, strict=True)),
+            "verdict": _verdicts(np.where(nonzero_N, positive[0], 0.5), rules.confidence),
             "alignment_a": half_N[0],
             "alignment_b": half_N[1],
             "update_norm": np.linalg.norm(update_NK, axis=-1),

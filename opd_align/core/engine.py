@@ -335,21 +335,27 @@ def check_inputs(teachers: Sequence[Teacher], questions: Sequence[Question], set
     """Raises an error for inputs that cannot be analyzed, before any model is used."""
     if not questions:
         raise OpdAlignError("there are no questions to analyze")
-    for kind, names in (
-        ("question", [question.id for question in questions]),
-        ("teacher", [teacher.name for teacher in teachers]),
-        ("objective", [objective.name for objective in settings.objectives]),
-    ):
-        repeated = [name for name, count in Counter(names).items() if count > 1]
-        if repeated:
-            raise OpdAlignError(f"{kind} {repeated[0]!r} appears more than once; names must be unique")
-    if any(teacher.name == REWARD for teacher in teachers):
+    _check_unique("question", [question.id for question in questions])
+    check_settings([teacher.name for teacher in teachers], settings)
+
+
+def check_settings(teachers: Sequence[str], settings: Settings) -> None:
+    """Raises an error for settings that cannot be used with teachers of these names; no teacher needs to be loaded."""
+    _check_unique("teacher", teachers)
+    _check_unique("objective", [objective.name for objective in settings.objectives])
+    if REWARD in teachers:
         raise OpdAlignError(f"{REWARD!r} is reserved for objectives without a teacher; rename that teacher")
     if not settings.objectives:
         raise OpdAlignError("settings.objectives is empty; pass at least one objective")
     with_teacher = [objective.name for objective in settings.objectives if objective.signal != "reward"]
     if with_teacher and not teachers:
         raise OpdAlignError(f"objective {with_teacher[0]!r} needs a teacher, and none was given")
+
+
+def _check_unique(kind: str, names: Sequence[str]) -> None:
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise OpdAlignError(f"{kind} {repeated[0]!r} appears more than once; names must be unique")
 
 
 def align(evidence: Evidence, settings: Settings) -> pa.Table:

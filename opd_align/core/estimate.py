@@ -82,11 +82,13 @@ class PathEstimate:
         return np.sqrt(self.load_C**2 * path_var_C + self.sibling_sd_C**2 + self.own_var_C)
 
     def interval_C(self, level: float = 0.9) -> tuple[Floats, Floats]:
-        """Equal-tailed credible interval of each child's Beta posterior."""
+        """Equal-tailed credible interval of each child's Beta posterior, extended to its mean."""
         from scipy.stats import beta
 
         a_C, b_C = _beta_shape(self.q_C, self.se_C**2)
-        return beta.ppf((1 - level) / 2, a_C, b_C), beta.ppf((1 + level) / 2, a_C, b_C)
+        low_C, high_C = beta.ppf((1 - level) / 2, a_C, b_C), beta.ppf((1 + level) / 2, a_C, b_C)
+        # Close to 0 or 1 a Beta distribution of large variance is so skewed that its mean is outside this interval.
+        return np.fmin(low_C, self.q_C), np.fmax(high_C, self.q_C)
 
     def draws(self, child_NK: Ints, depth_N: Ints, *, n: int, rng: np.random.Generator) -> Floats:
         """`n` joint posterior draws of `Q` for N nodes with K selected children each: shape (n, N, K)."""
@@ -97,6 +99,14 @@ class PathEstimate:
         error_DNK += self.load_C[child_NK] * np.sqrt(self.path_var_T[depth_N])[:, None] * path_DN1
         error_DNK += self.sibling_sd_C[child_NK] * centre_DN1
         return self.q_C[child_NK] + self.widening * error_DNK
+
+    def combined(self, child_NK: Ints, depth_N: Ints, weight_NK: Floats) -> tuple[Floats, Floats]:
+        """Mean and standard deviation of `Σ_k weight_k Q_k` at N nodes, exact for what `draws` samples from."""
+        path_N = (weight_NK * self.load_C[child_NK]).sum(-1) ** 2 * self.path_var_T[depth_N]
+        centre_N = (weight_NK * self.sibling_sd_C[child_NK]).sum(-1) ** 2
+        own_N = (weight_NK**2 * self.own_var_C[child_NK]).sum(-1)
+        mean_N = (weight_NK * self.q_C[child_NK]).sum(-1)
+        return mean_N, self.widening * np.sqrt(path_N + centre_N + own_N)
 
 
 def estimate(
@@ -116,7 +126,9 @@ def estimate(
     if method not in get_args(Method):
         raise OpdAlignError(f"unknown estimator {method!r}; choose one of {', '.join(get_args(Method))}")
     # Ends that were graded without sampling are not rollouts and must not be counted.
-    sampled = tree.subset((tree.launch_R < tree.length_R) | (tree.launch_R == 0))
+    counted_R = (tree.launch_R < tree.length_R) | (tree.launch_R == 0)
+    counted_R[_chosen_rows(tree, paths)] = False
+    sampled = tree.subset(counted_R)
     return [_count(sampled, scores, pooled=method == "pooled") for scores in paths]
 
 
@@ -130,6 +142,19 @@ def exact_estimate(scores: PathScores, q_C: Floats) -> PathEstimate:
     )  # fmt: skip
 
 
+def _chosen_rows(tree: GenerationTree, paths: Sequence[PathScores]) -> Ints:
+    """The natural rollouts that are the paths: chosen for their outcome, so no samples of it.
+
+    One per path; other rollouts that happen to be the same completion were not chosen.
+    """
+    rows = []
+    for scores in paths:
+        lo, hi = tree.range(scores.completion_T)
+        whole = lo + np.flatnonzero((tree.launch_R[lo:hi] == 0) & (tree.length_R[lo:hi] == len(scores)))
+        rows.extend(whole[:1].tolist())
+    return np.array(rows, np.int64)
+
+
 def _count(tree: GenerationTree, scores: PathScores, *, pooled: bool) -> PathEstimate:
     counts = tree.counts_along(scores.completion_T).reindex(scores.offsets, scores.token_C)
     n_C, w_C = (counts.visits_C, counts.wins_C) if pooled else (counts.evidence_C, counts.evidence_wins_C)
@@ -141,7 +166,7 @@ def _count(tree: GenerationTree, scores: PathScores, *, pooled: bool) -> PathEst
     p_C = np.exp(scores.log_p_C)
     sampled_C = n_C > 0
     mass_T = _sum_by(depth_C, np.where(sampled_C, p_C, 0.0), len(scores))
-    value_T = _sum_by(depth_C, np.where(sampled_C, p_C * q_C, 0.0), len(scores)) / np.maximum(mass_T, 1e-300)
+    value_T = _sum_by(depth_C, np.where(sampled_C, p_C * q_C, 0.0), len(scores)) / np.where(mass_T > 0, mass_T, np.nan)
     on_path = _on_path(scores)
     return PathEstimate(
         q_C, var_C, np.zeros_like(q_C), np.zeros_like(q_C), np.zeros(len(scores)), np.nan_to_num(q_C[on_path], nan=0.5),

@@ -26,9 +26,11 @@ import pyarrow.compute as pc
 from opd_align.core import metrics
 from opd_align.core.alignment import pairs_of, teachers_of
 from opd_align.core.engine import Analysis
-from opd_align.core.metric_schema import RANGES, ROOT, Level, Metric, Unit
-from opd_align.core.training_metrics import EVALUATION_METRICS, GATE_METRICS
-from opd_align.core.whole_update import WHOLE_UPDATE_METRICS
+from opd_align.core.interval_metrics import HALF_WIDTH, STUDENT_INTERVALS, TEACHER_INTERVALS, half_width
+from opd_align.core.metric_schema import ROOT, Level, Metric
+from opd_align.core.node_rows import NodeRows, select_rows
+from opd_align.core.training_metrics import ALARM_METRICS, EVALUATION_METRICS, GATE_METRICS
+from opd_align.core.whole_update import WHOLE_UPDATE_METRICS, WholeUpdate, whole_update
 from opd_align.types import OVERLAP_TOP_K, REWARD, Floats
 
 FILTER_MEASURE, FILTER_QUANTILE = "kl", 0.5
@@ -49,31 +51,44 @@ class TeacherRecords:
         self.analysis, self.rows, self.teacher, self.objective = analysis, rows, teacher, objective
 
     @cached_property
+    def counted(self) -> NodeRows:
+        """The rows that count; selected once for all records."""
+        return select_rows(self.rows, self.objective, self.teacher)
+
+    @cached_property
     def rank(self) -> metrics.TeacherRank:
-        return metrics.teacher_ranking(self.rows, self.objective)[0]
+        return metrics.teacher_ranking(self.counted)[0]
+
+    @cached_property
+    def whole_update(self) -> WholeUpdate:
+        return whole_update(self.analysis, self.teacher, self.objective)
 
     @cached_property
     def contrast(self) -> metrics.Contrast:
         """Mean alignment on correct and incorrect paths."""
-        return metrics.correct_vs_incorrect(self.rows, self.objective, teacher=self.teacher)[0]
+        return metrics.correct_vs_incorrect(self.counted, teacher=self.teacher)[0]
 
     @cached_property
     def thirds(self) -> tuple[metrics.Estimate, metrics.Estimate, metrics.Estimate]:
         """Mean alignment in the first, the middle and the last third of the completions."""
-        return metrics.alignment_by_position(self.rows, self.objective, teacher=self.teacher)
+        return metrics.alignment_by_position(self.counted)
 
     @cached_property
     def gated(self) -> metrics.Gated:
-        return metrics.gated_alignment(self.rows, self.objective, teacher=self.teacher)
+        return metrics.gated_alignment(self.counted)
+
+    def question_values(self, column: str) -> Floats:
+        """The values of this teacher in a column of `Analysis.questions` with one entry per teacher."""
+        position = teachers_of(self.analysis.children).index(self.teacher)
+        return np.array([row[position] for row in self.analysis.questions[column].to_pylist()], float)
 
     def question_mean(self, column: str) -> float:
-        """Mean over questions of a column of `Analysis.questions` with one entry per teacher."""
-        position = teachers_of(self.analysis.children).index(self.teacher)
-        return _known_mean(np.array([row[position] for row in self.analysis.questions[column].to_pylist()], float))
+        """The mean of `question_values` over questions."""
+        return _known_mean(self.question_values(column))
 
     @cached_property
     def oracle_rows(self) -> list[metrics.OracleRow]:
-        return metrics.selective_oracle(self.rows, (0.0,), objective=self.objective, teacher=self.teacher)
+        return metrics.selective_oracle(self.counted, (0.0,))
 
     @property
     def all_nodes(self) -> metrics.OracleRow:
@@ -86,13 +101,12 @@ class TeacherRecords:
 
     @cached_property
     def filter(self) -> metrics.FilterRow:
-        names = {"objective": self.objective, "teacher": self.teacher}
-        return metrics.divergence_filter(self.rows, FILTER_MEASURE, (FILTER_QUANTILE,), **names)[0]
+        return metrics.divergence_filter(self.counted, FILTER_MEASURE, (FILTER_QUANTILE,))[0]
 
     @cached_property
     def correlations(self) -> dict[str, metrics.Correlation]:
         """Within-path correlations by feature."""
-        rows = metrics.within_path_correlations(self.rows, self.objective)
+        rows = metrics.within_path_correlations(self.counted)
         return {row.feature: row for row in rows if row.teacher == self.teacher}
 
 
@@ -112,28 +126,6 @@ def _nodes(analysis: Analysis) -> int:
     return len(analysis.nodes.group_by(["question", "path", "depth"]).aggregate([]))
 
 
-def _half_width(
-    stem: str,
-    of: str,
-    unit: Unit,
-    estimate: Callable[[TeacherRecords], metrics.Estimate],
-    range_of: tuple[float, float] | None = None,
-    **options: Any,
-) -> Metric:
-    meaning = (
-        f"Half-width of the 95 % confidence interval of `{of}` over questions; unknown below {metrics.MIN_QUESTIONS} "
-        "questions. The interval ends where the range of values ends."
-    )
-    low, high = range_of or RANGES[unit]
-
-    def compute(records: TeacherRecords) -> float:
-        mean = estimate(records)
-        # An interval that covers the whole range cannot get wider.
-        return min(mean.half_width, max(mean.mean - low, high - mean.mean)) if mean.n >= metrics.MIN_QUESTIONS else nan
-
-    return Metric("teacher", stem, meaning, unit, "lower", compute, (0, high - low), **options)
-
-
 def _spearman(stem: str, column: str, label: str, feature: str) -> Metric:
     meaning = f"Mean Spearman correlation along a path between alignment and {feature}."
     charts = {"Spearman ρ of alignment with": label}
@@ -141,44 +133,55 @@ def _spearman(stem: str, column: str, label: str, feature: str) -> Metric:
     def compute(records: TeacherRecords) -> float:
         return records.correlations[column].rho.mean
 
-    return Metric("teacher", stem, meaning, "correlation", compute=compute, needs_teacher=True, charts=charts)
+    interval = f"{stem}{HALF_WIDTH}"
+    options: dict[str, Any] = {"needs_teacher": True, "half_width": interval, "charts": charts}
+    return Metric("teacher", stem, meaning, "correlation", compute=compute, **options)
 
 
 TEACHER_METRICS = (
     Metric("teacher", "alignment/mean", "Mean cosine of ideal update and objective's update, corrected for shrinkage.",
         "cosine", "higher", lambda r: r.rank.alignment.mean, half_width="alignment/half_width",
-        charts={"Alignment": ""}, column="alignment"),
-    _half_width("alignment/half_width", "alignment/mean", "cosine", lambda r: r.rank.alignment),
+        charts={"Alignment": "", "Alignment with the gate": "without"}, column="alignment"),
+    half_width("alignment/half_width", "alignment/mean", "cosine", lambda r: r.rank.alignment),
     Metric("teacher", "alignment/weighted",
         "Alignment weighted by the SR range of each node: tokens that hardly affect success hardly count.", "cosine",
-        "higher", lambda r: r.rank.weighted_cosine.mean, charts={"SR-weighted alignment": ""}),
-    _half_width("alignment/weighted_half_width", "alignment/weighted", "cosine",
+        "higher", lambda r: r.rank.weighted_cosine.mean, half_width="alignment/weighted_half_width",
+        charts={"SR-weighted alignment": ""}),
+    half_width("alignment/weighted_half_width", "alignment/weighted", "cosine",
         lambda r: r.rank.weighted_cosine, logged=False),
     Metric("teacher", "alignment/attenuation",
         "Share of the SR-weighted alignment that shrinkage leaves; `alignment/weighted` is divided by it.", "share",
         "higher", lambda r: r.rank.weighted_cosine.attenuation, logged=False),
     Metric("teacher", "alignment/fraction_positive", "Share of nodes with positive alignment.", "share", "higher",
-        lambda r: r.rank.fraction_positive.mean, charts={"Decisions with positive alignment": ""}),
-    _half_width("alignment/fraction_positive_half_width", "alignment/fraction_positive", "share",
+        lambda r: r.rank.fraction_positive.mean, half_width="alignment/fraction_positive_half_width",
+        charts={"Decisions with positive alignment": ""}),
+    half_width("alignment/fraction_positive_half_width", "alignment/fraction_positive", "share",
         lambda r: r.rank.fraction_positive, logged=False),
     Metric("teacher", "alignment/correct", "Mean alignment on correct rollouts.", "cosine", "higher",
-        lambda r: r.contrast.correct, charts={"Alignment by rollout outcome": "correct"}),
+        lambda r: r.contrast.correct, half_width="alignment/correct_half_width",
+        charts={"Alignment by rollout outcome": "correct"}),
     Metric("teacher", "alignment/incorrect", "Mean alignment on incorrect rollouts.", "cosine", "higher",
-        lambda r: r.contrast.incorrect, charts={"Alignment by rollout outcome": "incorrect"}),
+        lambda r: r.contrast.incorrect, half_width="alignment/incorrect_half_width",
+        charts={"Alignment by rollout outcome": "incorrect"}),
     Metric("teacher", "alignment/first_third", "Mean alignment in the first third of the completions.", "cosine",
-        "higher", lambda r: r.thirds[0].mean, charts={"Alignment by position": "first third"}),
+        "higher", lambda r: r.thirds[0].mean, half_width="alignment/first_third_half_width",
+        charts={"Alignment by position": "first third"}),
     Metric("teacher", "alignment/middle_third", "Mean alignment in the middle third of the completions.", "cosine",
-        "higher", lambda r: r.thirds[1].mean, charts={"Alignment by position": "middle third"}),
+        "higher", lambda r: r.thirds[1].mean, half_width="alignment/middle_third_half_width",
+        charts={"Alignment by position": "middle third"}),
     Metric("teacher", "alignment/last_third", "Mean alignment in the last third of the completions.", "cosine",
-        "higher", lambda r: r.thirds[2].mean, charts={"Alignment by position": "last third"}),
+        "higher", lambda r: r.thirds[2].mean, half_width="alignment/last_third_half_width",
+        charts={"Alignment by position": "last third"}),
     Metric("teacher", "gated/alignment",
         "`alignment/mean` with each node weighted by the trainer's gate: the alignment of what is distilled.", "cosine",
-        "higher", lambda r: r.gated.alignment.mean, needs_teacher=True, needs_gate=True),
-    _half_width("gated/alignment_half_width", "gated/alignment", "cosine", lambda r: r.gated.alignment,
+        "higher", lambda r: r.gated.alignment.mean, needs_teacher=True, needs_gate=True,
+        half_width="gated/alignment_half_width", charts={"Alignment with the gate": "with the gate"}),
+    half_width("gated/alignment_half_width", "gated/alignment", "cosine", lambda r: r.gated.alignment,
         needs_teacher=True, needs_gate=True),
     Metric("teacher", "gated/signal",
         "`oracle/full_signal` with each node weighted by the trainer's gate.", "SR range × cosine", "higher",
-        lambda r: r.gated.signal.mean, needs_teacher=True, needs_gate=True),
+        lambda r: r.gated.signal.mean, needs_teacher=True, needs_gate=True, half_width="gated/signal_half_width",
+        charts={"Signal with the gate": "with the gate"}),
     Metric("teacher", "gated/kept", "Share of nodes to which the trainer's gate gives a positive weight.", "share",
         "neither", lambda r: r.gated.share_kept, needs_teacher=True, needs_gate=True),
     Metric("teacher", "alignment/delta", "`alignment/correct` minus `alignment/incorrect`.", "cosine", "neither",
@@ -202,45 +205,54 @@ TEACHER_METRICS = (
     Metric("teacher", "advantage/mean",
         "Success rate if the teacher chose the next token minus success rate if the student does.", "probability",
         "higher", lambda r: r.rank.advantage.mean, bounds=(-1, 1), needs_teacher=True,
+        half_width="advantage/half_width",
         charts={"Teacher advantage": ""}),
-    _half_width("advantage/half_width", "advantage/mean", "probability", lambda r: r.rank.advantage, (-1, 1),
+    half_width("advantage/half_width", "advantage/mean", "probability", lambda r: r.rank.advantage, (-1, 1),
         needs_teacher=True, logged=False),
     *WHOLE_UPDATE_METRICS, Metric("teacher", "overlap_ratio",
         f"Share of the student's {OVERLAP_TOP_K} most likely next tokens that are also among the teacher's "
         f"{OVERLAP_TOP_K}, averaged over the tokens of the analyzed rollouts; verl's `distillation/overlap_ratio`, "
         "where the number is that of its top-k loss.",
         "share", "neither", lambda r: r.question_mean("overlap_ratio"), needs_teacher=True,
+        half_width="overlap_ratio_half_width",
         charts={"Overlap of the most likely tokens": ""}),
     Metric("teacher", "overlap_token_advantage",
         "Mean of −t (log t − log p) over the overlapping tokens, with teacher probability t and student probability p, "
         "averaged over tokens with an overlap; verl's `distillation/overlap_token_advantage`.", "nats", "neither",
         lambda r: r.question_mean("overlap_token_advantage"), (-inf, inf), needs_teacher=True,
+        half_width="overlap_token_advantage_half_width",
         charts={"Advantage of the overlapping tokens": ""}),
     Metric("teacher", "teacher_entropy",
         "Entropy of the teacher's next-token distribution, averaged over the tokens of the analyzed rollouts.", "nats",
-        "neither", lambda r: r.question_mean("teacher_entropy"), needs_teacher=True, charts={"Teacher entropy": ""}),
+        "neither", lambda r: r.question_mean("teacher_entropy"), needs_teacher=True,
+        half_width="teacher_entropy_half_width", charts={"Teacher entropy": ""}),
     Metric("teacher", "oracle/full_signal", "Mean signal (SR range × alignment) of all nodes.", "SR range × cosine",
         "higher", lambda r: r.all_nodes.signal.mean,
-        charts={"Signal of the selective oracle": "all decisions", "Signal of the divergence filter": "all decisions"}),
-    _half_width("oracle/full_signal_half_width", "oracle/full_signal", "SR range × cosine",
+        half_width="oracle/full_signal_half_width",
+        charts={"Signal of the selective oracle": "all decisions", "Signal of the divergence filter": "all decisions",
+            "Signal with the gate": "without"}),
+    half_width("oracle/full_signal_half_width", "oracle/full_signal", "SR range × cosine",
         lambda r: r.all_nodes.signal, logged=False),
     Metric("teacher", "oracle/selective_signal",
         "Mean signal of the nodes with positive alignment; biased upwards: same rollouts select and value nodes.",
         "SR range × cosine", "higher", lambda r: r.oracle.signal.mean,
+        half_width="oracle/selective_signal_half_width",
         charts={"Signal of the selective oracle": "positive alignment"}),
-    _half_width("oracle/selective_signal_half_width", "oracle/selective_signal", "SR range × cosine",
+    half_width("oracle/selective_signal_half_width", "oracle/selective_signal", "SR range × cosine",
         lambda r: r.oracle.signal, logged=False),
     Metric("teacher", "oracle/cross_fitted_signal",
         "`oracle/selective_signal` with nodes selected on one half of the rollouts and valued on the other.",
         "SR range × cosine", "higher", lambda r: r.oracle.cross_fitted_signal.mean,
+        half_width="oracle/cross_fitted_signal_half_width",
         charts={"Signal of the selective oracle": "cross-fitted"}),
-    _half_width("oracle/cross_fitted_signal_half_width", "oracle/cross_fitted_signal", "SR range × cosine",
+    half_width("oracle/cross_fitted_signal_half_width", "oracle/cross_fitted_signal", "SR range × cosine",
         lambda r: r.oracle.cross_fitted_signal, logged=False),
     Metric("teacher", "oracle/kept", "Share of nodes with positive alignment, over all nodes.", "share", "neither",
         lambda r: r.oracle.share_kept, charts={"Decisions kept": "positive alignment"}),
     Metric("teacher", "oracle/gain",
         "`oracle/selective_signal` minus `oracle/full_signal`, over questions that keep a node.", "SR range × cosine",
-        "higher", lambda r: r.oracle.gain.mean, bounds=(-2, 2), charts={"Oracle gain over all decisions": ""}),
+        "higher", lambda r: r.oracle.gain.mean, bounds=(-2, 2), half_width="oracle/gain_half_width",
+        charts={"Oracle gain over all decisions": ""}),
     Metric("teacher", "filter/threshold",
         "KL divergence from which on the divergence filter keeps a node: the median over nodes.", "nats", "neither",
         lambda r: r.filter.threshold, needs_teacher=True, charts={"Filter threshold (KL)": ""}),
@@ -248,6 +260,7 @@ TEACHER_METRICS = (
         lambda r: r.filter.share_kept, needs_teacher=True, charts={"Decisions kept": "divergence filter"}),
     Metric("teacher", "filter/signal", "Mean signal of the nodes that the divergence filter keeps.",
         "SR range × cosine", "higher", lambda r: r.filter.signal.mean, needs_teacher=True,
+        half_width="filter/signal_half_width",
         charts={"Signal of the divergence filter": "divergence filter"}),
     Metric("teacher", "filter/oracle_share",
         "Gain of the divergence filter divided by the cross-fitted gain of the oracle; unknown if that is not larger "
@@ -270,15 +283,19 @@ TEACHER_METRICS = (
         lambda r: r.rank.n_questions),
     Metric("teacher", "nodes/count", "Number of nodes with a known alignment and a positive SR range.", "nodes",
         "higher", lambda r: r.rank.n_nodes, logged=False),
+    *ALARM_METRICS,
+    *TEACHER_INTERVALS,
     Metric("teacher", "alignment/histogram", "Distribution of the alignment over nodes.", "histogram"),
 )  # fmt: skip
 
 STUDENT_METRICS = (
     Metric("student", "pass_rate", "Share of the student's rollouts that are correct, averaged over questions.",
-        "share", "higher", _question_mean("pass_rate"), charts={"Student pass rate": ""}, column="pass rate"),
+        "share", "higher", _question_mean("pass_rate"), half_width="pass_rate_half_width",
+        charts={"Student pass rate": ""}, column="pass rate"),
     Metric("student", "entropy",
         "Entropy of the student's next-token distribution, averaged over the tokens of the analyzed rollouts.", "nats",
-        "neither", _question_mean("student_entropy"), charts={"Student entropy": ""}),
+        "neither", _question_mean("student_entropy"), half_width="entropy_half_width",
+        charts={"Student entropy": ""}),
     Metric("student", "questions", "Number of questions evaluated.", "questions", "neither",
         lambda analysis: analysis.questions.num_rows, charts={"Questions": ""}),
     Metric("student", "nodes",
@@ -290,6 +307,7 @@ STUDENT_METRICS = (
         "rollouts", "lower", _total("truncated"), charts={"Rollouts": "truncated"}),
     Metric("student", "unknown", "Number of rollouts that the verifier could not grade.", "rollouts", "lower",
         _total("unknown"), charts={"Rollouts": "not graded"}),
+    *STUDENT_INTERVALS,
     Metric("student", "top_nodes", "The nodes with the largest SR range, for all teachers.", "table"),
     Metric("student", "paths", "A few rollouts token by token, coloured by alignment.", "HTML"),
 )  # fmt: skip
@@ -403,12 +421,19 @@ def headline_first(values: Mapping[str, float]) -> dict[str, float]:
     return {key: values[key] for key in dict.fromkeys((*first, *values))}
 
 
-def logged_metrics(
+def recorded_metrics(
     analysis: Analysis, gate_weights: Mapping[tuple[str, str], Floats] | None = None
 ) -> dict[str, float]:
-    """What is logged during training of one evaluation; NaN is unknown. `gate_weights`: see `analysis_metrics`."""
-    logged = analysis_metrics(analysis, [metric for metric in METRICS if metric.logged], gate_weights)
-    return {key: float(value) for key, value in logged.items()}
+    """What `history.jsonl` has of one evaluation: what is logged, and the half-widths of its intervals."""
+    half_widths = {metric.half_width for metric in METRICS if metric.logged}
+    recorded = [metric for metric in METRICS if metric.logged or metric.stem in half_widths]
+    return {key: float(value) for key, value in analysis_metrics(analysis, recorded, gate_weights).items()}
+
+
+def for_trackers(values: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers among recorded metrics that are logged."""
+    finite = {key: value for key, value in values.items() if isinstance(value, int | float) and isfinite(value)}
+    return {key: value for key, value in finite.items() if (found := parse_key(key)) is None or found.metric.logged}
 
 
 def summary(analysis: Analysis) -> dict[str, float | None]:

@@ -15,10 +15,10 @@ ROOT = "opd_align"
 
 Level = Literal["teacher", "student", "evaluation", "gate"]
 Direction = Literal["higher", "lower", "neither"]
-Section = Literal["alignment", "selection", "cost"]
+Section = Literal["overview", "alignment", "selection", "gate", "cost"]
 Unit = Literal[
     "cosine", "SR range × cosine", "probability", "correlation", "share", "ratio", "nats", "0 or 1",
-    "nodes", "questions", "rollouts", "tokens", "steps", "evaluations", "calls", "seconds",
+    "nodes", "questions", "rollouts", "tokens", "steps", "evaluations", "calls", "seconds", "level",
     "histogram", "table", "HTML",
 ]  # fmt: skip
 
@@ -39,39 +39,45 @@ class Chart(NamedTuple):
         title: Heading; metrics refer to the chart by it.
         section: Section of the dashboard.
         include: Values that the y axis always includes.
-        clip: Range to which intervals are clipped; None does not clip.
-        tall: Whether the chart has the height of a main chart.
+        neutral: The value that means no effect, where there is one: lines are grey until an interval excludes it.
     """
 
     title: str
     section: Section
     include: tuple[float, ...] = (0.0,)
-    clip: tuple[float, float] | None = None
-    tall: bool = False
+    neutral: float | None = None
 
 
 CHARTS = (
-    Chart("Alignment", "alignment", clip=(-1, 1), tall=True),
-    Chart("Alignment by rollout outcome", "alignment", tall=True),
-    Chart("Alignment by position", "alignment"),
-    Chart("SR-weighted alignment", "alignment"),
-    Chart("Cosine of the whole update", "alignment", clip=(-1, 1)),
-    Chart("First-order gain", "alignment"),
-    Chart("Decisions with positive alignment", "alignment", include=(0.5,)),
-    Chart("Teacher advantage", "alignment"),
-    Chart("Student pass rate", "alignment"),
+    Chart("Student pass rate", "overview"),
+    Chart("SR-weighted alignment", "overview", neutral=0),
+    Chart("Probability that the teacher helps", "alignment", include=(0, 1)),
+    Chart("Alignment over all evaluations", "alignment", neutral=0),
+    Chart("Alignment", "alignment", neutral=0),
+    Chart("Alignment by rollout outcome", "alignment", neutral=0),
+    Chart("Alignment by position", "alignment", neutral=0),
+    Chart("Cosine of the whole update", "alignment", neutral=0),
+    Chart("First-order gain", "alignment", neutral=0),
+    Chart("Decisions with positive alignment", "alignment", include=(0.5,), neutral=0.5),
+    Chart("Teacher advantage", "alignment", neutral=0),
     Chart("Overlap of the most likely tokens", "alignment", include=(0, 1)),
     Chart("Advantage of the overlapping tokens", "alignment"),
     Chart("Student entropy", "alignment"),
     Chart("Teacher entropy", "alignment"),
     Chart("Reliability of the measurement", "alignment", include=(0, 1)),
-    Chart("Spearman ρ of alignment with", "alignment"),
-    Chart("Signal of the selective oracle", "selection"),
-    Chart("Signal of the divergence filter", "selection"),
-    Chart("Oracle gain over all decisions", "selection"),
+    Chart("Spearman ρ of alignment with", "alignment", neutral=0),
+    Chart("Signal of the selective oracle", "selection", neutral=0),
+    Chart("Signal of the divergence filter", "selection", neutral=0),
+    Chart("Oracle gain over all decisions", "selection", neutral=0),
     Chart("Decisions kept", "selection", include=(0, 1)),
     Chart("Oracle gain recovered by the filter", "selection"),
     Chart("Filter threshold (KL)", "selection"),
+    Chart("Alignment with the gate", "gate", neutral=0),
+    Chart("Signal with the gate", "gate", neutral=0),
+    Chart("What the gate distills", "gate", include=(0, 1)),
+    Chart("Distillation loss with the gate", "gate"),
+    Chart("Divergence of distilled tokens", "gate"),
+    Chart("Verdicts of the verifier", "gate", include=(0, 1)),
     Chart("Seconds per evaluation", "cost"),
     Chart("Share of wall time", "cost"),
     Chart("Evaluation size", "cost"),
@@ -101,6 +107,7 @@ class Metric:
         needs_gate: Whether it is only known in a training with a gated trainer.
         logged: Whether it is logged during training; computed metrics are always in `summary.json`.
         half_width: Stem of the metric with the half-width of its 95 % interval, drawn as a band.
+        ends: Stems of the metrics with the ends of its 95 % interval, where it is not symmetric.
         charts: Charts of the dashboard that show it, with its label in the legend (empty if it is alone).
         column: Heading of its column in the dashboard's list of evaluations; empty for no column.
     """
@@ -116,6 +123,7 @@ class Metric:
     needs_gate: bool = False
     logged: bool = True
     half_width: str | None = None
+    ends: tuple[str, str] | None = None
     charts: Mapping[str, str] = field(default_factory=dict)
     column: str = ""
 

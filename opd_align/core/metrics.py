@@ -13,7 +13,7 @@ teachers, with each teacher's rows of a path treated as a separate path.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import hypot, inf, nan, sqrt
 
 import numpy as np
@@ -26,7 +26,7 @@ from opd_align.core.intervals import COSINE, LEVEL, NORMAL
 from opd_align.core.intervals import TAILS as TAILS
 from opd_align.core.intervals import Estimate as Estimate
 from opd_align.core.intervals import interval as interval
-from opd_align.core.node_rows import centred_ranks, group_rows, mean_by, rank_correlation, select_rows, share
+from opd_align.core.node_rows import Nodes, centred_ranks, group_rows, mean_by, rank_correlation, select_rows, share
 from opd_align.core.oracle import MEASURES as MEASURES
 from opd_align.core.oracle import ROUNDING
 from opd_align.core.oracle import FilterRow as FilterRow
@@ -123,6 +123,8 @@ class Contrast:
         n_pairs: Number of questions with both correct and incorrect paths.
         n_correct_paths: Number of correct paths.
         n_incorrect_paths: Number of incorrect paths.
+        correct_interval: `correct` with its 95 % interval.
+        incorrect_interval: `incorrect` with its 95 % interval.
     """
 
     metric: str
@@ -136,6 +138,8 @@ class Contrast:
     n_pairs: int
     n_correct_paths: int
     n_incorrect_paths: int
+    correct_interval: Estimate
+    incorrect_interval: Estimate
 
 
 @dataclass(frozen=True)
@@ -193,7 +197,7 @@ class Histogram:
     share_at_minus_one: float
 
 
-def teacher_ranking(nodes: pa.Table, objective: Name = None) -> list[TeacherRank]:
+def teacher_ranking(nodes: Nodes, objective: Name = None) -> list[TeacherRank]:
     """Teachers sorted by mean alignment, best first; teachers without any node come last."""
     ranks = []
     for teacher in select_rows(nodes, objective).teachers:
@@ -212,13 +216,13 @@ def teacher_ranking(nodes: pa.Table, objective: Name = None) -> list[TeacherRank
             two_children=share(rows["children"] == 2),
             n_questions=rows.n_questions,
             n_nodes=len(alignment_N),
-            noise_ceiling=noise_ceiling(rows.table, rows.objective),
+            noise_ceiling=noise_ceiling(rows),
         )
         ranks.append(rank)
     return sorted(ranks, key=lambda rank: (-rank.alignment.mean if rank.n_nodes else inf, rank.teacher))
 
 
-def teacher_difference(nodes: pa.Table, first: str, second: str, objective: Name = None) -> Estimate:
+def teacher_difference(nodes: Nodes, first: str, second: str, objective: Name = None) -> Estimate:
     """Mean alignment of one teacher minus that of another, paired over the questions that both were used on."""
     value_of = {}
     for teacher in (first, second):
@@ -231,7 +235,7 @@ def teacher_difference(nodes: pa.Table, first: str, second: str, objective: Name
     return interval(np.array([value_of[first][name] - value_of[second][name] for name in shared]))
 
 
-def noise_ceiling(nodes: pa.Table, objective: Name = None, *, teacher: Name = None, seed: int = 0) -> NoiseCeiling:
+def noise_ceiling(nodes: Nodes, objective: Name = None, *, teacher: Name = None, seed: int = 0) -> NoiseCeiling:
     """Split-half reliability of the per-node alignment, and the best correlation with the truth that it allows."""
     rows = select_rows(nodes, objective, teacher)
     both = np.isfinite(rows["alignment_a"]) & np.isfinite(rows["alignment_b"])
@@ -246,7 +250,8 @@ def noise_ceiling(nodes: pa.Table, objective: Name = None, *, teacher: Name = No
     terms = (np.ones(len(a_N)), a_N, b_N, a_N * a_N, b_N * b_N, a_N * b_N)
     sums_Q6 = np.stack([np.bincount(group_N, weight_N * term) for term in terms], axis=1)
     n = len(first_Q)
-    times_DQ = np.vstack([np.ones(n), np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), DRAWS)])
+    drawn_DQ = np.random.default_rng(seed).integers(n, size=(DRAWS, n)) + n * np.arange(DRAWS)[:, None]
+    times_DQ = np.vstack([np.ones(n), np.bincount(drawn_DQ.ravel(), minlength=DRAWS * n).reshape(DRAWS, n)])
     total, a, b, aa, bb, ab = (times_DQ @ sums_Q6).T
     var_a, var_b = aa / total - (a / total) ** 2, bb / total - (b / total) ** 2
     varies = (var_a > ROUNDING**2) & (var_b > ROUNDING**2)
@@ -263,7 +268,7 @@ def noise_ceiling(nodes: pa.Table, objective: Name = None, *, teacher: Name = No
     return NoiseCeiling(pearson, spearman, reliability, rank_reliability, sqrt(reliability), low, high, len(a_N))
 
 
-def correct_vs_incorrect(nodes: pa.Table, objective: Name = None, *, teacher: Name = None) -> list[Contrast]:
+def correct_vs_incorrect(nodes: Nodes, objective: Name = None, *, teacher: Name = None) -> list[Contrast]:
     """Compares mean cosine, weighted cosine and teacher advantage on correct and incorrect paths.
 
     Uses a paired t-test over questions, or Welch's t-test over paths if fewer than two questions have both kinds of
@@ -300,7 +305,7 @@ def correct_vs_incorrect(nodes: pa.Table, objective: Name = None, *, teacher: Na
 
 
 def alignment_by_position(
-    nodes: pa.Table, objective: Name = None, *, teacher: Name = None
+    nodes: Nodes, objective: Name = None, *, teacher: Name = None
 ) -> tuple[Estimate, Estimate, Estimate]:
     """Mean alignment of the nodes in the first, the middle and the last third of their completions."""
     rows = select_rows(nodes, objective, teacher)
@@ -313,7 +318,7 @@ def alignment_by_position(
     return third(0), third(1), third(2)
 
 
-def gated_alignment(nodes: pa.Table, objective: Name = None, *, teacher: Name = None) -> Gated:
+def gated_alignment(nodes: Nodes, objective: Name = None, *, teacher: Name = None) -> Gated:
     """Alignment with a gate: nodes of a question are averaged with the weights in the column `GATE_WEIGHT`.
 
     With equal weights, it is the mean alignment: every path counts the same, whatever its number of nodes. Questions
@@ -330,7 +335,7 @@ def gated_alignment(nodes: pa.Table, objective: Name = None, *, teacher: Name = 
     return Gated(interval(alignment_values(rows, mean), bounds=COSINE), signal, share(gate_N > 0))
 
 
-def within_path_correlations(nodes: pa.Table, objective: Name = None) -> list[Correlation]:
+def within_path_correlations(nodes: Nodes, objective: Name = None) -> list[Correlation]:
     """Correlates alignment with depth and divergence along each path, for all teachers combined, then for each.
 
     Paths with fewer than three nodes, or on which either column is constant, are skipped and counted.
@@ -357,7 +362,7 @@ def within_path_correlations(nodes: pa.Table, objective: Name = None) -> list[Co
     return table
 
 
-def alignment_histogram(nodes: pa.Table, bins: int = 40, *, objective: Name = None, teacher: Name = None) -> Histogram:
+def alignment_histogram(nodes: Nodes, bins: int = 40, *, objective: Name = None, teacher: Name = None) -> Histogram:
     """Histogram of alignment over [-1, 1]; mean and standard deviation are over nodes, not over questions."""
     alignment_N = select_rows(nodes, objective, teacher)["alignment"]
     counts, edges = np.histogram(np.clip(alignment_N, -1, 1), bins, (-1, 1))
@@ -387,4 +392,10 @@ def _contrast(metric: str, teacher: Name, by_path: list[Floats], by_question: li
         half_width = hypot(half_width, NORMAL * model_sd)
         p_value = 2 * float(stats.t.sf(abs(delta) / hypot(sampling_sd, model_sd), both.sum() - 1))
     tested = delta, half_width, p_value, test
-    return Contrast(metric, teacher, correct, incorrect, *tested, int(both.sum()), *map(len, by_path))
+    intervals = [
+        # Paths of one question are not independent: without pairs there is no interval over questions.
+        interval(replace(values, value_Q=side), bounds=COSINE) if test == PAIRED else Estimate(mean, nan, 0)
+        for values, side, mean in zip(by_question, sides, (correct, incorrect), strict=True)
+    ]
+    counts = int(both.sum()), len(by_path[0]), len(by_path[1])
+    return Contrast(metric, teacher, correct, incorrect, *tested, *counts, intervals[0], intervals[1])

@@ -6,9 +6,10 @@ combinations, `_Q` questions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from math import nan
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +44,7 @@ class NodeRows:
     question_U: Ints
     teacher_U: NDArray[np.object_]
     n_questions: int
+    _read: dict[str, Floats] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def table(self) -> pa.Table:
@@ -54,10 +56,20 @@ class NodeRows:
         return self.source[name].filter(self.selected)
 
     def __getitem__(self, name: str) -> Floats:
-        # Missing values of any type, including booleans, become NaN.
-        return np.asarray(self.column(name).to_numpy(), np.float64)
+        if name not in self._read:
+            # Missing values of any type, including booleans, become NaN.
+            value_N = np.asarray(self.column(name).to_numpy(), np.float64)
+            value_N.setflags(write=False)  # every statistic reads the same array
+            self._read[name] = value_N
+        return self._read[name]
+
+    @cached_property
+    def _size_U(self) -> Ints:
+        return np.bincount(self.path_N, minlength=len(self.question_U))
 
     def path_means(self, value_N: Floats) -> Floats:
+        if np.isfinite(value_N).all():
+            return np.bincount(self.path_N, value_N, len(self.question_U)) / self._size_U
         return mean_by(self.path_N, value_N, len(self.question_U))
 
     def over_paths(self, value_U: Floats) -> Floats:
@@ -67,10 +79,23 @@ class NodeRows:
         return self.over_paths(self.path_means(value_N))
 
 
-def select_rows(
-    nodes: pa.Table, objective: str | None, teacher: str | None = None, known: str = "alignment"
-) -> NodeRows:
-    """The rows of one objective that count and where `known` is finite; raises on unknown names."""
+Nodes: TypeAlias = "pa.Table | NodeRows"
+"""A node table, or rows that `select_rows` took from one: several statistics of the same rows select them once."""
+
+
+def select_rows(nodes: Nodes, objective: str | None, teacher: str | None = None, known: str = "alignment") -> NodeRows:
+    """The rows of one objective that count and where `known` is finite; raises on unknown names.
+
+    Rows that are already selected are returned as they are, if they are the rows asked for.
+    """
+    if isinstance(nodes, NodeRows):
+        objective = objective or nodes.objective
+        if teacher is None and len(nodes.teachers) == 1:
+            teacher = nodes.teachers[0]
+        same = objective == nodes.objective and (teacher is None or [teacher] == nodes.teachers)
+        if same and np.isfinite(nodes[known]).all():
+            return nodes
+        nodes = nodes.source
     found = nodes.unify_dictionaries().group_by(["objective", "teacher"]).aggregate([]).to_pylist()
     pairs = sorted((row["objective"], row["teacher"]) for row in found)
     if objective is None:
@@ -129,10 +154,11 @@ def centred_ranks(group_N: Ints, value_N: Floats, size: int) -> Floats:
 def mean_by(group: Ints, value: Floats, size: int, weight: Floats | None = None) -> Floats:
     """(Weighted) mean of the finite values of each group; NaN where there are none."""
     known = np.isfinite(value)
-    group, value = group[known], value[known]
-    weight = np.ones(len(value)) if weight is None else weight[known]
+    if not known.all():
+        group, value = group[known], value[known]
+        weight = None if weight is None else weight[known]
     total = np.bincount(group, weight, size)
-    return np.bincount(group, weight * value, size) / np.where(total > 0, total, nan)
+    return np.bincount(group, value if weight is None else weight * value, size) / np.where(total > 0, total, nan)
 
 
 def share(mask: NDArray[np.bool_]) -> float:

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from math import inf, nan
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from opd_align.core.intervals import Estimate, interval
-from opd_align.core.node_rows import NodeRows, mean_by, select_rows, share
+from opd_align.core.node_rows import NodeRows, Nodes, mean_by, select_rows, share
 from opd_align.types import DIVERGENCES, Floats, OpdAlignError
 
 Name = str | None
@@ -82,7 +81,7 @@ class FilterRow:
 
 
 def selective_oracle(
-    nodes: pa.Table, thresholds: Sequence[float] = (0.0, 0.3), *, objective: Name = None, teacher: Name = None
+    nodes: Nodes, thresholds: Sequence[float] = (0.0, 0.3), *, objective: Name = None, teacher: Name = None
 ) -> list[OracleRow]:
     """Mean signal (SR range × alignment) of the nodes above each threshold; the first row is for all nodes."""
     rows = select_rows(nodes, objective, teacher)
@@ -119,7 +118,7 @@ def _cross_fitted(rows: NodeRows, cut: float) -> tuple[Floats, Floats]:
 
 
 def divergence_filter(
-    nodes: pa.Table,
+    nodes: Nodes,
     measure: str = "kl",
     quantiles: Sequence[float] = (0.5, 0.75, 0.9),
     *,

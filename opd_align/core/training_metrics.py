@@ -1,4 +1,4 @@
-"""The metrics that are logged about a training itself: what evaluations cost, and what a gate does.
+"""The metrics that are logged about a training itself: what evaluations cost, what they say together, what a gate does.
 
 Records only; `core.metric_registry` has all metrics, and says how keys are formed.
 """
@@ -37,23 +37,48 @@ EVALUATION_METRICS = (
         "the training.", "steps", "lower"),
 )  # fmt: skip
 
+ALARM_METRICS = (
+    Metric("teacher", "alarm/p_helps",
+        "Probability that the SR-weighted alignment is above zero, given this evaluation and all earlier ones.",
+        "probability", "higher", needs_teacher=True, charts={"Probability that the teacher helps": ""}),
+    Metric("teacher", "alarm/level",
+        "State of the alarm: 1 helps, 0 unsure, −1 fades (it has helped and no longer does), −2 harms.", "level",
+        "higher", bounds=(-2, 1), needs_teacher=True),
+    Metric("teacher", "alarm/alignment",
+        "SR-weighted alignment, filtered: earlier evaluations count as far as they still can.", "cosine", "higher",
+        needs_teacher=True, ends=("alarm/low", "alarm/high"), charts={"Alignment over all evaluations": ""}),
+    Metric("teacher", "alarm/low", "Lower end of the 95 % interval of `alarm/alignment`.", "cosine", "higher",
+        needs_teacher=True),
+    Metric("teacher", "alarm/high", "Upper end of the 95 % interval of `alarm/alignment`.", "cosine", "higher",
+        needs_teacher=True),
+)  # fmt: skip
+"""What `core.alarm` makes of all evaluations of a training so far; absent for objectives without a teacher."""
+
 GATE_METRICS = (
-    Metric("gate", "sequences_kept", "Share of completions with at least one token that is distilled.", "share"),
-    Metric("gate", "tokens_kept", "Share of completion tokens that are distilled.", "share"),
+    Metric("gate", "sequences_kept", "Share of completions with at least one token that is distilled.", "share",
+        charts={"What the gate distills": "completions"}),
+    Metric("gate", "tokens_kept", "Share of completion tokens that are distilled.", "share",
+        charts={"What the gate distills": "tokens"}),
     Metric("gate", "tokens_distilled", "Sum of the token weights.", "tokens"),
     Metric("gate", "denominator", "Number that the summed distillation loss is divided by.", "tokens"),
     Metric("gate", "renormalised",
         "1 if the denominator is the sum of the token weights, 0 if it is the number of tokens.", "0 or 1"),
-    Metric("gate", "loss", "Distillation loss with the gate.", "nats", "lower"),
+    Metric("gate", "loss", "Distillation loss with the gate.", "nats", "lower",
+        charts={"Distillation loss with the gate": "with the gate"}),
     Metric("gate", "loss_open", "Distillation loss without the gate: mean divergence over all completion tokens.",
-        "nats", "lower"),
+        "nats", "lower",
+        charts={"Distillation loss with the gate": "without"}),
     Metric("gate", "kept_divergence",
-        "Weighted mean divergence of the distilled tokens; absent if no token is distilled.", "nats"),
-    Metric("gate", "correct", "Share of completions that are correct.", "share", "higher"),
-    Metric("gate", "unknown", "Share of completions that the verifier could not grade.", "share", "lower"),
+        "Weighted mean divergence of the distilled tokens; absent if no token is distilled.", "nats",
+        charts={"Divergence of distilled tokens": "mean"}),
+    Metric("gate", "correct", "Share of completions that are correct.", "share", "higher",
+        charts={"Verdicts of the verifier": "correct"}),
+    Metric("gate", "unknown", "Share of completions that the verifier could not grade.", "share", "lower",
+        charts={"Verdicts of the verifier": "not graded"}),
     Metric("gate", "verifier_failures", "Verifier calls that raised or timed out.", "calls", "lower"),
     Metric("gate", "threshold",
-        "Divergence from which on a calibrated gate distills a token; absent while the gate is open.", "nats"),
+        "Divergence from which on a calibrated gate distills a token; absent while the gate is open.", "nats",
+        charts={"Divergence of distilled tokens": "threshold"}),
     Metric("gate", "calibrated_open",
         "1 while a calibrated gate distills all tokens, because no filter has a significant gain.", "0 or 1"),
 )  # fmt: skip

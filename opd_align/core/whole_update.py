@@ -18,10 +18,8 @@ Computes from the child table only; no sampling, no files.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, nan, sqrt
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,8 +27,9 @@ from scipy import stats
 
 from opd_align.core.alignment import pairs_of
 from opd_align.core.engine import Analysis
+from opd_align.core.interval_metrics import half_width
 from opd_align.core.metric_schema import Metric
-from opd_align.core.metrics import MIN_QUESTIONS, TAILS, Estimate, interval
+from opd_align.core.metrics import TAILS, Estimate, interval
 from opd_align.core.node_rows import group_rows
 from opd_align.types import Floats, Ints, OpdAlignError
 
@@ -72,7 +71,7 @@ def _sums(analysis: Analysis, teacher: str, objective: str) -> _Sums:
         known = ", ".join(f"{one} with {other}" for one, other in pairs)
         raise OpdAlignError(f"the analysis has no {teacher!r} with {objective!r}; available: {known}")
     update_S = _updates(children, len(pairs), pairs.index((teacher, objective)))
-    rows = children.filter(children["significant"])
+    rows = children.select(["question", "path", "path_correct", "q", "ideal"]).filter(children["significant"])
     own_S = np.isfinite(update_S)  # NaN on questions on which this teacher was not available
     update_S, rows = update_S[own_S], rows.filter(pa.array(own_S))
     question_S = _question_numbers(analysis, rows)
@@ -92,13 +91,14 @@ def _sums(analysis: Analysis, teacher: str, objective: str) -> _Sums:
 
 def _updates(children: pa.Table, n_pairs: int, index: int) -> Floats:
     """The update of one pair at each significant child."""
-    flat = children["update"].combine_chunks().flatten().to_numpy(zero_copy_only=False).astype(np.float64)
-    return np.asarray(flat.reshape(-1, n_pairs)[:, index])
+    flat = children["update"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    return flat.reshape(-1, n_pairs)[:, index].astype(np.float64)
 
 
 def _question_numbers(analysis: Analysis, rows: pa.Table) -> Ints:
     number = {name: at for at, name in enumerate(analysis.questions["question"].to_pylist())}
-    encoded = rows["question"].cast(pa.string()).combine_chunks().dictionary_encode()
+    column = rows["question"] if pa.types.is_dictionary(rows["question"].type) else rows["question"].dictionary_encode()
+    encoded = column.unify_dictionaries().combine_chunks()
     number_D = np.array([number[name] for name in encoded.dictionary.to_pylist()], np.int64)
     return np.asarray(number_D[encoded.indices.to_numpy()])
 
@@ -140,34 +140,17 @@ def _ratio(sums_3: Floats) -> Floats:
     return np.asarray(np.where(scale > 0, dot / np.where(scale > 0, scale, 1.0), 0.0))
 
 
-def _of(records: Any) -> WholeUpdate:
-    """The whole update of `core.metric_registry.TeacherRecords`, computed once and kept there for all metrics."""
-    kept: dict[str, Any] = vars(records)
-    if "_whole_update" not in kept:
-        kept["_whole_update"] = whole_update(records.analysis, records.teacher, records.objective)
-    return kept["_whole_update"]
-
-
-def _half_width(of: str, estimate: Callable[[Any], Estimate], bounds: tuple[float, float], unit: Any) -> Metric:
-    def compute(records: Any) -> float:
-        found = estimate(records)
-        return min(found.half_width, bounds[1]) if found.n >= MIN_QUESTIONS else nan
-
-    meaning = f"Half-width of the 95 % confidence interval of `{of}` over questions; unknown below {MIN_QUESTIONS}."
-    return Metric("teacher", f"{of}_half_width", meaning, unit, "lower", compute, bounds)
-
-
 WHOLE_UPDATE_METRICS = (
     Metric("teacher", "update/cosine",
         "Cosine of the ideal update and the objective's update, over all nodes of all rollouts as one vector, with "
         "paths weighted by the pass rate: what an optimizer step sees.", "cosine", "higher",
-        lambda r: _of(r).cosine.mean, half_width="update/cosine_half_width",
+        lambda r: r.whole_update.cosine.mean, half_width="update/cosine_half_width",
         charts={"Cosine of the whole update": ""}),
-    _half_width("update/cosine", lambda r: _of(r).cosine, (0, 2), "cosine"),
+    half_width("update/cosine_half_width", "update/cosine", "cosine", lambda r: r.whole_update.cosine),
     Metric("teacher", "update/gain",
         "Expected first-order gain: change of the success rate per unit of a step along the objective's update, summed "
-        "over the tokens of a rollout.", "probability", "higher", lambda r: _of(r).gain.mean, (-inf, inf),
+        "over the tokens of a rollout.", "probability", "higher", lambda r: r.whole_update.gain.mean, (-inf, inf),
         half_width="update/gain_half_width", charts={"First-order gain": ""}),
-    _half_width("update/gain", lambda r: _of(r).gain, (0, inf), "probability"),
+    half_width("update/gain_half_width", "update/gain", "probability", lambda r: r.whole_update.gain, (-inf, inf)),
 )  # fmt: skip
-"""Registered in `core.metric_registry`."""
+"""Registered in `core.metric_registry`, whose records have the whole update."""

@@ -28,7 +28,8 @@ from opd_align.core.alignment import (
 )
 from opd_align.core.collect import collect
 from opd_align.core.estimate import exact_estimate
-from opd_align.core.objectives import DrGRPO, ForwardKL, Ideal, Nodes, ReverseKL
+from opd_align.core.objectives import DrGRPO, ForwardKL, Ideal, Nodes, ReverseKL, unified_update
+from opd_align.core.reliability import p_positive
 from opd_align.core.tree import GenerationTree
 from opd_align.settings import Budget, Rules, Settings
 from opd_align.types import REWARD, PathScores, Question, Rollouts, TeacherScores
@@ -424,8 +425,31 @@ def test_p_positive_matches_the_posterior() -> None:
     node = Node([0.5, 0.5], [0.55, 0.5], {"A": [0.8, 0.2]})
     (row,) = rows_of(uncertain(path_of(node), [0.001, 0.0015]), draws=20_000)
     # The difference has mean 0.05 and standard deviation 0.05.
-    assert row["p_positive"] == pytest.approx(0.841, abs=0.015)
-    assert row["alignment_mean"] == pytest.approx(2 * row["p_positive"] - 1, abs=1e-9)
+    assert row["p_positive"] == pytest.approx(0.841345, abs=1e-6)
+    assert row["alignment_mean"] == pytest.approx(2 * row["p_positive"] - 1, abs=0.015)
+
+
+def test_p_positive_is_the_share_of_draws_with_a_positive_cosine() -> None:
+    """Several children, shared errors, and an update that does not sum to zero."""
+    node = Node([0.5, 0.3, 0.15, 0.05], [0.55, 0.5, 0.6, 0.3], {"A": [0.1, 0.6, 0.2, 0.1]})
+    path = uncertain(path_of(node), [0.001, 0.002, 0.003, 0.02])
+    shared = {"path_var_T": np.array([0.004]), "load_C": np.array([1.0, 0.6, 0.3, 0.9])}
+    found = replace(path.estimate, **shared, sibling_sd_C=np.array([0.0, 0.05, 0.03, 0.02]), widening=1.2)
+    children, update = np.arange(4)[None], np.array([[-0.3, 0.4, 0.1, 0.2]])
+    p = np.array([node.p])
+    drawn = found.draws(children, np.array([0]), n=40_000, rng=np.random.default_rng(0))
+    share = (cosine(unified_update(p, drawn), update) > 0).mean()
+    assert 0.2 < share < 0.4
+    assert p_positive(found, children, np.array([0]), p, update)[0] == pytest.approx(share, abs=0.01)
+
+
+def test_p_positive_is_a_half_without_a_sign() -> None:
+    children, depth, p = np.array([[0, 1]]), np.array([0]), np.array([[0.7, 0.3]])
+    equal = path_of(Node([0.7, 0.3], [0.1 + 0.2, 0.3], {"A": [0.5, 0.5]})).estimate
+    assert p_positive(equal, children, depth, p, np.array([[0.5, -0.5]]))[0] == 0.5
+    apart = path_of(Node([0.7, 0.3], [0.9, 0.3], {"A": [0.5, 0.5]})).estimate
+    assert p_positive(apart, children, depth, p, np.array([[0.5, -0.5]]))[0] == 1.0
+    assert p_positive(apart, children, depth, p, np.zeros((1, 2)))[0] == 0.5
 
 
 def test_shared_error_of_siblings_does_not_make_a_verdict_undecided() -> None:
@@ -440,7 +464,7 @@ def test_shared_error_of_siblings_does_not_make_a_verdict_undecided() -> None:
 @pytest.mark.parametrize("confidence", [0.6, 0.8, 0.95, 0.99])
 def test_verdicts_use_the_configured_confidence(confidence: float) -> None:
     rng = np.random.default_rng(0)
-    nodes = [Node([0.5, 0.5], [0.5 + gap, 0.5], {"A": [0.7, 0.3]}) for gap in rng.normal(0, 0.1, 300)]
+    nodes = [Node([0.5, 0.5], [0.5 + gap, 0.5], {"A": [0.7, 0.3]}) for gap in rng.normal(0, 0.12, 300)]
     rows = rows_of(uncertain(path_of(*nodes), np.full(600, 0.003)), confidence=confidence, draws=100)
     verdicts = {"helpful": 0, "harmful": 0, "undecided": 0}
     for row in rows:

@@ -16,7 +16,7 @@ from opd_align.core.collect import Evidence, collect
 from opd_align.core.estimate import CERTAIN, PathEstimate, estimate, exact_estimate
 from opd_align.core.tree import GenerationTree
 from opd_align.settings import Budget, Settings
-from opd_align.types import OpdAlignError, PathScores, Question, Rollouts
+from opd_align.types import OpdAlignError, PathScores, Question, Rollouts, SampleRequest, ScoreRequest
 
 END, DEEPEST = 0, 5
 Row = tuple[Sequence[int], int, int]  # completion, launch, outcome
@@ -70,7 +70,9 @@ def test_forced_rollouts_do_not_count_at_their_ancestors(method) -> None:
     forced: list[Row] = [((1, 2, END), 2, 0)] * 100
     before = estimate(tree_of(NATURAL), [path], method=method, shrink=False)[0]
     after = estimate(tree_of([*NATURAL, *forced]), [path], method=method, shrink=False)[0]
-    assert by_child(path, before.q_C) == pytest.approx({(0, 1): 0.9, (0, 2): 0, (1, 1): 1, (1, 2): 0, (2, END): 1})
+    # Of ten natural rollouts after 1, one is the path itself; counting leaves it out.
+    after_1 = 8 / 9 if method == "direct" else 0.9
+    assert by_child(path, before.q_C) == pytest.approx({(0, 1): after_1, (0, 2): 0, (1, 1): 1, (1, 2): 0, (2, END): 1})
     assert np.allclose(after.q_C, before.q_C, atol=1e-12)
     assert np.allclose(after.value_T, before.value_T, atol=1e-12)
 
@@ -79,8 +81,8 @@ def test_pooled_counts_forced_rollouts_everywhere_and_is_biased() -> None:
     path = scored((1, 1, END), FORKED)
     forced: list[Row] = [((1, 2, END), 2, 0)] * 100
     pooled = estimate(tree_of([*NATURAL, *forced]), [path], method="pooled")[0]
-    assert by_child(path, pooled.q_C)[0, 1] == pytest.approx(9 / 110)  # the truth is 0.9
-    assert by_child(path, pooled.visits_C)[0, 1] == 110
+    assert by_child(path, pooled.q_C)[0, 1] == pytest.approx(8 / 109)  # the truth is 0.9
+    assert by_child(path, pooled.visits_C)[0, 1] == 109
 
 
 def test_direct_counts_a_rollout_from_its_launch_on() -> None:
@@ -88,10 +90,45 @@ def test_direct_counts_a_rollout_from_its_launch_on() -> None:
     forced: list[Row] = [((1, 2, END), 2, 0)] * 7 + [((1, 1, END), 1, 1)] * 5
     found = estimate(tree_of([*NATURAL, *forced]), [path], method="direct")[0]
     # Forced up to (1, 2): a sample after that child, but 1 was not sampled. Forced up to (1): a sample after 1.
-    expected = {(0, 1): 15, (0, 2): 10, (1, 1): 14, (1, 2): 8, (2, END): 14}
+    # The path itself does not count.
+    expected = {(0, 1): 14, (0, 2): 10, (1, 1): 13, (1, 2): 8, (2, END): 13}
     assert by_child(path, found.visits_C) == expected
-    assert by_child(path, found.q_C)[0, 1] == pytest.approx(14 / 15)
+    assert by_child(path, found.q_C)[0, 1] == pytest.approx(13 / 14)
     assert np.array_equal(found.effective_C, found.visits_C)
+
+
+@pytest.mark.parametrize("method", ["direct", "pooled"])
+def test_counting_leaves_out_one_rollout_per_path(method) -> None:
+    one, other = scored((1, 1, END), FORKED), scored((1, 2, END), {**FORKED, (1, 2): {END: 1.0}})
+    first, second = estimate(tree_of(NATURAL), [one, other], method=method)
+    assert by_child(one, first.visits_C) == {(0, 1): 8, (0, 2): 10, (1, 1): 8, (1, 2): 0, (2, END): 8}
+    assert by_child(other, second.visits_C) == {(0, 1): 8, (0, 2): 10, (1, 1): 8, (1, 2): 0, (2, END): 0}
+    assert np.isnan(by_child(other, second.q_C)[2, END])  # only the path itself was there
+    assert np.isnan(second.value_T[2])
+
+
+def test_the_path_is_no_evidence_about_itself() -> None:
+    """A path is chosen because it is correct: counted, it makes its own tokens look better than they are."""
+    world = ExactWorld.random(0, length=30, vocabulary=8, states=20, stakes=4.0)
+    rng = np.random.default_rng(0)
+    counted, left_out = [], []
+    for replicate in range(60):
+        rollouts = world.sample([SampleRequest(Question(str(replicate)), np.empty(0, np.uint32), 60)])
+        rollouts.outcome_R[:] = world.grade(Question("q"), rollouts)
+        for kind in (0, 1):
+            path = rollouts.completion(int(rng.choice(np.flatnonzero(rollouts.outcome_R == kind))))
+            scores = world.score(ScoreRequest(Question("q"), path, np.empty(0, np.int64), path[:0], 0.02), [])
+            exact_C = world.exact_q_along(scores)
+            found = estimate(GenerationTree.build(rollouts), [scores], method="direct")[0]
+            seen_C = scores.on_path_C & (found.visits_C > 0)
+            n_C, q_C = found.visits_C[seen_C], found.q_C[seen_C]
+            sign = 2 * kind - 1
+            left_out += (sign * (q_C - exact_C[seen_C])).tolist()
+            counted += (sign * ((n_C * q_C + kind) / (n_C + 1) - exact_C[seen_C])).tolist()
+    assert len(counted) > 500
+    assert np.mean(counted) > 0.03
+    # What is left: where few rollouts are correct, those beside a correct path are fewer than they should be.
+    assert abs(np.mean(left_out)) < 0.5 * np.mean(counted)
 
 
 def test_a_rollout_forced_past_its_exit_does_not_count() -> None:
@@ -473,6 +510,14 @@ def test_equal_siblings_near_zero_are_above_and_below_equally_often() -> None:
     found = posterior_of([0.02, 0.02], [0.0, 0.01], [1.0, 0.0], 1e-5)
     draws = found.draws(np.array([[0, 1]]), np.array([0]), n=20_000, rng=np.random.default_rng(2))[:, 0]
     assert (draws[:, 1] > draws[:, 0]).mean() == pytest.approx(0.5, abs=0.02)
+
+
+def test_an_interval_contains_its_estimate_close_to_zero_and_one() -> None:
+    """A Beta distribution with mean 0.001 and standard deviation 0.02 has 95 % of its mass below its mean."""
+    found = posterior_of([0.001, 0.999], [4e-4, 4e-4], [0, 0], 0.0)
+    low_C, high_C = found.interval_C()
+    assert (low_C <= found.q_C).all()
+    assert (found.q_C <= high_C).all()
 
 
 def test_an_interval_contains_its_fraction_of_the_draws() -> None:

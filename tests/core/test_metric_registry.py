@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
+from support.logged import logged_metrics
 
 from opd_align import Budget, DrGRPO, ExactFamily, ForwardKL, ReverseKL, Settings, analyze, metrics
 from opd_align.core import metric_registry
@@ -19,14 +21,15 @@ from opd_align.core.metric_registry import (
     HEADLINE,
     METRICS,
     TEACHER_METRICS,
+    for_trackers,
     headline_first,
-    logged_metrics,
     metrics_markdown,
     parse_key,
+    recorded_metrics,
     summary,
 )
 from opd_align.core.metric_schema import CHARTS, Chart, Metric
-from opd_align.report import dashboard
+from opd_align.report import dashboard_state
 
 
 @pytest.fixture(scope="module")
@@ -86,13 +89,25 @@ def test_charts_and_half_widths_refer_to_what_exists() -> None:
     titles = [chart.title for chart in CHARTS]
     assert len(set(titles)) == len(titles)
     assert {title for metric in METRICS for title in metric.charts} == set(titles)
-    stems = {metric.stem for metric in TEACHER_METRICS}
-    assert {metric.half_width for metric in METRICS if metric.half_width} <= stems
+    stems = {(metric.level, metric.stem) for metric in METRICS}
+    assert {(metric.level, metric.half_width) for metric in METRICS if metric.half_width} <= stems
     for title in titles:
         shown = [metric for metric in METRICS if title in metric.charts]
-        assert len({metric.level == "teacher" for metric in shown}) == 1
+        assert len({metric.level in ("teacher", "gate") and metric.level for metric in shown}) == 1
         assert all(metric.logged for metric in shown), "a chart can only show what is logged"
         assert len(shown) == 1 or all(metric.charts[title] for metric in shown), "several lines need labels"
+
+
+def test_every_estimate_that_is_charted_has_an_interval() -> None:
+    """Without one are counts, a probability, and shares and thresholds of the nodes themselves."""
+    charted = [metric for metric in METRICS if metric.charts and metric.level in ("teacher", "student")]
+    without = {metric.stem for metric in charted if metric.half_width is None and metric.ends is None}
+    assert without == {
+        "alarm/p_helps",
+        "alignment/decided", "alignment/noise_ceiling", "oracle/kept", "filter/kept", "filter/threshold",
+        "filter/oracle_share", "questions", "nodes", "rollouts", "truncated", "unknown",
+    }  # fmt: skip
+    assert len(charted) - len(without) > 20
 
 
 # -- values -----------------------------------------------------------------------------------------------------------
@@ -186,6 +201,32 @@ def test_a_teacher_without_nodes_has_no_metrics(family: ExactFamily) -> None:
         assert {key.split("/")[1] for key in values} == {"student"}
 
 
+def test_the_history_has_all_intervals_and_trackers_only_what_is_logged(analysis: Analysis) -> None:
+    recorded, logged = recorded_metrics(analysis), logged_metrics(analysis)
+    assert {key: recorded[key] for key in logged} == pytest.approx(logged, nan_ok=True)
+    half_widths = {key for key in recorded if key not in logged}
+    stem = "opd_align/good/reverse_kl/alignment/correct"
+    assert stem in logged
+    assert f"{stem}_half_width" in half_widths
+    assert all(key.endswith("half_width") for key in half_widths)
+    assert for_trackers(recorded) == {key: value for key, value in logged.items() if isfinite(value)}
+    assert for_trackers({"loss": 1.0, "text": "x", "nan": float("nan"), "none": None}) == {"loss": 1.0}
+
+
+def test_intervals_of_outcomes_and_pass_rate_are_those_over_questions(analysis: Analysis) -> None:
+    values = recorded_metrics(analysis)
+    rates = analysis.questions["pass_rate"].to_numpy()
+    assert len(rates) == 4
+    half = stats.t.ppf(0.975, 3) * rates.std(ddof=1) / 2
+    expected = min(half, max(rates.mean(), 1 - rates.mean()))
+    assert values["opd_align/student/pass_rate_half_width"] == pytest.approx(expected)
+    contrast = metrics.correct_vs_incorrect(analysis.nodes, "reverse_kl", teacher="good")[0]
+    for side in ("correct", "incorrect"):
+        estimate = getattr(contrast, f"{side}_interval")
+        assert estimate.mean == pytest.approx(getattr(contrast, side))
+        assert estimate.half_width > 0
+
+
 def test_headline_metrics_come_first(analysis: Analysis) -> None:
     assert [metric.stem for metric in METRICS[:4]] == list(HEADLINE)
     keys = list(logged_metrics(analysis))
@@ -226,16 +267,18 @@ def test_one_record_adds_a_metric_everywhere(analysis: Analysis, monkeypatch: py
         charts={"Median alignment": ""}, column="median",
     )  # fmt: skip
     chart = Chart("Median alignment", "alignment")
-    for module in (metric_registry, dashboard):
+    for module in (metric_registry, dashboard_state):
         monkeypatch.setattr(module, "METRICS", (*METRICS, added))
-    monkeypatch.setattr(dashboard, "CHARTS", (*CHARTS, chart))
+    monkeypatch.setattr(dashboard_state, "CHARTS", (*CHARTS, chart))
     monkeypatch.setitem(metric_registry._TEACHER_STEMS, added.stem, added)
     key = "opd_align/good/reverse_kl/alignment/median"
     assert -1 <= logged_metrics(analysis)[key] == summary(analysis)[key] <= 1
     assert parse_key(key) == (added, "good/reverse_kl")
     assert "| `opd_align/<teacher>/<objective>/alignment/median` | Median alignment. |" in metrics_markdown()
-    assert dashboard.charts()[-1]["lines"] == [{"key": "alignment/median", "label": "", "half_width": None}]
-    assert "median" in [column["title"] for column in dashboard.columns()]
+    assert dashboard_state.charts()[-1]["lines"] == [
+        {"key": "alignment/median", "label": "", "half_width": None, "ends": None}
+    ]
+    assert "median" in [column["title"] for column in dashboard_state.columns()]
 
 
 def test_the_markdown_page_lists_every_metric() -> None:
@@ -244,7 +287,7 @@ def test_the_markdown_page_lists_every_metric() -> None:
     assert {line.count("|") for line in lines} == {7}
     for metric, line in zip(METRICS, lines, strict=True):
         assert line.startswith(f"| `{metric.key()}` | {metric.meaning} |")
-    assert "| −1 to 1 | higher | summary.json, log, dashboard: Alignment |" in lines[0]
+    assert "| −1 to 1 | higher | summary.json, log, dashboard: Alignment, " in lines[0]
     unbounded = replace(METRICS[0], bounds=(-inf, inf))
     assert metric_registry._range_text(unbounded) == "any"
 

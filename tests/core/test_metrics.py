@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from opd_align import metrics
+from opd_align.core.node_rows import select_rows
 from opd_align.types import REWARD, OpdAlignError
 
 FIELDS = {
@@ -268,7 +269,7 @@ def test_seed_affects_only_the_bootstrap():
     nodes = random_nodes(2)
     first, again, other = (metrics.noise_ceiling(nodes, seed=seed) for seed in (0, 0, 1))
     assert first == again
-    assert first.low != other.low
+    assert (first.low, first.high) != (other.low, other.high)
     assert first.ceiling == other.ceiling
 
 
@@ -689,3 +690,23 @@ def test_a_teacher_without_nodes_does_not_affect_others():
     assert same(metrics.teacher_ranking(both)[0], metrics.teacher_ranking(nodes)[0])
     assert same(metrics.selective_oracle(both), metrics.selective_oracle(nodes))
     assert same(metrics.correct_vs_incorrect(both), metrics.correct_vs_incorrect(nodes))
+
+
+# Rows that are selected once
+
+
+def test_selected_rows_give_the_same_statistics_as_the_table():
+    nodes = random_nodes(1)
+    rows = select_rows(nodes, None, "A")
+    assert select_rows(rows, None) is rows
+    assert metrics.teacher_ranking(rows) == [r for r in metrics.teacher_ranking(nodes) if r.teacher == "A"]
+    assert metrics.noise_ceiling(rows) == metrics.noise_ceiling(nodes, teacher="A")
+    assert select_rows(rows, None, "B").teachers == ["B"]
+
+
+def test_selected_rows_stay_those_of_their_teacher_where_a_measure_is_unknown():
+    nodes = random_nodes(1)
+    kl = [None if at % 3 == 0 else value for at, value in enumerate(nodes["kl"].to_pylist())]
+    nodes = nodes.set_column(nodes.column_names.index("kl"), "kl", pa.array(kl, pa.float64()))
+    rows = select_rows(nodes, None, "A")
+    assert metrics.divergence_filter(rows, "kl") == metrics.divergence_filter(nodes, "kl", teacher="A")

@@ -552,7 +552,7 @@ def test_a_custom_objective_against_success_is_harmful_everywhere(world: ExactWo
     matters = np.array(own["sr_range"]) > 0
     moves = np.array(own["update_norm"]) > 1e-6
     assert (matters & moves).sum() > 10
-    sure = matters & moves & (np.array(ideal["p_positive"]) == 1)
+    sure = matters & moves & (np.array(ideal["p_positive"]) > 0.99)
     assert sure.sum() > 10
     assert (np.array(own["alignment"])[sure] < -0.6).all()
     np.testing.assert_allclose(np.array(own["alignment"])[matters], -np.array(ideal["alignment"])[matters], atol=1e-9)
