@@ -8,10 +8,10 @@ VLLM_STAMP := .venv-vllm/.installed
 BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
 # Tests that need a model, an engine, a browser or several processes have suites of their own.
-UNMARKED := not real and not vllm and not browser and not distributed and not training and not ray
+UNMARKED := not real and not vllm and not browser and not distributed and not training and not ray and not wheel
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-all setup-suites check format test fuzz test-browser test-distributed test-ray test-s3 test-real test-training test-trl test-vllm \
+.PHONY: help setup setup-all setup-suites check format test fuzz test-browser test-distributed test-ray test-s3 test-real test-training test-trl test-vllm test-wheel \
 	bench bench-vllm prediction recipes-results demo docs clean
 
 help: ## list the targets
@@ -94,6 +94,19 @@ $(S3_STAMP): pyproject.toml
 test-s3: $(S3_STAMP) ## run directories in an object store: an S3 server on this machine
 	.venv-s3/bin/python -m pytest tests/runs/test_filesystem.py $(ARGS)
 
+# The wheel in an environment without the repository; our pins, so that torch is the same build as elsewhere.
+WHEEL_STAMP := .venv-wheel/.installed
+$(WHEEL_STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-wheel
+	@echo '*' > .venv-wheel/.gitignore
+	.venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt '.[hf,tasks,train]'
+	@touch $@
+
+test-wheel: setup $(WHEEL_STAMP) ## the built wheel in an empty environment: a run, a training, own data, mistakes
+	rm -rf build/wheel && $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w build/wheel .
+	.venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall build/wheel/*.whl
+	$(BIN)/python -m pytest -m wheel tests/with_wheel $(ARGS)
+
 test-real: $(REAL_STAMP) ## SmolLM2-135M-Instruct answers real questions
 	$(BIN)/python -m pytest -m real $(ARGS)
 
@@ -140,7 +153,7 @@ setup-all: ## install what all suites need
 	@$(MAKE) --no-print-directory -j 2 $(VLLM_STAMP) setup-suites
 
 setup-suites:
-	@for stamp in $(STAMP) $(REAL_STAMP) $(BROWSER_STAMP) $(DEEPSPEED_STAMP) $(RAY_STAMP) $(S3_STAMP); do \
+	@for stamp in $(STAMP) $(REAL_STAMP) $(BROWSER_STAMP) $(DEEPSPEED_STAMP) $(RAY_STAMP) $(S3_STAMP) $(WHEEL_STAMP); do \
 		$(MAKE) --no-print-directory $$stamp || exit 1; done
 
 clean: ## remove what was built or cached (keeps .venv)

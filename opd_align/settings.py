@@ -20,6 +20,10 @@ Precision = Literal["auto", "float32", "head", "native"]
 
 BATCH = 8192
 """Default number of rollouts requested at a time."""
+MIN_SAMPLING = 1e-6
+"""Smallest temperature and `top_p`; `1 / MIN_SAMPLING` is the largest temperature."""
+MAX_MEMORY_GIB = 1e6
+"""Largest memory for scoring: more than any machine has."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,11 @@ class Sampling:
         if not 0 < self.temperature < inf:
             raise OpdAlignError(
                 f"sampling: temperature must be above 0, not {self.temperature}; greedy decoding never branches"
+            )
+        if not MIN_SAMPLING <= self.temperature <= 1 / MIN_SAMPLING or 0 < self.top_p < MIN_SAMPLING:
+            raise OpdAlignError(
+                f"sampling: temperature must lie in [{MIN_SAMPLING:g}, {1 / MIN_SAMPLING:g}] and top_p be at least "
+                f"{MIN_SAMPLING:g}, or probabilities are not finite in float32; got {self.temperature} and {self.top_p}"
             )
         if not 0 < self.top_p <= 1 or self.top_k < 0 or self.max_tokens < 1:
             raise OpdAlignError(
@@ -71,8 +80,8 @@ class Scoring:
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
             raise OpdAlignError(f"precision must be one of {', '.join(get_args(Precision))}, not {self.precision!r}")
-        if self.memory_gib is not None and not 0 < self.memory_gib < inf:
-            raise OpdAlignError(f"memory_gib must be above 0, not {self.memory_gib}")
+        if self.memory_gib is not None and not 0 < self.memory_gib <= MAX_MEMORY_GIB:
+            raise OpdAlignError(f"memory_gib must be above 0 and at most {MAX_MEMORY_GIB:,.0f}, not {self.memory_gib}")
 
 
 @dataclass(frozen=True)

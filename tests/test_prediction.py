@@ -146,11 +146,15 @@ def test_correlations_of_many_rows_are_those_of_each_row(modules):
     assert np.isnan(modules.analysis.pearson(np.ones(4), y[0, :4]))
 
 
-def test_pooled_evaluations_raise_the_alarm_after_alignment_is_gone_and_not_before(modules):
-    good = [(0.3, 0.15)] * 4
-    assert min(modules.long.filtered(good)) > 0.9
-    faded = modules.long.filtered([*good, *[(-0.15, 0.15)] * 5])
-    assert faded[3] > modules.long.ALARM > faded[-1]
+def test_long_trainings_are_reported_with_the_alarm_of_their_evaluations(modules, tmp_path):
+    alignment = [0.3] * 4 + [-0.15] * 5
+    rows = [
+        {"step": 20 * n, "accuracy": 0.5 + 0.05 * min(n, 8 - n), "alignment": mean, "half_width": 0.3, "questions": 16}
+        for n, mean in enumerate(alignment)
+    ]
+    (tmp_path / "long-made.json").write_text(json.dumps(rows), encoding="utf-8")
+    found = modules.long.report(tmp_path)["made"]
+    assert found["best"] == 80
+    assert [row["level"] for row in found["rows"][:4]] == ["helps"] * 4
     # One bad reading after good ones is not enough.
-    assert modules.long.filtered([*good, (-0.15, 0.15)])[-1] > modules.long.ALARM
-    assert modules.long.filtered([*good, (float("nan"), float("nan"))])[-1] > 0.9
+    assert 80 < found["alarm"] <= 140

@@ -46,17 +46,19 @@ def analyze(args: argparse.Namespace) -> int:
     from opd_align.cli.running import run_study
     from opd_align.runs.rollout_store import check_reuse
     from opd_align.runs.run_directory import check_directory
+    from opd_align.study.build import Study
 
-    if args.dry_run:
+    if args.dry_run and args.hardware and not args.calibrate_from:  # needs no questions
         print_memory(args, config)
-        if args.hardware and not args.calibrate_from:
-            return 0
-    study = _checked(_with_room_to_grow(args, config))
+        return 0
+    study = Study(_with_room_to_grow(args, config))
+    study.check_analysis()
     args.out = args.out or Path("runs") / study.name
     check_directory(args.out, "analysis")
     if args.reuse is not None:
         check_reuse(args.reuse)
     if args.dry_run:
+        print_memory(args, config)
         return _print_plan(args, study)
     where = _cluster(args) if args.engine == "ray" else other_processes(args, config)
     analysis = run_study(args, placed_study(study) if where is None else study, where)
@@ -261,9 +263,9 @@ def _print_screening(directory: AnyPath, folder: AnyPath | None) -> int:
     from opd_align.teachers.screening import load_screening
 
     tables = screening_tables(*load_screening(directory))
-    Console().print(console_group(tables))
     if folder is not None:
         write_table_files(tables, folder)
+    Console().print(console_group(tables))
     return 0
 
 
@@ -343,30 +345,12 @@ def compare(args: argparse.Namespace) -> int:
     from opd_align.runs.run_directory import RunDirectory
 
     tables = compare({str(directory): RunDirectory.load(directory) for directory in args.directories})
-    Console().print(console_group(tables))
+    # Written before anything is printed, so that an error is not the last of many lines.
     if args.tables:
         write_table_files(tables, args.tables)
+    Console().print(console_group(tables))
+    if args.tables:
         print(f"tables  {args.tables}")
-    return 0
-
-
-def dashboard(args: argparse.Namespace) -> int:
-    from opd_align.report.history import training_folder
-    from opd_align.report.server import DashboardServer, DashboardState
-
-    folder = training_folder(args.directory)
-    state = DashboardState(folder, title=args.directory.resolve().name)
-    if args.once:
-        print(f"page       {state.write(args.out or folder / 'dashboard.html').resolve().as_uri()}")
-        return 0
-    with DashboardServer(state, args.port) as server:
-        page = state.write(args.out or folder / "dashboard.html")
-        print(f"page       {page.resolve().as_uri()}")
-        print(f"dashboard  {server.url}    press Ctrl-C to stop", flush=True)
-        try:
-            server.follow(page)
-        except KeyboardInterrupt:
-            say()
     return 0
 
 

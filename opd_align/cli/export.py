@@ -8,16 +8,18 @@ from opd_align.cli.terminal import say
 
 
 def export(args: argparse.Namespace) -> int:
-    from opd_align.runs.filesystem import check_output
+    from opd_align.runs.filesystem import check_output, real_path
     from opd_align.runs.run_directory import RunDirectory
     from opd_align.study.export import pivotal_rows, preference_pairs, write_json_lines
     from opd_align.types import OpdAlignError, counted
 
     if args.pivotal is None and args.preferences is None:
         raise OpdAlignError("nothing to write: name --pivotal FILE, --preferences FILE, or both")
-    for file in (args.pivotal, args.preferences):
-        if file is not None:
-            check_output(file)
+    files = [file for file in (args.pivotal, args.preferences) if file is not None]
+    if len({str(real_path(file)) for file in files}) < len(files):
+        raise OpdAlignError(f"--pivotal and --preferences both name {str(args.pivotal)!r}; name two files")
+    for file in files:
+        check_output(file)
     analysis = RunDirectory.load(args.directory)
     thresholds = {"min_difference": args.min_difference, "confidence": args.confidence}
     if args.pivotal is not None:

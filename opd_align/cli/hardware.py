@@ -54,15 +54,22 @@ def other_processes(args: argparse.Namespace, config: StudyConfig) -> list[Slot]
     if args.gpus is None and not visible_gpus():
         return cpu_slots(args.processes)
     numbers = list(range(len(visible_gpus()))) if args.gpus is None else parse_gpu_numbers(args.gpus)
-    plan = plan_memory(config, visible_gpus(numbers))
+    gpus = visible_gpus(numbers)
+    plan = plan_memory(config, gpus)
     check_memory(plan)
     if args.processes is not None and args.processes > plan.processes:
         raise OpdAlignError(
             f"--processes {args.processes} needs more than {len(numbers)} GPUs: each process has {len(plan.gpus)}"
         )
     count = len(plan.gpus)
-    teams = [numbers[at * count : (at + 1) * count] for at in range(args.processes or plan.processes)]
-    return [Slot(f"GPU {', '.join(map(str, team))}", visible_devices(team)) for team in teams]
+    slots = []
+    for at in range(args.processes or plan.processes):
+        team = slice(at * count, (at + 1) * count)
+        # Measured before any process is started: one that is started again finds the memory of the dead one in use.
+        share = min(gpu.free_bytes / gpu.total_bytes for gpu in gpus[team])
+        name = f"GPU {', '.join(map(str, numbers[team]))}"
+        slots.append(Slot(name, visible_devices(numbers[team]), gpu_share=share))
+    return slots
 
 
 def placed_study(study: Study) -> Study:

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 from opd_align.backends.base import BACKENDS
-from opd_align.cli import commands, editor, watching
+from opd_align.cli import commands, editor, watching, workspace
 from opd_align.cli.completion import SHELLS
 from opd_align.cli.export import export
+from opd_align.cli.monitoring import DASHBOARD, add_dashboard_arguments, dashboard
 from opd_align.cli.suggestions import Parser
-from opd_align.cli.terminal import complain
+from opd_align.cli.terminal import complain, print_in_any_encoding
 from opd_align.core.objectives import OBJECTIVES
 from opd_align.runs.filesystem import AnyPath, as_path
 from opd_align.settings import Allocation, Method
@@ -46,6 +47,7 @@ Measures, token by token, whether a teacher's distillation update points toward 
   opd-align train gkd_incorrect_only                   start a training recipe; without a name, list all recipes
   opd-align dashboard OUTPUT_DIR                       monitor a training that uses AlignmentCallback
   opd-align watch OUTPUT_DIR                           evaluate the checkpoints of a training from outside
+  opd-align workspace OUTPUT_DIR --project NAME        make a W&B workspace for a training
   opd-align merge runs/first runs/second --out DIR     merge runs on different questions into one
 
 Run `opd-align COMMAND --help` for the options of a command.
@@ -158,17 +160,6 @@ Starts a training recipe with `accelerate launch` and prints the command. Withou
   opd-align train gkd_incorrect_only --help                                   all options of the recipe
 """
 
-DASHBOARD = """\
-Shows a running or finished training that uses AlignmentCallback: alignment, oracle, filter, pass rate and cost per
-step, and the tokens of its rollouts. OUTPUT_DIR is the trainer's output_dir. Writes a self-contained HTML page, serves
-it on localhost, and updates it until Ctrl-C.
-
-  opd-align dashboard runs/gkd
-  opd-align dashboard runs/gkd --port 8765        on a remote machine: run ssh -L 8765:127.0.0.1:8765 HOST locally,
-                                                  then open the printed address
-  opd-align dashboard runs/gkd --once --out training.html                    write the page and exit
-"""
-
 WATCH = """\
 Evaluates the checkpoints of a training as they appear, in this process: on another GPU, on another machine that sees
 OUTPUT_DIR, or in a Ray actor. The training never waits for it. Writes what AlignmentCallback writes: run directories
@@ -192,6 +183,7 @@ A training without the callback is over when the file OUTPUT_DIR/opd_align/train
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `opd-align`; returns the exit code."""
+    print_in_any_encoding()
     parser = _parser()
     args = parser.parse_args(argv)
     if args.version:
@@ -295,18 +287,14 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument(
         "flags", nargs=argparse.REMAINDER, metavar="...", help="--config NAME or FILE, and options of the recipe"
     )
-    dashboard = command("dashboard", commands.dashboard, "monitor a training with AlignmentCallback", DASHBOARD)
-    dashboard.add_argument("directory", type=Path, metavar="OUTPUT_DIR", help="output_dir of the trainer")
-    dashboard.add_argument(
-        "--out", type=Path, metavar="FILE", help="HTML file to write (default: OUTPUT_DIR/opd_align/dashboard.html)"
-    )
-    dashboard.add_argument("--port", type=int, default=0, metavar="N", help="port to serve on (default: any free port)")
-    dashboard.add_argument("--once", action="store_true", help="write the page and exit")
+    add_dashboard_arguments(command("dashboard", dashboard, "monitor a training with AlignmentCallback", DASHBOARD))
     watch = command("watch", watching.watch, "evaluate the checkpoints of a training from outside", WATCH)
     watch.add_argument("directory", type=Path, metavar="OUTPUT_DIR", help="where the training writes its checkpoints")
-    _add_watch_arguments(watch)
+    watching.add_arguments(watch)
     _add_study_arguments(watch)
     _add_settings_arguments(watch)
+    in_wandb = command("workspace", workspace.workspace, "make a W&B workspace for a training", workspace.DESCRIPTION)
+    workspace.add_arguments(in_wandb)
     completion = command("completion", editor.completion, "completion script of a shell", COMPLETION)
     completion.add_argument("shell", choices=SHELLS)
     completion.set_defaults(parser=parser)
@@ -338,30 +326,6 @@ def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokenizer", metavar="MODEL", help="the student's tokenizer (default: the one that the run names)"
     )
-
-
-def _add_watch_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("watching")
-    group.add_argument(
-        "--checkpoints", metavar="GLOB",
-        help="folders within OUTPUT_DIR to evaluate (default: snapshots of the callback, else every checkpoint)",
-    )  # fmt: skip
-    group.add_argument("--until-step", type=int, metavar="N", help="stop after step N is evaluated")
-    group.add_argument("--idle-timeout", type=float, metavar="S", help="stop after S seconds without a checkpoint")
-    group.add_argument("--once", action="store_true", help="evaluate what is there, then stop")
-    group.add_argument(
-        "--poll", type=float, default=2.0, metavar="S", help="look for checkpoints every S seconds (default: 2)"
-    )
-    group.add_argument(
-        "--settle", type=float, default=5.0, metavar="S",
-        help="read a checkpoint after it has not changed for S seconds (default: 5)",
-    )  # fmt: skip
-    group.add_argument("--device", metavar="DEVICE", help="torch device of all models, such as cuda:1")
-    group.add_argument("--verifier", metavar="MODULE:NAME", help="grade with this reward function instead")
-    group.add_argument(
-        "--wandb", choices=("auto", "training", "own", "off"), default="auto",
-        help="log to the W&B run of the training, or to an own one (default: own, if the training reports to W&B)",
-    )  # fmt: skip
 
 
 def _add_study_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from opd_align.cli.terminal import say
@@ -18,8 +19,35 @@ STUDY_FLAGS = (
 """Flags that describe what to evaluate, for trainings that do not say so themselves."""
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of watching itself; those of a study follow."""
+    group = parser.add_argument_group("watching")
+    group.add_argument(
+        "--checkpoints", metavar="GLOB",
+        help="folders within OUTPUT_DIR to evaluate (default: snapshots of the callback, else every checkpoint)",
+    )  # fmt: skip
+    group.add_argument("--until-step", type=int, metavar="N", help="stop after step N is evaluated")
+    group.add_argument("--idle-timeout", type=float, metavar="S", help="stop after S seconds without a checkpoint")
+    group.add_argument("--once", action="store_true", help="evaluate what is there, then stop")
+    group.add_argument(
+        "--poll", type=float, default=2.0, metavar="S", help="look for checkpoints every S seconds (default: 2)"
+    )
+    group.add_argument(
+        "--settle", type=float, default=5.0, metavar="S",
+        help="read a checkpoint after it has not changed for S seconds (default: 5)",
+    )  # fmt: skip
+    group.add_argument("--device", metavar="DEVICE", help="torch device of all models, such as cuda:1")
+    group.add_argument("--verifier", metavar="MODULE:NAME", help="grade with this reward function instead")
+    group.add_argument(
+        "--wandb", choices=("auto", "training", "own", "off"), default="auto",
+        help="log to the W&B run of the training, or to an own one (default: own, if the training reports to W&B)",
+    )  # fmt: skip
+    group.add_argument(
+        "--no-alerts", action="store_true", help="do not warn when a teacher stops helping, or harms the student"
+    )
+
+
 def watch(args: argparse.Namespace) -> int:
-    from opd_align.report.history import FOLDER
     from opd_align.study.checkpoints import check_pattern
     from opd_align.study.watch_config import check_output_dir
     from opd_align.types import OpdAlignError
@@ -28,15 +56,28 @@ def watch(args: argparse.Namespace) -> int:
     for name, value in (("idle-timeout", args.idle_timeout), ("poll", args.poll), ("settle", args.settle)):
         if value is not None and not 0 <= value < float("inf"):
             raise OpdAlignError(f"--{name} must be a number of seconds, not {value}")
+    if args.until_step is not None and args.until_step < 0:
+        raise OpdAlignError(f"--until-step must be 0 or more, not {args.until_step}")
     if args.checkpoints is not None:
         check_pattern(args.checkpoints)
-    spec, snapshots = _spec(args)
-
-    from opd_align.study.watch import Until, Watcher
-    from opd_align.study.watch_tracking import wandb_rows
-
     # What the evaluation logs (excluded questions, verifier failures) belongs to this command's output.
     logging.basicConfig(format="opd-align: %(message)s", level=logging.WARNING)
+    count = _watch(args)
+    while count is None:
+        count = _watch(args)
+    say(f"{count} checkpoint{'s' if count != 1 else ''} evaluated")
+    return 0
+
+
+def _watch(args: argparse.Namespace) -> int | None:
+    """Watches to the end, and returns the number of evaluations; `None` if the training has other settings by now."""
+    from opd_align.report.history import FOLDER
+
+    spec, snapshots = _spec(args)
+
+    from opd_align.study.watch import TrainingRestarted, Until, Watcher
+    from opd_align.study.watch_tracking import wandb_rows
+
     rows = wandb_rows(args.directory / FOLDER, args.wandb, spec.wandb)
     watcher = Watcher(
         args.directory, spec, pattern=args.checkpoints, snapshots=snapshots, poll_s=args.poll, settle_s=args.settle,
@@ -44,12 +85,13 @@ def watch(args: argparse.Namespace) -> int:
     )  # fmt: skip
     say(f"watching {args.directory}; to see the results: opd-align dashboard {args.directory}")
     try:
-        count = watcher.run(Until(args.until_step, args.idle_timeout, args.once))
+        return watcher.run(Until(args.until_step, args.idle_timeout, args.once))
+    except TrainingRestarted as error:
+        say(f"{error}; reading them")
+        return None
     finally:
         if rows is not None:
             rows.finish()
-    say(f"{count} checkpoint{'s' if count != 1 else ''} evaluated")
-    return 0
 
 
 def _spec(args: argparse.Namespace) -> tuple[WatchSpec, bool]:
@@ -82,4 +124,6 @@ def _spec(args: argparse.Namespace) -> tuple[WatchSpec, bool]:
         from opd_align.study.watched_models import on_device
 
         spec = on_device(spec, args.device)
+    if args.no_alerts:
+        spec = replace(spec, alerts_on=())
     return spec, not given

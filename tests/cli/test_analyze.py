@@ -178,6 +178,7 @@ def test_a_resumed_run_cannot_be_used_for_speed(run, tmp_path):
 
 def test_a_run_with_another_student_or_task_is_refused_for_calibration(run, tmp_path, capsys):
     command = ["analyze", *SMALL, "--dry-run", "--calibrate-from", str(run), "--out", str(tmp_path / "plan")]
+    command += ["--teachers", "Self-1C"]
     assert main([*command, "--student", "embedded:teacher"]) == 2
     assert "another student (student there, teacher here)" in capsys.readouterr().err
     data = tmp_path / "own.jsonl"
@@ -226,7 +227,7 @@ def test_a_calibration_with_another_budget_gives_a_note(run, tmp_path, capsys):
     ("options", "message"),
     [
         (["--dry-run", "--hardware", "0x80"], "COUNTxGB, such as 1x80"),
-        (["--dry-run", "--gpus", "8"], "there is no GPU 8; no GPUs are visible"),
+        (["--dry-run", "--gpus", "8"], "there is no GPU 8; no GPU is visible"),
         (["--dry-run", "--tokens-per-second", "-1"], "a speed above 0"),
         (["--dry-run", "--tokens-per-second", "0"], "a speed above 0"),
         (["--dry-run", "--tokens-per-second", "inf"], "a speed above 0"),

@@ -132,8 +132,23 @@ def test_an_output_directory_with_other_files_is_refused_before_a_model_is_loade
     assert [file.name for file in taken.iterdir()] == ["notes.txt"]
     assert main(["analyze", "--limit", "1", "--out", str(taken / "notes.txt")]) == 2
     assert "is a file" in capsys.readouterr().err
+    assert main(["analyze", "--limit", "1", "--out", str(taken / "notes.txt" / "run")]) == 2
+    assert "cannot be created: " in capsys.readouterr().err
+    (tmp_path / "loop").symlink_to("loop")
+    for link in ("loop", "loop/run"):
+        assert main(["analyze", "--limit", "1", "--out", str(tmp_path / link)]) == 2
+        assert "is a link to something that does not exist" in capsys.readouterr().err
     assert main(["analyze", "--limit", "1", "--bins", "hard", "--out", str(tmp_path / "run")]) == 2
     assert "bins select from a screening" in capsys.readouterr().err
+
+
+def test_an_estimate_is_refused_before_anything_is_printed(tmp_path, capsys) -> None:
+    none = ["--data", str(tmp_path / "none.jsonl"), "--set", "task={name: mine, kind: number}"]
+    for mistake in (none, ["--objectives", ""]):
+        assert main(["analyze", "--dry-run", "--limit", "1", "--out", str(tmp_path / "run"), *mistake]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert printed.err.count("\n") == 1
 
 
 def test_a_file_that_is_not_utf8_is_reported_with_the_line(tmp_path, capsys) -> None:

@@ -17,11 +17,13 @@ from typing import Any
 from opd_align.study.process_worker import serve
 from opd_align.types import OpdAlignError
 
+MAX_DEATHS = 3
+
 
 class ScriptedWorker:
     """Finishes its work after noting where it was done, unless the folder says otherwise."""
 
-    def __init__(self, context: Any, config: Any, path: str, reuse: str | None) -> None:
+    def __init__(self, context: Any, config: Any, path: str, reuse: str | None, gpu_share: float) -> None:
         self.context, self.folder = context, Path(path)
 
     def analyze(self, index: int, group: Any, demonstrations: Any) -> Any:
@@ -31,6 +33,12 @@ class ScriptedWorker:
         self.context.send(("sampling", index, 9))
         if (self.folder / f"die-{where}").exists() or (self.folder / f"die-{index}").exists():
             print("out of memory, says the scripted worker", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        forking = self.folder / f"die-with-child-{index}"
+        if forking.exists():
+            forking.unlink()
+            if not os.fork():  # as an engine that is forked, it has the pipe open too
+                time.sleep(600)
             os.kill(os.getpid(), signal.SIGKILL)
         once = self.folder / f"die-once-{index}"
         if once.exists():
@@ -46,8 +54,10 @@ class ScriptedWorker:
             (self.folder / "hanging").write_text(f"{os.getpid()} {engine.pid}")
             while True:
                 time.sleep(1)
-        if (self.folder / "slow").exists():
-            time.sleep(0.3)
+        if (self.folder / "wait-for-nine").exists():  # until another slot was tried often enough to be given up
+            end = time.monotonic() + 120
+            while (self.folder / "log").read_text().count(" nine ") < MAX_DEATHS and time.monotonic() < end:
+                time.sleep(0.05)
         # Shaped like a `WorkerResult`, whose imports would take longer than everything else here.
         done = SimpleNamespace(results=[(where, index)], usage=SimpleNamespace(tokens=1, seconds=1.0))
         return SimpleNamespace(index=index, done=done, damaged_files=[])

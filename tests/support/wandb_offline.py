@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-BLOCK, HEADER = 32768, 7
+import pytest
+
+BLOCK, HEADER, PATIENCE_S = 32768, 7, 60
 
 
-def records(file: Path) -> Iterator[Any]:
-    """The protocol's records, one after the other."""
+def use(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets W&B write to `folder`; it reads its environment once, so what an earlier test has set is torn down."""
+    import wandb
+
+    for name, value in {"MODE": "offline", "SILENT": "true", "DIR": str(folder)}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    wandb.teardown()
+
+
+def records(file: Path) -> list[Any]:
+    """The protocol's records of a run that was finished: W&B's own process may write them a moment later."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        found = list(_parsed(file.read_bytes()))
+        if any(record.WhichOneof("record_type") == "exit" for record in found) or time.monotonic() > deadline:
+            return found
+        time.sleep(0.1)
+
+
+def _parsed(data: bytes) -> Iterator[Any]:
     from wandb.proto.wandb_internal_pb2 import Record
 
-    data = file.read_bytes()
     assert data[:4] == b":W&B", "not a W&B file"
     at, parts = 7, []
     while at + HEADER <= len(data):
