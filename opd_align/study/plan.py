@@ -30,8 +30,9 @@ from opd_align.types import OpdAlignError, SampleRequest
 
 ROLLOUTS_PER_QUESTION = 16
 """Rollouts per question that are sampled to measure length and speed."""
-TIMED_ROLLOUTS = 8
-"""Rollouts that are sampled before every analysis, to say how long it will take."""
+TIMED_ROLLOUTS, TIMED_S = 8, 4.0
+"""Rollouts that are sampled before every analysis, to say how long it will take, and then four times as many until they
+take so many seconds: a batch of eight says little about batches of a hundred, which are far faster per token."""
 FEW = 4
 """Rollouts at once below which a GPU is mostly waiting for its memory."""
 MIN_TIMED_FRACTION = 0.95
@@ -160,6 +161,16 @@ def measure(study: Study, questions: int = 2, *, rollouts: int = ROLLOUTS_PER_QU
     return Measured(float(sampled.length_R.mean()), len(sampled.tokens) / seconds)
 
 
+def measure_growing(study: Study) -> tuple[Measured, int]:
+    """Measures in batches that grow up to the budget's initial rollouts; also returns the size of the last one."""
+    rollouts, most = TIMED_ROLLOUTS, max(study.config.budget.initial, TIMED_ROLLOUTS)
+    while True:
+        measured = measure(study, 1, rollouts=rollouts)
+        if rollouts == most or rollouts * measured.length / measured.tokens_per_second >= TIMED_S:
+            return measured, rollouts
+        rollouts = min(4 * rollouts, most)
+
+
 def expected_duration(study: Study, n_questions: int, most: int) -> str:
     """How long an analysis will take, in a sentence, from a few timed rollouts.
 
@@ -168,7 +179,7 @@ def expected_duration(study: Study, n_questions: int, most: int) -> str:
         n_questions: Number of questions that are analyzed for certain.
         most: Number of questions that may be analyzed.
     """
-    measured = measure(study, 1, rollouts=TIMED_ROLLOUTS)
+    measured, rollouts = measure_growing(study)
     budget = study.config.budget
     futures = any(objective.signal == "future" for objective in study.config.settings().objectives)
     seconds = planned(budget, 1, len(study.teacher_specs), measured, futures=futures).seconds
@@ -176,7 +187,7 @@ def expected_duration(study: Study, n_questions: int, most: int) -> str:
     return (
         f"Expected: at most about {_duration(n_questions * seconds)} for {n_questions:,} questions{more} "
         f"({measured.tokens_per_second:,.0f} tokens/s and {measured.length:,.0f} tokens per completion, measured on "
-        f"{TIMED_ROLLOUTS} rollouts; scoring and demonstrations come in addition)."
+        f"{rollouts} rollouts; scoring and demonstrations come in addition)."
     )
 
 

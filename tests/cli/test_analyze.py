@@ -6,6 +6,7 @@ All tests share one small run, started through the command line.
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections import defaultdict
@@ -18,6 +19,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from opd_align.backends.exact import ExactWorld
 from opd_align.backends.loading import load_model, weight_bytes
 from opd_align.cli.main import main
 from opd_align.core.engine import Analysis
@@ -25,10 +27,11 @@ from opd_align.report.provenance import Provenance
 from opd_align.runs.filesystem import as_path
 from opd_align.runs.run_directory import RunDirectory, Usage
 from opd_align.settings import Budget
+from opd_align.study import plan as plan_module
 from opd_align.study.build import Study
 from opd_align.study.config import builtin_configs, read_config
-from opd_align.study.plan import Measured, calibrated, measure, planned, targeted_rollouts
-from opd_align.types import Failure, OpdAlignError, Question, Rollouts
+from opd_align.study.plan import Measured, calibrated, measure, measure_growing, planned, targeted_rollouts
+from opd_align.types import Failure, OpdAlignError, Question, Rollouts, SampleRequest
 
 # Two problems whose changes are easily misread ("brought back", "given away").
 SMALL = [
@@ -164,6 +167,23 @@ def test_a_failing_student_gives_an_error_instead_of_a_plan():
 
     with pytest.raises(OpdAlignError, match="no estimate is possible: out of memory"):
         measure(SimpleNamespace(student=Failing(), usable_questions=[Question("q")]))
+
+
+def test_the_speed_is_measured_in_batches_like_those_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, sizes = ExactWorld.random(0, length=20), []
+
+    class Counting:
+        def sample(self, requests: list[SampleRequest]) -> Rollouts:
+            sizes.append(requests[0].n)
+            return world.sample(requests)
+
+    budget = Budget(initial=200)
+    study = SimpleNamespace(student=Counting(), usable_questions=[Question("q")], config=SimpleNamespace(budget=budget))
+    monkeypatch.setattr(plan_module, "TIMED_S", math.inf)  # a machine that is never slow
+    assert measure_growing(study)[1] == 200
+    assert [size for size in sizes if size > 2] == [8, 32, 128, 200]
+    monkeypatch.setattr(plan_module, "TIMED_S", 0.0)
+    assert measure_growing(study)[1] == 8
 
 
 def test_a_resumed_run_cannot_be_used_for_speed(run, tmp_path):
