@@ -1,7 +1,7 @@
 """Gates from the literature, a few lines each over the protocol of `gates`; one that differs from its paper says so.
 
-`SignAgrees` (in `gates`) and `ContrastiveContexts` (in `contrast`: it makes forward passes of its own) are others. `NAMED`
-lists all that a recipe can select by name.
+`SignAgrees` (in `gates`) and `ContrastiveContexts` (in `contrast`: it makes forward passes of its own) are others.
+`NAMED` lists all that a recipe can select by name.
 """
 
 from __future__ import annotations
