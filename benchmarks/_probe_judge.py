@@ -2,8 +2,8 @@
 
 Defined before any result was seen. At each node, Spearman's correlation of a candidate's scores with the posterior
 means of Q over the children in `S_u`; a candidate that scores all children alike has 0. Over nodes, the mean weighted
-by the SR range; beside it, the plain mean over nodes whose SR range is at least `REAL_SPREAD`. Intervals: bootstrap over
-questions.
+by the SR range; beside it, the plain mean over nodes whose SR range is at least `REAL_SPREAD`. Intervals: bootstrap
+over questions.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class ValueHead:
 
 
 def fit_value_head(paths: Sequence[PathStates], *, units: int, seed: int = 0) -> ValueHead:
-    """A value head, linear (`units` = 0) or with a hidden layer; as with the probe, a fifth of the questions stops it."""
+    """A value head, linear (`units` = 0) or with a hidden layer; a fifth of the questions decides when to stop."""
     names = sorted({each.question for each in paths})
     order = np.random.default_rng(seed).permutation(len(names))
     held = {names[index] for index in order[: max(1, round(0.2 * len(names)))]}

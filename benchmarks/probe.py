@@ -1,9 +1,9 @@
 """A success probe beside what gates use today: which candidate knows the better of two next tokens?
 
 The embedded student, trees on questions of the training split (candidates that learn are fitted on them) and on
-questions of the test split (all are judged on them). Judged by rank correlation within nodes with the posterior means of
-Q, and by what a gate made of each candidate would keep of a good, a noisy and a harmful teacher. `_probe_judge.py` has
-the definitions.
+questions of the test split (all are judged on them). Judged by rank correlation within nodes with the posterior means
+of Q, and by what a gate made of each candidate would keep of a good, a noisy and a harmful teacher. The definitions
+are in `_probe_judge.py`.
 
     python benchmarks/probe.py [--quick] [--json FILE] [--folder FOLDER] [--train N] [--judge M]
 """
@@ -160,7 +160,7 @@ def show(figures: dict[str, Any]) -> None:
     console.print(
         f"{figures['questions']['train']} questions to fit on, {figures['questions']['judged']} to judge on, "
         f"{figures['nodes']} nodes ({figures['nodes_with_real_spread']} with an SR range of {REAL_SPREAD} or more), "
-        f"{figures['seconds']:.0f} s. Split halves agree at {figures['split_half']:.2f}: a perfect candidate would have "
+        f"{figures['seconds']:.0f} s. Split halves agree at {figures['split_half']:.2f}: a perfect one would have "
         f"about {figures['ceiling']:.2f}."
     )
     table = Table("candidate", "weighted by SR range", "nodes with spread", "probe − candidate", title="Within nodes")
