@@ -85,7 +85,8 @@ def examples_of(analysis: Analysis, hidden_states: HiddenStates) -> ProbeExample
     variance_C = q_C * (1 - q_C) / np.maximum(table["effective"].to_numpy().astype(float), 1e-9)
     path_of_C, first_U = group_rows(codes_C, path_C)
     names = [str(name) for name in question.dictionary.to_pylist()]
-    usable_C = table["significant"].to_numpy() & np.isfinite(q_C)
+    # The student's own `S_u`: what only a teacher proposes is hardly ever sampled.
+    usable_C = table["significant"].to_numpy() & np.isfinite(q_C) & (own_C | (p_C > analysis.settings.rules.tau))
     node_of_C, first_N = group_rows(path_of_C, depth_C)
     size_N = np.bincount(node_of_C, usable_C, len(first_N))
     usable_C &= size_N[node_of_C] >= 2
@@ -163,7 +164,7 @@ def fit_probe(
     rank: int = 16,
     max_steps: int = 400,
     learning_rate: float = 3e-3,
-    weight_decay: float = 0.1,
+    weight_decay: float = 3.0,
     seed: int = 0,
 ) -> SuccessProbe:
     """Fits a probe; the number of steps is the best one on a fifth of the questions, which the weights never see.
@@ -186,7 +187,8 @@ def fit_probe(
     train, validation = examples.select(order[cut:]), examples.select(order[:cut])
     shift_H, scale_H = train.hidden_NH.mean(0), train.hidden_NH.std(0, correction=0).clamp_min(1e-3)
     mean_E, std_E = embedding_VE.float().mean(0), embedding_VE.float().std(0, correction=0).clamp_min(1e-6)
-    embedding = ((embedding_VE.float() - mean_E) / std_E).detach()
+    # Of unit length on average: otherwise the first step of AdamW, of the same size for every weight, is too large.
+    embedding = ((embedding_VE.float() - mean_E) / std_E / embedding_VE.shape[1] ** 0.5).detach()
     width, columns = embedding.shape[1], train.hidden_NH.shape[1]
     node_RH = torch.randn(rank, columns, generator=generator) / columns**0.5
     # Zero: a probe that has learned nothing scores all tokens alike.
