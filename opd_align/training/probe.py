@@ -208,7 +208,7 @@ def fit_probe(
     found = [weight.detach().clone() for weight in weights]
     for step in range(1, max_steps + 1):
         optimizer.zero_grad()
-        loss(train).backward()
+        torch.autograd.backward(loss(train))
         optimizer.step()
         with torch.no_grad():
             now = float(loss(validation))
