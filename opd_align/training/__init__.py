@@ -11,7 +11,10 @@ from typing import Any
 _MODULE_OF = {
     "AlignmentCallback": "callback",
     "CalibratedDivergence": "calibrated_gate",
+    "ContrastiveContexts": "contrast",
     "DivergenceAbove": "gates",
+    "EntropyDivergence": "published_gates",
+    "FirstPart": "published_gates",
     "FunctionGate": "gates",
     "Gate": "gates",
     "GateBatch": "gates",
@@ -22,6 +25,7 @@ _MODULE_OF = {
     "Open": "gates",
     "SDPOGate": "trainers.sdpo",
     "SignAgrees": "gates",
+    "Teachable": "published_gates",
     "check_trainer_setup": "doctor",
 }
 

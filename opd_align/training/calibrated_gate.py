@@ -18,7 +18,8 @@ from torch import Tensor
 from opd_align.core import metrics
 from opd_align.core.engine import Analysis
 from opd_align.settings import Settings
-from opd_align.training.gates import DivergenceAbove, Gate, GateBatch, check_measure
+from opd_align.training.gates import DivergenceAbove, Gate, GateBatch
+from opd_align.training.measures import check_measure
 from opd_align.types import OpdAlignError
 
 logger = logging.getLogger(__name__)

@@ -16,11 +16,21 @@ import torch
 from torch import Tensor
 
 from opd_align.training import trl_compat
-from opd_align.training.gates import LOG_RATIO, READABLE, STUDENT_LOG_PROB, TEACHER_LOG_PROB, GateBatch
+from opd_align.training.gates import GateBatch
+from opd_align.training.measures import (
+    LOG_RATIO,
+    READABLE,
+    STUDENT_LOG_PROB,
+    TEACHER_LOG_PROB,
+    TEACHER_MASS,
+    mass_on_top,
+)
 from opd_align.training.trl_compat import ChunkedDivergenceFunction, ChunkedLogProbFunction, maybe_gather_lm_head_ctx
 from opd_align.types import OpdAlignError
 
 VOCABULARY_CHUNK = 32768
+TOKEN_CHUNK = 256
+"""Tokens whose logits are in memory at once, for a measure that needs the student's most likely tokens."""
 BETA_OF = {"kl": 1.0, "js": 0.5}
 
 
@@ -78,6 +88,8 @@ class KernelCall:
             return self.scatter(self._log_prob(self.student, self.student_scale))
         if name == TEACHER_LOG_PROB:
             return self.scatter(self._log_prob(self.teacher, self.teacher_scale))
+        if name == TEACHER_MASS:
+            return self.scatter(self._teacher_mass())
         raise OpdAlignError(f"there is no measure {name!r}; choose from {', '.join(READABLE)}")
 
     def _log_prob(self, side: tuple[Any, ...], scale: tuple[Any, ...]) -> Tensor:
@@ -88,6 +100,24 @@ class KernelCall:
                 *side, tokens_N, self.temperature, VOCABULARY_CHUNK, softcapping, logit_scale, ()
             )
         return outputs[0]
+
+    def _teacher_mass(self) -> Tensor:
+        parts = [self.divergence_N.new_zeros(0)]
+        with maybe_gather_lm_head_ctx(*self.student[1:], *self.teacher[1:]):
+            for start in range(0, len(self.divergence_N), TOKEN_CHUNK):
+                rows = slice(start, start + TOKEN_CHUNK)
+                student_NV = self._logits(self.student, self.student_scale, rows)
+                parts.append(mass_on_top(student_NV, self._logits(self.teacher, self.teacher_scale, rows).softmax(-1)))
+        return torch.cat(parts)
+
+    def _logits(self, side: tuple[Any, ...], scale: tuple[Any, ...], rows: slice) -> Tensor:
+        hidden_NH, weight_VH, bias_V = side
+        logit_scale, softcapping = scale
+        logits_NV = (hidden_NH[rows] @ weight_VH.to(hidden_NH.dtype).t()).float()
+        logits_NV = (logits_NV if bias_V is None else logits_NV + bias_V.float()) * logit_scale
+        if softcapping is not None:
+            logits_NV = softcapping * torch.tanh(logits_NV / softcapping)
+        return logits_NV / self.temperature
 
     def select(self, values_BT: Tensor) -> Tensor:
         return values_BT[self.batch.mask_BT] if self._compact else values_BT.reshape(-1)

@@ -155,10 +155,36 @@ class GateRuntime:
         outcome_B = torch.tensor([int(outcome) for outcome in outcomes], device=self.accelerator.device)
         return outcome_B.masked_fill(truncated_B.to(outcome_B.device), int(Outcome.INCORRECT))
 
+    @property
+    def reads_columns(self) -> bool:
+        """Whether the gate needs the data set's columns: its verifier or its scorer reads them."""
+        return self.verifier is not None or self.gate.scorer is not None
+
+    def scores(
+        self,
+        prompts: Sequence[Any],
+        token_ids: Sequence[Sequence[int]],
+        columns: Mapping[str, Sequence[Any]],
+        mask_BT: Tensor,
+    ) -> Tensor | None:
+        """What the gate's scorer returns for this process's completions, in the mask's shape; `None` without one."""
+        if self.gate.scorer is None:
+            return None
+        scored = self.gate.scorer(self._trainer, prompts, token_ids, columns)
+        if [len(row) for row in scored] != [len(row) for row in token_ids]:
+            raise OpdAlignError(f"the scorer of the gate {self.gate.name!r} must return one number per token")
+        values_N = torch.tensor([value for row in scored for value in row], dtype=torch.float32, device=mask_BT.device)
+        return scatter(values_N, mask_BT.bool())
+
     def make_batch(
-        self, token_ids_BT: Tensor, mask_BT: Tensor, outcome_B: Tensor | None, measure: Measure = no_measures
+        self,
+        token_ids_BT: Tensor,
+        mask_BT: Tensor,
+        outcome_B: Tensor | None,
+        score_BT: Tensor | None = None,
+        measure: Measure = no_measures,
     ) -> GateBatch:
-        return GateBatch(token_ids_BT, mask_BT.bool(), outcome_B, measure, self._gather, self.eps)
+        return GateBatch(token_ids_BT, mask_BT.bool(), outcome_B, measure, self._gather, self.eps, score_BT)
 
     def weights_and_denominator(
         self, batches: Sequence[GateBatch], measured: Sequence[Mapping[str, Tensor]] = ()

@@ -2,7 +2,8 @@
 
 The gate is called as in training, with the analyzed rollouts as one batch: their tokens, their outcomes, and measures
 at every token. At nodes the measures are exact. At other tokens, which only matter to a gate that compares tokens (such
-as a quantile), they are computed from the tokens that the analysis kept, with all other tokens as one.
+as a quantile), they are computed from the tokens that the analysis kept, with all other tokens as one. `teacher_mass`
+is computed from the kept tokens everywhere: from the student's most likely ones among them, so an upper bound.
 """
 
 from __future__ import annotations
@@ -20,18 +21,17 @@ import torch
 from opd_align.core.alignment import pairs_of, teachers_of
 from opd_align.core.engine import Analysis
 from opd_align.core.node_rows import group_rows
-from opd_align.training.gates import (
+from opd_align.training.gates import Gate, GateBatch, compute_weights
+from opd_align.training.measures import (
     FLOAT32_EPS,
     LOG_RATIO,
     MEASURES,
     STUDENT_LOG_PROB,
     TEACHER_LOG_PROB,
-    Gate,
-    GateBatch,
-    compute_weights,
+    TEACHER_MASS,
 )
 from opd_align.training.trainers.sdpo import SDPOGate
-from opd_align.types import REWARD, Floats, Ints, Outcome
+from opd_align.types import OVERLAP_TOP_K, REWARD, Floats, Ints, Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -71,11 +71,15 @@ def gate_state(trainer: Any) -> dict[str, Any]:
 def gate_weights(gate: Gate, analysis: Analysis, *, eps: float = FLOAT32_EPS) -> dict[tuple[str, str], Floats]:
     """For each teacher and objective with a teacher, the gate's weight at each of its rows in the node table.
 
+    Empty if the gate has a scorer of its own.
+
     Args:
         gate: The gate.
         analysis: The analysis.
         eps: `GateBatch.eps` of the forward passes that the rollouts were scored with.
     """
+    if gate.scorer is not None:
+        return {}  # it scores completions of the trainer's own data set
     paths = _Paths.of(analysis)
     weights: dict[tuple[str, str], Floats] = {}
     by_teacher: dict[str, Floats] = {}
@@ -182,6 +186,10 @@ class _Paths:
             "teacher_entropy": lambda p, t: -t * np.log(t),
         }
         measures = {name: np.maximum(total(term(p_C, t_C), term), 0.0) for name, term in terms.items()}
+        measures[TEACHER_MASS] = np.zeros(self.shape)
+        rank_C = _ranks(self.row_C * self.shape[1] + self.depth_C, -p_C)
+        top_C = rank_C < OVERLAP_TOP_K
+        np.add.at(measures[TEACHER_MASS], (self.row_C[top_C], self.depth_C[top_C]), t_C[top_C])
         own = self.own_C
         at_own = self.row_C[own], self.depth_C[own]
         sampled = {STUDENT_LOG_PROB: np.log(p_C), TEACHER_LOG_PROB: np.log(t_C), LOG_RATIO: np.log(t_C / p_C)}
@@ -189,3 +197,13 @@ class _Paths:
             measures[name] = np.zeros(self.shape)
             measures[name][at_own] = value_C[own]
         return measures
+
+
+def _ranks(group_C: Ints, value_C: Floats) -> Ints:
+    """The rank of each value within its group, from 0."""
+    order = np.lexsort((value_C, group_C))
+    sorted_C = group_C[order]
+    first_C = np.searchsorted(sorted_C, sorted_C)
+    rank_C = np.empty(len(order), np.int64)
+    rank_C[order] = np.arange(len(order)) - first_C
+    return rank_C

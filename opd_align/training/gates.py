@@ -4,9 +4,9 @@ A gate is a name and a function from a batch of completions to weights of the sa
 dropped. It sees token ids, the outcome of each completion, and how far student and teacher diverge at each token;
 measures are computed only when a gate reads them. Gates can be multiplied.
 
-This module is plain torch: it knows no trainer and no model, and calls no verifier. All measures are in nats, between
-the full distributions of student and teacher at the sampling temperature: a trainer's top-p, top-k or min-p restrict
-what is sampled, not what is measured.
+This module is plain torch: it knows no trainer and no model, and calls no verifier. Measures (`measures.READABLE`) are
+between the full distributions of student and teacher at the sampling temperature: a trainer's top-p, top-k or min-p
+restrict what is sampled, not what is measured.
 
 A *global batch* is what makes one optimizer step: all micro-batches on all processes.
 """
@@ -24,36 +24,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opd_align.tasks import Task
+from opd_align.training.measures import (
+    FLOAT32_EPS,
+    LOG_RATIO,
+    MEASURES,
+    STUDENT_LOG_PROB,
+    TEACHER_LOG_PROB,
+    check_measure,
+    log_ratio_rounding,
+)
 from opd_align.training.rewards import Verifier, reward_function
 from opd_align.types import OpdAlignError, Outcome
-
-MEASURES = ("kl", "js", "student_entropy", "teacher_entropy")
-"""What tokens can be selected by: KL(student ‖ teacher), Jensen-Shannon divergence, and the two entropies."""
-
-LOG_RATIO = "log_ratio"
-"""log t − log p of the sampled token: positive where the teacher gives it more probability than the student."""
-
-STUDENT_LOG_PROB, TEACHER_LOG_PROB = "student_log_prob", "teacher_log_prob"
-"""log p and log t of the sampled token."""
-
-READABLE = (*MEASURES, LOG_RATIO, STUDENT_LOG_PROB, TEACHER_LOG_PROB)
-"""All that `GateBatch.measure` can be asked for."""
 
 DENOMINATORS = ("keep", "renormalise")
 
 Unknown = Literal["keep", "drop"]
 
-FLOAT32_EPS = torch.finfo(torch.float32).eps
-
-LOGIT_EPS, FLOAT32_LOGIT_EPS, NORMALISER_EPS = 8, 64, 16
-"""Rounding of logits below 32, in eps of the forward passes; of the sums behind them and of log-softmax, in float32's.
-
-A number between 16 and 32 is rounded by up to 8 eps. Sums within a layer are kept in float32, even under bfloat16;
-their error was measured. log Z is as large as the largest logit, and is rounded for the student and for the teacher.
-"""
-
 Measure = Callable[[str], Tensor]
 """From the name of a measure to its value at every token."""
+
+Scorer = Callable[[Any, Sequence[Any], Sequence[Sequence[int]], Mapping[str, Sequence[Any]]], Sequence[Sequence[float]]]
+"""From a trainer, prompts, completions as token ids and the data set's columns to a number per token (NaN: unknown)."""
 
 
 def no_measures(name: str) -> Tensor:
@@ -76,6 +67,7 @@ class GateBatch:
         gather: Concatenates a tensor's values from all processes; all of them must call it, or none.
         eps: `torch.finfo(dtype).eps` of the precision in which student and teacher were evaluated, the coarser one if
             they differ: measures are rounded to a multiple of it, whatever dtype they have.
+        score_BT: What the gate's scorer returned; `None` without a scorer. NaN where it is unknown.
     """
 
     token_ids_BT: Tensor
@@ -84,6 +76,7 @@ class GateBatch:
     measure: Measure = no_measures
     gather: Callable[[Tensor], Tensor] = _identity
     eps: float = FLOAT32_EPS
+    score_BT: Tensor | None = None
 
     def outcome_mask_BT(self, outcome: Outcome) -> Tensor:
         """True on the tokens of completions with this outcome."""
@@ -100,9 +93,11 @@ class Gate(ABC):
         measures: The measures that the gate reads; without any, weights are known before the forward pass.
         needs_global_batch: Whether a token's weight depends on other completions of the same optimizer step.
         verifier: Decides which completions are correct; `None` if the gate does not use outcomes.
+        scorer: Scores completions once they have been generated, with passes of its own; `None` if there are none.
     """
 
     verifier: Verifier | Task | None = None
+    scorer: Scorer | None = None
 
     @property
     def name(self) -> str:
@@ -202,8 +197,8 @@ class DivergenceAbove(Gate):
         check_measure(self.measure)
         if (self.threshold is None) == (self.quantile is None):
             raise OpdAlignError("DivergenceAbove takes either a threshold or a quantile")
-        if self.quantile is not None and not 0 <= self.quantile <= 1:
-            raise OpdAlignError(f"quantile must be in [0, 1], not {self.quantile}")
+        if self.quantile is not None:
+            check_share("quantile", self.quantile)
         if self.threshold is not None and math.isnan(self.threshold):
             raise OpdAlignError("threshold is not a number (NaN)")
 
@@ -226,14 +221,22 @@ class DivergenceAbove(Gate):
     def _threshold(self, batch: GateBatch, values_BT: Tensor) -> float:
         if self.quantile is None:
             return math.inf if self.threshold is None else self.threshold
-        values = batch.gather(values_BT[batch.mask_BT])
-        # numpy's "higher": torch.quantile has it too, but accepts at most 16 million values.
-        return values.sort().values[math.ceil(self.quantile * (len(values) - 1))].item() if len(values) else math.inf
+        return global_quantile(batch, values_BT, self.quantile)
+
+
+def global_quantile(batch: GateBatch, values_BT: Tensor, quantile: float) -> float:
+    """A quantile over the tokens of an optimizer step, on all processes: an observed value, infinite without tokens."""
+    values = batch.gather(values_BT[batch.mask_BT])
+    # numpy's "higher": torch.quantile has it too, but accepts at most 16 million values.
+    return values.sort().values[math.ceil(quantile * (len(values) - 1))].item() if len(values) else math.inf
 
 
 @dataclass(frozen=True)
 class SignAgrees(Gate):
     """Keeps the tokens on which teacher and outcome agree.
+
+    After the sign-consistency gate of Xu et al., 2026, SG-OPD (arXiv:2606.09304), which gives the tokens on which they
+    disagree a lower weight instead of dropping them: `disagree_weight`.
 
     On correct completions these are the tokens to which the teacher gives more probability than the student, on
     incorrect ones those to which it gives less. Where the two probabilities are equal up to rounding, the sign of
@@ -243,6 +246,7 @@ class SignAgrees(Gate):
     Args:
         verifier: A reward function with TRL's signature, synchronous or asynchronous, or a `Task`.
         unknown: Whether to "keep" or "drop" all tokens of completions whose outcome is unknown.
+        disagree_weight: Weight of tokens on which teacher and outcome disagree, 0 or more; the others have weight 1.
         dead_zone: Largest |log t − log p|, in nats, that counts as equal. By default what rounding can do in the
             precision of the forward passes (`log_ratio_rounding`): for p = t = 0.5 this is 0.063 in bfloat16, 0.008 in
             float16 and 1e-5 in float32, and a hundredth of that (at least 2e-6) for p = t = 0.995.
@@ -250,6 +254,7 @@ class SignAgrees(Gate):
 
     verifier: Verifier | Task = field()
     unknown: Unknown = field(kw_only=True)
+    disagree_weight: float = field(default=0.0, kw_only=True)
     dead_zone: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -257,10 +262,12 @@ class SignAgrees(Gate):
         _check_unknown(self.unknown)
         if self.dead_zone is not None and not 0 <= self.dead_zone < math.inf:
             raise OpdAlignError(f"dead_zone must be 0 or more nats, not {self.dead_zone}")
+        if not 0 <= self.disagree_weight < math.inf:
+            raise OpdAlignError(f"disagree_weight must be 0 or more, not {self.disagree_weight}")
 
     @property
     def name(self) -> str:
-        return "sign_agrees"
+        return "sign_agrees" if self.disagree_weight == 0 else f"sign_agrees+{self.disagree_weight:g}disagree"
 
     @property
     def measures(self) -> tuple[str, ...]:
@@ -274,22 +281,9 @@ class SignAgrees(Gate):
         # At least -dead_zone, not above zero: what is equal up to rounding agrees with either outcome.
         raised_BT = batch.outcome_mask_BT(Outcome.CORRECT) & (log_t_BT - log_p_BT >= -dead_zone_BT)
         lowered_BT = batch.outcome_mask_BT(Outcome.INCORRECT) & (log_t_BT - log_p_BT <= dead_zone_BT)
-        return (raised_BT | lowered_BT).float() + batch.outcome_mask_BT(Outcome.UNKNOWN) * float(self.unknown == "keep")
-
-
-def log_ratio_rounding(log_p: Tensor, log_t: Tensor, eps: float) -> Tensor:
-    """What rounding can add to log t − log p of a token, in nats.
-
-    An error of a token's logit changes its log-probability by 1 − p of it, and errors of the other logits by at most as
-    much: a token that is almost certain is known almost exactly, in any precision.
-
-    Args:
-        log_p: The student's log-probability of the token.
-        log_t: The teacher's.
-        eps: `torch.finfo(dtype).eps` of the precision of the forward passes.
-    """
-    logit = LOGIT_EPS * eps + FLOAT32_LOGIT_EPS * FLOAT32_EPS
-    return NORMALISER_EPS * FLOAT32_EPS - logit * (torch.expm1(log_p) + torch.expm1(log_t))
+        unknown_BT, agrees_BT = batch.outcome_mask_BT(Outcome.UNKNOWN), raised_BT | lowered_BT
+        disagrees_BT = batch.mask_BT & ~agrees_BT & ~unknown_BT
+        return agrees_BT.float() + self.disagree_weight * disagrees_BT + unknown_BT * float(self.unknown == "keep")
 
 
 @dataclass(frozen=True)
@@ -331,8 +325,13 @@ class Product(Gate):
 
     gates: tuple[Gate, ...]
     verifier: Verifier | Task | None = field(default=None, init=False)
+    scorer: Scorer | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        scorers = [gate.scorer for gate in self.gates if gate.scorer is not None]
+        if len(scorers) > 1:
+            raise OpdAlignError("only one gate of a product can have a scorer")
+        object.__setattr__(self, "scorer", scorers[0] if scorers else None)
         verifiers = [reward_function(gate.verifier) for gate in self.gates if gate.verifier is not None]
         if any(verifier != verifiers[0] for verifier in verifiers):
             raise OpdAlignError("the gates of a product must share one verifier: a completion has one outcome")
@@ -403,6 +402,7 @@ def concatenate_batches(batches: Sequence[GateBatch], measured: Sequence[Mapping
         return torch.cat([F.pad(part, (0, length - part.shape[1])) for part in parts])
 
     outcomes = [batch.outcome_B for batch in batches if batch.outcome_B is not None]
+    scores = [batch.score_BT for batch in batches if batch.score_BT is not None]
     columns = {name: rows([part[name] for part in measured]) for name in (measured[0] if measured else ())}
     return GateBatch(
         rows([batch.token_ids_BT for batch in batches]),
@@ -411,32 +411,8 @@ def concatenate_batches(batches: Sequence[GateBatch], measured: Sequence[Mapping
         lambda name: columns[name] if name in columns else no_measures(name),
         batches[0].gather,
         batches[0].eps,
+        rows(scores) if scores else None,
     )
-
-
-def measure_logits(name: str, student_NV: Tensor, teacher_NV: Tensor, token_N: Tensor) -> Tensor:
-    """A measure from full logits that are already divided by the temperature."""
-    log_p, log_t = F.log_softmax(student_NV.float(), -1), F.log_softmax(teacher_NV.float(), -1)
-    if name == "kl":
-        return (log_p.exp() * (log_p - log_t)).sum(-1)
-    if name == "js":
-        log_m = torch.logaddexp(log_p, log_t) - math.log(2)
-        return ((log_p.exp() * (log_p - log_m)).sum(-1) + (log_t.exp() * (log_t - log_m)).sum(-1)) / 2
-    if name == "student_entropy":
-        return -(log_p.exp() * log_p).sum(-1)
-    if name == "teacher_entropy":
-        return -(log_t.exp() * log_t).sum(-1)
-    sampled = {STUDENT_LOG_PROB: log_p, TEACHER_LOG_PROB: log_t}
-    if name == LOG_RATIO:
-        return (log_t - log_p).gather(-1, token_N.unsqueeze(-1)).squeeze(-1)
-    if name in sampled:
-        return sampled[name].gather(-1, token_N.unsqueeze(-1)).squeeze(-1)
-    raise OpdAlignError(f"there is no measure {name!r}; choose from {', '.join(READABLE)}")
-
-
-def check_measure(measure: str) -> None:
-    if measure not in MEASURES:
-        raise OpdAlignError(f"there is no measure {measure!r} to gate by; choose from {', '.join(MEASURES)}")
 
 
 def check_denominator(denominator: str, allowed: Sequence[str] = DENOMINATORS) -> None:
@@ -446,6 +422,11 @@ def check_denominator(denominator: str, allowed: Sequence[str] = DENOMINATORS) -
             "completion tokens, so that dropping tokens lowers the loss; 'renormalise' divides by the sum of the "
             "weights, so that the tokens that are kept get larger gradients"
         )
+
+
+def check_share(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise OpdAlignError(f"{name} must be in [0, 1], not {value}")
 
 
 def _check_unknown(unknown: str) -> None:

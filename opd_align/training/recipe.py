@@ -148,13 +148,20 @@ class QuestionArguments:
     def held_out(self) -> list[Question]:
         return _with_answers(self.get_task().load(self.held_out_file, limit=self.held_out_questions))
 
-    def prompt_dataset(self) -> Any:
-        """A data set of prompts and gold answers, for trainers that sample all completions."""
+    def prompt_dataset(self, columns: Mapping[str, Mapping[str, Any]] | None = None) -> Any:
+        """A data set of prompts and gold answers, for trainers that sample all completions.
+
+        Args:
+            columns: Further columns by question id; every question has them, or none.
+        """
         from datasets import Dataset
 
         chosen = self.get_task()
         return Dataset.from_list(
-            [{"prompt": chosen.messages(question), **_columns(question)} for question in self._training_questions()]
+            [
+                {"prompt": chosen.messages(question), **_columns(question), **(columns[question.id] if columns else {})}
+                for question in self.training_questions()
+            ]
         )
 
     def conversation_dataset(self) -> Any:
@@ -162,12 +169,12 @@ class QuestionArguments:
         from datasets import Dataset
 
         chosen, rows = self.get_task(), []
-        for question in self._training_questions():
+        for question in self.training_questions():
             reply = {"role": "assistant", "content": f"Answer: {question.answer}"}
             rows.append({"messages": [*chosen.messages(question), reply], **_columns(question)})
         return Dataset.from_list(rows)
 
-    def _training_questions(self) -> list[Question]:
+    def training_questions(self) -> list[Question]:
         return _with_answers(self.get_task().load(self.train_file, split=self.train_split, limit=self.train_questions))
 
 

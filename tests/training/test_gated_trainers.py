@@ -17,16 +17,8 @@ from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
 from trl.trainer import distillation_trainer
 
 from opd_align.training.chunked_divergence import KernelCall, replaced_kernel
-from opd_align.training.gates import (
-    READABLE,
-    DivergenceAbove,
-    FunctionGate,
-    GateBatch,
-    IncorrectOnly,
-    Open,
-    SignAgrees,
-    measure_logits,
-)
+from opd_align.training.gates import DivergenceAbove, FunctionGate, GateBatch, IncorrectOnly, Open, SignAgrees
+from opd_align.training.measures import READABLE, measure_logits
 from opd_align.training.trainers.distillation import GatedDistillationTrainer
 from opd_align.training.trainers.gkd import GatedGKDTrainer
 from opd_align.training.trainers.grpo import GatedGRPOTrainer

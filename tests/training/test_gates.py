@@ -9,11 +9,6 @@ import torch
 from opd_align.tasks import task
 from opd_align.training.gate_runtime import is_truncated, left_align, scatter
 from opd_align.training.gates import (
-    LOG_RATIO,
-    MEASURES,
-    READABLE,
-    STUDENT_LOG_PROB,
-    TEACHER_LOG_PROB,
     DivergenceAbove,
     FunctionGate,
     GateBatch,
@@ -23,6 +18,14 @@ from opd_align.training.gates import (
     as_gate,
     compute_weights,
     concatenate_batches,
+)
+from opd_align.training.measures import (
+    LOG_RATIO,
+    MEASURES,
+    READABLE,
+    STUDENT_LOG_PROB,
+    TEACHER_LOG_PROB,
+    TEACHER_MASS,
     measure_logits,
 )
 from opd_align.types import OpdAlignError, Outcome
@@ -215,6 +218,7 @@ def test_measures_follow_their_definitions():
         LOG_RATIO: (t / p).log()[range(5), tokens],
         STUDENT_LOG_PROB: p.log()[range(5), tokens],
         TEACHER_LOG_PROB: t.log()[range(5), tokens],
+        TEACHER_MASS: torch.ones(5).double(),  # of seven tokens, all are among the 16 most likely
     }
     assert set(expected) == {*READABLE}
     for name, value in expected.items():

@@ -61,9 +61,11 @@ def line(recipe, *flags, size="cpu_tiny"):
 
 
 def test_all_recipes_and_configurations_are_listed():
-    names = ["distillation_divergence", "gkd_incorrect_only", "grpo_distill_on_failures", "self_distillation_contexts"]
-    assert names == RECIPES
-    assert len(ALL) == 16
+    assert RECIPES == [
+        "distillation_divergence", "distillation_gates", "gkd_incorrect_only", "grpo_distill_on_failures",
+        "self_distillation_contexts",
+    ]  # fmt: skip
+    assert len(ALL) == 20
     every = set(launch.folder().rglob("*.yaml"))
     launched = {launch.folder() / "accelerate" / f"{size}.yaml" for size in LAUNCHED}
     assert every == {launch.configs(recipe)[size] for recipe, size in ALL} | launched
@@ -142,6 +144,9 @@ GKD, DISTILLATION = "gkd_incorrect_only", "distillation_divergence"
         (DISTILLATION, "--divergence quantile", "at is required for a quantile or a threshold"),
         (DISTILLATION, "--at 0.5", "divergence is calibrated, at is 0.5"),
         (DISTILLATION, "--measure length", "no measure 'length'"),
+        ("distillation_gates", "--gate teachible", "unknown gate 'teachible'; did you mean 'teachable'?"),
+        ("distillation_gates", "--gate contrastive_contexts --unknown maybe", "unknown must be 'keep' or 'drop'"),
+        ("distillation_gates", "--denominator trl", "denominator must be one of keep, renormalise, not 'trl'"),
         ("grpo_distill_on_failures", "--denominator sum", "not 'sum'"),
         ("grpo_distill_on_failures", "--teacher_model_name_or_path embedded:nobody", "there is no 'embedded:nobody'"),
         ("self_distillation_contexts", "--unknown maybe", "unknown must be 'keep' or 'drop'"),
@@ -229,6 +234,14 @@ def test_model_and_checkpoint_arguments_reach_the_trainer(recipe, monkeypatch, t
         teacher = trainer.options["teacher_model"]
         assert teacher.config._attn_implementation == "eager"
         assert teacher.dtype == torch.bfloat16
+
+
+@quiet
+def test_the_contrastive_gate_gets_hints_from_the_student(monkeypatch, tmp_path):
+    flags = ["--output_dir", tmp_path, "--gate", "contrastive_contexts"]
+    rows = recorded("distillation_gates", monkeypatch, *flags).options["train_dataset"]
+    assert len(rows) == 8
+    assert sum(isinstance(row["correct_hint"], str) and isinstance(row["wrong_hint"], str) for row in rows) >= 2
 
 
 @quiet

@@ -9,16 +9,8 @@ import torch
 
 from opd_align.backends.loading import load_model
 from opd_align.tasks import task
-from opd_align.training.gates import (
-    STUDENT_LOG_PROB,
-    TEACHER_LOG_PROB,
-    GateBatch,
-    SignAgrees,
-    compute_weights,
-    concatenate_batches,
-    log_ratio_rounding,
-    measure_logits,
-)
+from opd_align.training.gates import GateBatch, SignAgrees, compute_weights, concatenate_batches
+from opd_align.training.measures import STUDENT_LOG_PROB, TEACHER_LOG_PROB, log_ratio_rounding, measure_logits
 from opd_align.types import Outcome
 
 EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float16, torch.bfloat16)}

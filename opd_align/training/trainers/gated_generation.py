@@ -33,7 +33,7 @@ from opd_align.training.trl_compat import (
 )
 from opd_align.types import OpdAlignError
 
-OUTCOME, WEIGHTS, DENOMINATOR = "gate_outcome", "gate_weights", "gate_denominator"
+OUTCOME, SCORES, WEIGHTS, DENOMINATOR = "gate_outcome", "gate_scores", "gate_weights", "gate_denominator"
 
 
 def prepare_generation(
@@ -42,8 +42,8 @@ def prepare_generation(
     """Verifies a generation batch and adds outcomes, weights and denominator to it."""
     runtime: GateRuntime = trainer._gate_runtime
     trl_compat.check_generated(trainer, generated)
-    outcome_B = None
-    if runtime.verifier is not None:
+    outcome_B = score_BT = None
+    if runtime.reads_columns:
         prompts = [example["prompt"] for example in inputs]
         columns = {name: [example[name] for example in inputs] for name in inputs[0] if name != "prompt"}
         conversational = is_conversational({"prompt": prompts[0]})
@@ -54,9 +54,11 @@ def prepare_generation(
         truncated_B = is_truncated(generated["completion_ids"], generated["completion_mask"], end_tokens)
         extras = {"completion_ids": token_ids, "trainer_state": trainer.state}
         outcome_B = runtime.outcomes(prompts, completions, columns, truncated_B, **extras)
-        generated[OUTCOME] = outcome_B
+        score_BT = runtime.scores(prompts, token_ids, columns, generated["completion_mask"])
+        known = {OUTCOME: outcome_B, SCORES: score_BT}
+        generated.update({key: value for key, value in known.items() if value is not None})
     measured = [_measure(trainer, generated, micro_batches)] if runtime.needs_measuring_pass else []
-    batch = runtime.make_batch(generated["completion_ids"], _loss_mask(generated), outcome_B)
+    batch = runtime.make_batch(generated["completion_ids"], _loss_mask(generated), outcome_B, score_BT)
     weights, generated[DENOMINATOR] = runtime.weights_and_denominator([batch], measured)
     if weights is not None:
         generated[WEIGHTS] = weights[0]
@@ -95,7 +97,7 @@ def weighted_divergence(
     runtime: GateRuntime, inputs: dict[str, Any], divided_by: Tensor, *, beta: float | None = None
 ) -> Iterator[None]:
     """Within this context, TRL's chunked loss gets divergences that are weighted by the gate."""
-    batch = runtime.make_batch(inputs["completion_ids"], _loss_mask(inputs), inputs.get(OUTCOME))
+    batch = runtime.make_batch(inputs["completion_ids"], _loss_mask(inputs), inputs.get(OUTCOME), inputs.get(SCORES))
 
     def weighted(call: KernelCall) -> tuple[Tensor, Tensor]:
         if WEIGHTS in inputs:

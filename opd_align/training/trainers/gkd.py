@@ -24,7 +24,8 @@ from opd_align.training.gate_runtime import (
     scatter,
     token_lists,
 )
-from opd_align.training.gates import DENOMINATORS, GateBatch, Measure, compute_weights, measure_logits
+from opd_align.training.gates import DENOMINATORS, GateBatch, Measure, compute_weights
+from opd_align.training.measures import measure_logits
 from opd_align.training.rewards import CORRECT_FROM, TIMEOUT_S
 from opd_align.training.trl_compat import DataCollatorForChatML, GKDTrainer, unwrap_model_for_generation
 from opd_align.types import OpdAlignError
@@ -120,7 +121,7 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
         trl_compat.check_attributes(self)
         self._gate_runtime = runtime.attach(self)
         collator = self.data_collator
-        if runtime.verifier is not None and type(collator) is DataCollatorForChatML:
+        if runtime.reads_columns and type(collator) is DataCollatorForChatML:
             _check_dispatch(self)
             options = {option.name: getattr(collator, option.name) for option in fields(collator)}
             self.data_collator = DataCollatorWithColumns(**options)
@@ -175,12 +176,12 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
         labels_BT = inputs["labels"][:, 1:]
         mask_BT = left_align(labels_BT != -100)
         tokens_BT = scatter(labels_BT[labels_BT != -100], mask_BT, fill=self.processing_class.pad_token_id)
-        outcome_B = None
-        if self._gate_runtime.verifier is not None:
+        outcome_B = score_BT = None
+        if self._gate_runtime.reads_columns:
             columns = inputs.get(COLUMNS)
             if columns is None:
                 raise OpdAlignError(
-                    "the gate verifies completions, so batches must contain the data set's columns; leave out "
+                    "the gate grades or scores completions, so batches must contain the data set's columns; leave out "
                     "data_collator, or subclass opd_align.training.trainers.gkd.DataCollatorWithColumns"
                 )
             messages = getattr(self.data_collator, "messages_key", "messages")
@@ -196,7 +197,8 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
             outcome_B = self._gate_runtime.outcomes(
                 prompts, completions, other_columns, truncated_B & generated, **extras
             )
-        return self._gate_runtime.make_batch(tokens_BT, mask_BT, outcome_B)
+            score_BT = self._gate_runtime.scores(prompts, token_ids, other_columns, mask_BT)
+        return self._gate_runtime.make_batch(tokens_BT, mask_BT, outcome_B, score_BT)
 
     def _measure(self, inputs: dict[str, Any], batch: GateBatch) -> dict[str, Tensor]:
         measured: dict[str, Tensor] = {}
