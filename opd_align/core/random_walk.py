@@ -1,7 +1,7 @@
 """Alignment along a training as a random walk that evaluations read with noise: what is known of it, step by step.
 
-`filtered` uses the readings until each step, as `core.alarm` needs it; `smoothed` uses those after it too, which dates a
-change better than any filter can, and is what a training that returns to an earlier state should ask. How fast the walk
+`filtered` uses the readings until each step, as `core.alarm` needs it. `smoothed` uses those after it too: it dates a
+change better than a filter can, and is what a training that returns to an earlier state should ask. How fast the walk
 moves is not known, so every posterior is a mixture over speeds. Pure functions of the readings.
 """
 

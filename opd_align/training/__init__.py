@@ -10,6 +10,7 @@ from typing import Any
 
 _MODULE_OF = {
     "AlignmentCallback": "callback",
+    "AlignmentSchedule": "alignment_schedule",
     "CalibratedDivergence": "calibrated_gate",
     "DivergenceAbove": "gates",
     "FunctionGate": "gates",
@@ -22,6 +23,7 @@ _MODULE_OF = {
     "Open": "gates",
     "SDPOGate": "trainers.sdpo",
     "SignAgrees": "gates",
+    "TeacherMix": "teacher_mix",
     "check_trainer_setup": "doctor",
 }
 
