@@ -91,7 +91,7 @@ def gains(readings_of: Sequence[Sequence[Reading]], steps: Sequence[int]) -> dic
     return {step: float(value) for step, value in zip(steps, best_S, strict=True) if isfinite(value)}
 
 
-class AlignmentSchedule(TrainerCallback):  # type: ignore[misc]
+class AlignmentSchedule(TrainerCallback):
     """Distills while the teacher helps; stops, or returns to the best weights, when it no longer does.
 
     Add it to the trainer after the `AlignmentCallback` that it follows.
@@ -220,7 +220,7 @@ class AlignmentSchedule(TrainerCallback):  # type: ignore[misc]
         self._state = strength_of(self._states())
         if rollback:
             self.snapshots.keep(gains(self._readings(), self.snapshots.steps))
-        raised = LEVELS[self.level] <= LEVELS[self.when]  # type: ignore[index]
+        raised = LEVELS[self.level] <= LEVELS[self.when]
         if raised and not self._warned:
             self._warned = True
             self._say(

@@ -64,7 +64,8 @@ class TeacherSet:
         if isinstance(teachers, str | Context):  # a single one
             teachers = [teachers]
         named = list(teachers.items()) if isinstance(teachers, Mapping) else [(None, teacher) for teacher in teachers]
-        contexts, models = [], {}
+        contexts: list[Context] = []
+        models: dict[str, Any] = {}
         for name, teacher in named:
             if isinstance(teacher, str | Context):
                 found = context(teacher) if isinstance(teacher, str) else teacher
@@ -96,11 +97,11 @@ class TeacherSet:
             taken = [name for name in mix.names if name in models]
             if taken:
                 raise OpdAlignError(f"teacher {taken[0]!r} is in the TeacherMix already; evaluations measure it")
-            models = ChainMap(models, mix.evaluated)  # type: ignore[arg-type]
-        no_teacher = adapter.teacher is None and adapter.server is None and not contexts and not models
+        every: Mapping[str, Any] = models if mix is None else ChainMap(models, mix.evaluated)  # type: ignore[arg-type]
+        no_teacher = adapter.teacher is None and adapter.server is None and not contexts and not every
         if no_teacher and adapter.objective.signal != "reward":
             raise OpdAlignError(f"this {adapter.kind} has no teacher; pass some, for example teachers=['Self-1C']")
-        return TeacherSet(tuple(contexts), models)
+        return TeacherSet(tuple(contexts), every)
 
 
 @dataclass(frozen=True)

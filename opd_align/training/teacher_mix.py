@@ -290,7 +290,7 @@ class _Evaluated(Mapping[str, Any]):
         return len(self._names())
 
 
-class MixUpdates(TrainerCallback):  # type: ignore[misc]
+class MixUpdates(TrainerCallback):
     """Updates the weights of a mix after evaluations, logs them, and stores them in checkpoints."""
 
     def __init__(self, mix: TeacherMix) -> None:

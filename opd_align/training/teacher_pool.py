@@ -28,7 +28,7 @@ class TeacherPool(Mapping[str, Any]):
         one_at_a_time: Whether only one of them may be on the device.
     """
 
-    def __init__(self, sources: Mapping[str, Source], *, one_at_a_time: bool = False) -> None:
+    def __init__(self, sources: Any, *, one_at_a_time: bool = False) -> None:
         if not isinstance(sources, Mapping) or not sources:
             raise OpdAlignError("a TeacherMix needs teachers by name: TeacherMix({'maths': model, 'code': 'org/name'})")
         for name, source in sources.items():

@@ -61,7 +61,8 @@ def test_the_smoother_is_the_joint_posterior(rows):
 def test_the_alarm_reads_the_filter():
     readings = [Reading(20 * n, mean, 0.2) for n, mean in enumerate([nan, 0.4, 0.1, -0.3])]
     states, posteriors = alarms(readings), filtered(readings)
-    assert isnan(states[0].mean) and posteriors[0] is None
+    assert isnan(states[0].mean)
+    assert posteriors[0] is None
     for state, posterior in zip(states[1:], posteriors[1:], strict=True):
         assert (state.mean, state.p_helps) == (posterior.mean, posterior.p_positive)
 

@@ -69,7 +69,7 @@ class GatedDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
             with weighted_divergence(self._gate_runtime, part, count):
                 return super(GatedDistillationTrainer, self)._compute_loss(unwrapped_student, part, share)
 
-        if TEACHER not in inputs:
+        if TEACHER not in inputs or self._teacher_mix is None:
             return loss_of(inputs)
         input_ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)

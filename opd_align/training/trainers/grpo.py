@@ -90,7 +90,7 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.distillation_weight, self.distillation_beta = distillation_weight, distillation_beta
         self._teacher_mix = teacher_model if isinstance(teacher_model, TeacherMix) else None
         if self._teacher_mix is not None:
-            teacher_model = self._teacher_mix.first_model()
+            teacher_model = self._teacher_mix.pool.first_model()
         if isinstance(teacher_model, str):
             teacher_model = AutoModelForCausalLM.from_pretrained(teacher_model, dtype="auto")
         sizes = [model.config.get_text_config().vocab_size for model in (self.model, teacher_model)]

@@ -33,7 +33,7 @@ def take_mix(trainer_class: type, args: Sequence[Any], kwargs: dict[str, Any]) -
     mix = bound.arguments.get("teacher_model")
     if not isinstance(mix, TeacherMix):
         return bound, None
-    bound.arguments["teacher_model"] = mix.first_model()
+    bound.arguments["teacher_model"] = mix.pool.first_model()
     return bound, mix
 
 
@@ -81,7 +81,7 @@ def sum_over_teachers(
 
 
 def _parts(teacher_B: Tensor) -> Iterator[tuple[int, Tensor, int]]:
-    used = [number for number in teacher_B.unique().tolist() if number != NONE]
+    used = [number for number in torch.unique(teacher_B).tolist() if number != NONE]
     for number in used:
         yield number, (teacher_B == number).nonzero().squeeze(1), 1
     if not used:
