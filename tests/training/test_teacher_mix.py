@@ -39,8 +39,9 @@ def trainer(columns=("prompt", "kind"), **more):
     )  # fmt: skip
     return SimpleNamespace(
         accelerator=accelerator, is_fsdp_enabled=False, is_deepspeed_enabled=False, model=Model(),
-        teacher_model=Model(), train_dataset=SimpleNamespace(column_names=list(columns)), state=SimpleNamespace(global_step=0),
-        add_callback=lambda callback: None, is_world_process_zero=lambda: True, **more,
+        teacher_model=Model(), train_dataset=SimpleNamespace(column_names=list(columns)),
+        state=SimpleNamespace(global_step=0), add_callback=lambda callback: None, is_world_process_zero=lambda: True,
+        **more,
     )  # fmt: skip
 
 
