@@ -3,6 +3,7 @@
     python benchmarks/acting.py --regime mixture --seeds 5     # continues after an interruption
     python benchmarks/acting.py --regime ruin --seeds 5
     python benchmarks/acting.py --report                       # only the tables, from the finished runs
+    python benchmarks/acting.py --simulate                     # the schedule on the recorded courses of alarm.py
 
 `mixture`: two teachers; each is the embedded teacher on one kind of question (two or three steps) and the student moved
 away from it on the other. Arms: each teacher alone, equal weights, `TeacherMix`. Each arm is a training of its own,
@@ -26,6 +27,7 @@ import numpy as np
 import torch
 from _prediction_models import by_question, plain
 from _prediction_teachers import _noisy
+from alarm import COURSES, QUESTION_SD, QUESTIONS, STEPS
 
 from opd_align.backends.loading import load_model
 from opd_align.core.alarm import Reading, alarms
@@ -192,7 +194,11 @@ def scheduled(run: dict[str, Any]) -> dict[str, float]:
     from opd_align.training.alarm_log import readings_by_variant
 
     ((_, readings),) = readings_by_variant([(line["step"], line) for line in run["history"]]).items()
-    accuracy = {int(step): each["all"] for step, each in run["accuracy"].items()}
+    return acted(readings, {int(step): each["all"] for step, each in run["accuracy"].items()})
+
+
+def acted(readings: list[Reading], accuracy: dict[int, float]) -> dict[str, float]:
+    """What each arm ends with, given the readings and the accuracy at their steps."""
     ungated, peak = accuracy[max(accuracy)], max(accuracy.values())
     states = alarms(readings)
     at = next((n for n, state in enumerate(states) if state.raised), None)
@@ -216,6 +222,28 @@ def report_ruin(folder: Path) -> dict[str, Any]:
     return found
 
 
+def simulate(trainings: int = 400) -> dict[str, Any]:
+    """Accuracy at the end of simulated trainings: mean over trainings, by course and number of questions."""
+    found: dict[str, Any] = {}
+    for course in COURSES:
+        if course.accuracy is None:
+            continue
+        found[f"{course.name}: peak, ungated"] = f"{max(course.accuracy):.2f}, {course.accuracy[-1]:.2f}"
+        for questions in QUESTIONS:
+            rng, error = np.random.default_rng(questions), QUESTION_SD / questions**0.5
+            ends: dict[str, list[float]] = {"stop": [], "rollback": []}
+            for _ in range(trainings):
+                noise = rng.normal(0, error, len(course.alignment))
+                readings = [Reading(STEPS * n, mean, error) for n, mean in enumerate(course.alignment + noise)]
+                accuracy = {STEPS * n: each for n, each in enumerate(course.accuracy)}
+                arms = acted(readings, accuracy)
+                for name, values in ends.items():
+                    values.append(arms[name])
+            text = ", ".join(f"{name} {np.mean(values):.3f} (sd {np.std(values):.2f})" for name, values in ends.items())
+            found[f"{course.name}: {questions} questions"] = text
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--regime", choices=sorted(SETTINGS))
@@ -223,7 +251,12 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path("build/acting"))
     parser.add_argument("--report", action="store_true", help="only print the tables")
+    parser.add_argument("--simulate", action="store_true", help="simulated readings of recorded courses")
     arguments = parser.parse_args()
+    if arguments.simulate:
+        for key, value in simulate().items():
+            print(f"{key:32s} {value}")
+        return
     arguments.folder.mkdir(parents=True, exist_ok=True)
     if not arguments.report:
         for regime in [arguments.regime] if arguments.regime else sorted(SETTINGS):
