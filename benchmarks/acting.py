@@ -37,7 +37,7 @@ from opd_align.tasks import task
 from opd_align.training.alignment_schedule import best_step
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "mixture": {"steps": 40, "every": 10, "questions": 32, "away": 0.3, "initial": 32, "targeted": 128},
+    "mixture": {"steps": 40, "every": 10, "questions": 32, "away": 0.3, "initial": 32, "targeted": 64},
     "ruin": {"steps": 160, "every": 20, "questions": 32, "sigma": 0.3, "noise_seed": 2, "initial": 32, "targeted": 128},
 }
 COMMON = {"batch": 16, "learning_rate": 3e-4, "accuracy_questions": 256, "max_completion_length": 96}

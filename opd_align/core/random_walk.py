@@ -162,6 +162,18 @@ def smoothed(readings: Sequence[Reading], *, drifts: Sequence[float] = DRIFTS) -
     return posteriors[::-1]
 
 
+def expected_alignment(readings: Sequence[Reading], steps: Sequence[int]) -> Floats:
+    """The mean of the smoothed alignment at each of `steps`; NaN outside of the known readings.
+
+    Linear between readings.
+    """
+    known = [(reading.step, each.mean) for reading, each in zip(readings, smoothed(readings), strict=True) if each]
+    if not known:
+        return np.full(len(steps), nan)
+    step_N, mean_N = (np.array(column, np.float64) for column in zip(*known, strict=True))
+    return np.interp(steps, step_N, mean_N, left=nan, right=nan)
+
+
 def cumulative_gain(readings: Sequence[Reading], steps: Sequence[int]) -> Floats:
     """The expected alignment, summed over the steps from the first known reading to each of `steps`; NaN before it.
 

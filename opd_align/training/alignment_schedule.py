@@ -4,7 +4,7 @@ The strength of the distillation loss follows `core.alarm`: full while the teach
 it fades, none while it harms, with the alarm's hysteresis. The alarm is late by its nature (docs/alarm.md), so stopping
 alone ends below the best student. But once the decline is known, the readings on both sides of it date it: the
 schedule keeps snapshots at evaluations and returns to the one at which the smoothed alignment, summed along the
-training, was largest. Held-out accuracy is never looked at.
+training, was largest and had not crossed zero. Held-out accuracy is never looked at.
 
 For a trainer with the distillation loss alone the strength is applied to the gradients: any TRL trainer of that kind
 works, and at strength 1 nothing is touched. `GatedGRPOTrainer` reads the strength in its loss instead, where the reward
@@ -24,7 +24,7 @@ import numpy as np
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from opd_align.core.alarm import LEVELS, Alarm, Level, alarms
-from opd_align.core.random_walk import Reading, cumulative_gain
+from opd_align.core.random_walk import Reading, cumulative_gain, expected_alignment
 from opd_align.report.history import FOLDER
 from opd_align.training import trl_compat
 from opd_align.training.alignment_readings import ReadingLog, distillation_objective, load_json, save_json
@@ -74,12 +74,18 @@ def strength_of(states: Sequence[Alarm]) -> Strength:
 def best_step(readings_of: Sequence[Sequence[Reading]], steps: Sequence[int]) -> int | None:
     """The step at which the training was best as far as alignment can tell; `None` if nothing is known.
 
+    The largest summed alignment, at a step at which it is still above zero: where it crosses zero between two
+    evaluations, the sums of both are about equal, and the student of the earlier one has not been harmed yet.
+
     Args:
         readings_of: The readings of each teacher.
         steps: The steps to choose from.
     """
     gain_of = gains(readings_of, steps)
-    return max(gain_of, key=lambda step: (gain_of[step], step)) if gain_of else None
+    means = [expected_alignment(readings, steps) for readings in readings_of]
+    helps = {step for mean_S in means for step, mean in zip(steps, mean_S, strict=True) if mean > 0}
+    candidates = [step for step in gain_of if step in helps] or list(gain_of)
+    return max(candidates, key=lambda step: (gain_of[step], step)) if candidates else None
 
 
 def gains(readings_of: Sequence[Sequence[Reading]], steps: Sequence[int]) -> dict[int, float]:

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from scipy.stats import multivariate_normal
 
 from opd_align.core.alarm import alarms
-from opd_align.core.random_walk import DRIFTS, MIN_ERROR, PRIOR_SD, Reading, cumulative_gain, filtered, smoothed
+from opd_align.core.random_walk import (
+    DRIFTS,
+    MIN_ERROR,
+    PRIOR_SD,
+    Reading,
+    cumulative_gain,
+    expected_alignment,
+    filtered,
+    smoothed,
+)
 from opd_align.types import OpdAlignError
 
 FLOATS = st.floats(-1, 1, allow_nan=False)
@@ -82,6 +91,10 @@ def test_the_gain_is_largest_where_alignment_changes_its_sign():
     assert int(np.argmax(gain)) == 3
     assert gain[-1] == gain[-2], "nothing is known after the last reading"
     assert gain[1] == pytest.approx(4, abs=0.3)
+    mean = expected_alignment(readings, [-5, 0, 20, 25, 30, 60])
+    assert mean[1:5] == pytest.approx([0.4, 0.2, 0, -0.2], abs=0.06)
+    assert isnan(mean[0])
+    assert isnan(mean[5])
 
 
 def test_before_the_first_known_reading_nothing_is_known():

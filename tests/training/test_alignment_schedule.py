@@ -34,7 +34,7 @@ def test_it_gives_way_while_it_fades():
     found = strengths(0.4, 0.4, 0.4, *[-0.2] * 9, error=0.2)
     fading = [each for each in found if each.level == "fades"]
     assert len(fading) > 1
-    assert all(0.2 <= each.value == pytest.approx(2 * each.p_helps) < 1 for each in fading)
+    assert all(0.2 <= each.value < 1 and each.value == 2 * each.p_helps for each in fading)
     assert [each.value for each in fading] == sorted((each.value for each in fading), reverse=True)
 
 
@@ -52,7 +52,7 @@ def test_one_teacher_that_helps_is_enough():
 def test_the_best_step_is_where_alignment_turned():
     found = readings(0.3, 0.3, 0.3, -0.3, -0.3, -0.3)
     steps = [0, 20, 40, 60, 80, 100]
-    assert best_step([found], steps) in (40, 60)
+    assert best_step([found], steps) == 40
     assert best_step([found], [0, 20, 100]) == 20, "of those that are kept"
     assert best_step([readings(-0.3, -0.3)], [0, 20]) == 0
     assert best_step([readings(0.3, 0.3)], [0, 20]) == 20
