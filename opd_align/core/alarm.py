@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite, nan, pi, sqrt
+from math import nan
 from typing import Literal
 
-import numpy as np
-from scipy.special import ndtr
-
 from opd_align.core.intervals import COSINE, NORMAL
-from opd_align.types import OpdAlignError
+from opd_align.core.random_walk import DRIFTS as DRIFTS
+from opd_align.core.random_walk import MIN_ERROR as MIN_ERROR
+from opd_align.core.random_walk import PRIOR_SD as PRIOR_SD
+from opd_align.core.random_walk import Reading as Reading
+from opd_align.core.random_walk import filtered
 
 Level = Literal["helps", "unsure", "fades", "harms"]
 
@@ -26,40 +27,6 @@ LEVELS: Mapping[Level, int] = {"helps": 1, "unsure": 0, "fades": -1, "harms": -2
 
 ENTER, LEAVE = 0.9, 0.5
 """A level is entered at this probability and left at that one: in between, noise would move it back and forth."""
-
-PRIOR_SD = 0.5
-"""Standard deviation of the alignment before the first reading: two of them are the range of a cosine."""
-
-DRIFTS: tuple[float, ...] = tuple(0.001 * 2**power for power in range(7))
-"""Standard deviations of the change of the true alignment in one step, equally likely before the first reading.
-
-How fast a student changes depends on learning rate, batch and optimizer, so no fixed value is right for all trainings;
-and a few noisy readings do not determine one either, so their posterior is averaged instead of taking the likeliest.
-The change in n steps has the standard deviation √n times as large: in 100 steps, 0.01 to 0.64.
-"""
-
-MIN_ERROR = 0.05
-"""Smallest standard error of a reading: where a few questions agree by chance, their own is zero."""
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What one evaluation measured.
-
-    Args:
-        step: The training step.
-        mean: The alignment; NaN if it is not known.
-        standard_error: Its standard error; NaN if it is not known. A reading without one does not count.
-    """
-
-    step: int
-    mean: float
-    standard_error: float
-
-    @property
-    def known(self) -> bool:
-        """Whether it counts."""
-        return isfinite(self.mean) and isfinite(self.standard_error) and self.standard_error >= 0
 
 
 @dataclass(frozen=True)
@@ -96,35 +63,18 @@ def alarms(readings: Sequence[Reading], *, drifts: Sequence[float] = DRIFTS) -> 
         readings: The readings of one teacher and objective, in the order of their steps.
         drifts: Standard deviations of the change in one step, equally likely before the first reading.
     """
-    mean_D, variance_D = np.zeros(len(drifts)), np.full(len(drifts), PRIOR_SD**2)
-    log_weight_D, step_variance_D = np.zeros(len(drifts)), np.square(drifts)
     found: list[Alarm] = []
     level: Level = "unsure"
-    started = helped = False
-    for number, reading in enumerate(readings):
-        steps = reading.step - readings[number - 1].step if number else 0
-        if number and steps <= 0:
-            raise OpdAlignError(f"steps must increase, but {reading.step} follows {readings[number - 1].step}")
-        if started:
-            variance_D = variance_D + steps * step_variance_D
-        if reading.known:
-            started = True
-            error = max(reading.standard_error, MIN_ERROR)
-            expected_D, surprise_D = variance_D + error**2, reading.mean - mean_D
-            log_weight_D = log_weight_D - (np.log(2 * pi * expected_D) + surprise_D**2 / expected_D) / 2
-            gain_D = variance_D / expected_D
-            mean_D, variance_D = mean_D + gain_D * surprise_D, (1 - gain_D) * variance_D
-        if not started:
+    helped = False
+    for reading, posterior in zip(readings, filtered(readings, drifts=drifts), strict=True):
+        if posterior is None:
             found.append(Alarm(reading.step, nan, nan, nan, nan, level))
             continue
-        weight_D = np.exp(log_weight_D - log_weight_D.max())
-        weight_D /= weight_D.sum()
-        p_helps = float(weight_D @ ndtr(mean_D / np.sqrt(variance_D)))
+        p_helps = posterior.p_positive
         level = _next_level(level, p_helps, helped=helped)
         helped |= level == "helps"
-        # The mixture over drifts has this mean and variance; its ends are those of the normal distribution with them.
-        mean = float(weight_D @ mean_D)
-        half_width = NORMAL * sqrt(float(weight_D @ (variance_D + (mean_D - mean) ** 2)))
+        # The ends are those of the normal distribution with the mixture's mean and variance.
+        mean, half_width = posterior.mean, NORMAL * posterior.sd
         low, high = (min(max(end, COSINE[0]), COSINE[1]) for end in (mean - half_width, mean + half_width))
         found.append(Alarm(reading.step, mean, low, high, p_helps, level))
     return found

@@ -8,6 +8,8 @@ objectives:
     opd_align/student/<stem>                 the student's rollouts, independent of the teachers
     opd_align/evaluation/<stem>              cost of an evaluation, logged by the callback
     gate/<stem>                              logged by a gated trainer at each of its steps
+    schedule/<stem>                          logged by `AlignmentSchedule` at each step
+    mix/<teacher>/<kind>/<stem>              logged by `TeacherMix` at each step
 
 Teacher names may contain slashes, so keys are parsed from the right, by stem.
 """
@@ -29,7 +31,13 @@ from opd_align.core.engine import Analysis
 from opd_align.core.interval_metrics import HALF_WIDTH, STUDENT_INTERVALS, TEACHER_INTERVALS, half_width
 from opd_align.core.metric_schema import ROOT, Level, Metric
 from opd_align.core.node_rows import NodeRows, select_rows
-from opd_align.core.training_metrics import ALARM_METRICS, EVALUATION_METRICS, GATE_METRICS
+from opd_align.core.training_metrics import (
+    ALARM_METRICS,
+    EVALUATION_METRICS,
+    GATE_METRICS,
+    MIX_METRICS,
+    SCHEDULE_METRICS,
+)
 from opd_align.core.whole_update import WHOLE_UPDATE_METRICS, WholeUpdate, whole_update
 from opd_align.types import OVERLAP_TOP_K, REWARD, Floats
 
@@ -321,7 +329,8 @@ def _headline_first(registered: Iterable[Metric]) -> tuple[Metric, ...]:
     return tuple(sorted(registered, key=lambda metric: rank.get(metric.stem, len(rank))))
 
 
-METRICS = _headline_first((*TEACHER_METRICS, *STUDENT_METRICS, *EVALUATION_METRICS, *GATE_METRICS))
+LOGGED_BY_TRAINERS = (*GATE_METRICS, *SCHEDULE_METRICS, *MIX_METRICS)
+METRICS = _headline_first((*TEACHER_METRICS, *STUDENT_METRICS, *EVALUATION_METRICS, *LOGGED_BY_TRAINERS))
 
 HEADLINE_SECTION = (
     "What to watch",
@@ -334,11 +343,14 @@ PAGE_SECTIONS: Mapping[Level, tuple[str, str]] = {
     "student": ("Student", "Independent of teachers and objectives."),
     "evaluation": ("Cost of evaluations", "Logged by `AlignmentCallback` and `opd-align watch`."),
     "gate": ("Gates", "Logged by the gated trainers at each logging step."),
+    "schedule": ("Schedule", "Logged at each logging step of a training with `AlignmentSchedule`."),
+    "mix": ("Mix of teachers", "Logged at each logging step of a training with `TeacherMix`."),
 }
 """Headings and introductions of `metrics_markdown`."""
 
 _TEACHER_STEMS = {metric.stem: metric for metric in TEACHER_METRICS}
-_FIXED_KEYS = {metric.key(): metric for metric in METRICS if metric.level != "teacher"}
+_MIX_STEMS = {metric.stem: metric for metric in MIX_METRICS}
+_FIXED_KEYS = {metric.key(): metric for metric in METRICS if metric.level not in ("teacher", "mix")}
 
 
 class ParsedKey(NamedTuple):
@@ -346,7 +358,7 @@ class ParsedKey(NamedTuple):
 
     Args:
         metric: The metric.
-        variant: `<teacher>/<objective>`; None if the metric does not belong to a teacher.
+        variant: `<teacher>/<objective>`, of a mix `<teacher>/<kind>`; None if the metric belongs to no teacher.
     """
 
     metric: Metric
@@ -358,6 +370,8 @@ def parse_key(key: str) -> ParsedKey | None:
     if key in _FIXED_KEYS:
         return ParsedKey(_FIXED_KEYS[key], None)
     root, *parts = key.split("/")
+    if root == "mix" and len(parts) >= 3 and parts[-1] in _MIX_STEMS:
+        return ParsedKey(_MIX_STEMS[parts[-1]], "/".join(parts[:-1]))
     for size in (2, 1):
         variant, metric = parts[:-size], _TEACHER_STEMS.get("/".join(parts[-size:]))
         if root == ROOT and metric is not None and len(variant) >= 2:

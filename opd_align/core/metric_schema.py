@@ -11,9 +11,9 @@ from math import inf
 from typing import Any, Literal, NamedTuple
 
 ROOT = "opd_align"
-"""First part of the keys of all metrics except those of gates."""
+"""First part of the keys of all metrics except those that a trainer logs: of gates, schedules and mixes."""
 
-Level = Literal["teacher", "student", "evaluation", "gate"]
+Level = Literal["teacher", "student", "evaluation", "gate", "schedule", "mix"]
 Direction = Literal["higher", "lower", "neither"]
 Section = Literal["overview", "alignment", "selection", "gate", "cost"]
 Unit = Literal[
@@ -128,9 +128,11 @@ class Metric:
     column: str = ""
 
     def key(self, teacher: str = "<teacher>", objective: str = "<objective>") -> str:
-        """Its full key; `teacher` and `objective` only matter at level `teacher`."""
-        if self.level == "gate":
-            return f"gate/{self.stem}"
+        """Its full key; `teacher` and `objective` only matter at level `teacher`, and at `mix`, where it is a kind."""
+        if self.level in ("gate", "schedule"):
+            return f"{self.level}/{self.stem}"
+        if self.level == "mix":
+            return f"mix/{teacher}/{'<kind>' if objective == '<objective>' else objective}/{self.stem}"
         if self.level == "teacher":
             return f"{ROOT}/{teacher}/{objective}/{self.stem}"
         return f"{ROOT}/{self.level}/{self.stem}"

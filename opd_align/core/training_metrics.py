@@ -82,3 +82,15 @@ GATE_METRICS = (
     Metric("gate", "calibrated_open",
         "1 while a calibrated gate distills all tokens, because no filter has a significant gain.", "0 or 1"),
 )  # fmt: skip
+
+SCHEDULE_METRICS = (
+    Metric("schedule", "strength", "Strength of the distillation loss that `AlignmentSchedule` asks for.", "share"),
+    Metric("schedule", "p_helps",
+        "Probability that the teacher helps, as the schedule sees it; absent before the first known evaluation.",
+        "probability", "higher"),
+)  # fmt: skip
+
+MIX_METRICS = (
+    Metric("mix", "weight", "Probability with which `TeacherMix` uses the teacher on questions of the kind.",
+        "probability"),
+)  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 
 _MODULE_OF = {
     "AlignmentCallback": "callback",
+    "AlignmentSchedule": "alignment_schedule",
     "CalibratedDivergence": "calibrated_gate",
     "ContrastiveContexts": "contrast",
     "DivergenceAbove": "gates",
@@ -26,6 +27,7 @@ _MODULE_OF = {
     "SDPOGate": "trainers.sdpo",
     "SignAgrees": "gates",
     "Teachable": "published_gates",
+    "TeacherMix": "teacher_mix",
     "check_trainer_setup": "doctor",
 }
 

@@ -348,6 +348,8 @@ def _distillation(trainer: Any) -> Objective | None:
 
 
 def _teacher(trainer: Any) -> Any:
+    if getattr(trainer, "_teacher_mix", None) is not None:
+        return None  # its teachers are evaluated by their names
     teacher = getattr(trainer, "teacher_model", None)
     # A self-distillation trainer without a copy of the student sets the student itself as its teacher.
     return None if teacher is trainer.model else teacher

@@ -9,6 +9,7 @@ to the trainer, and their state is restored after the evaluation.
 from __future__ import annotations
 
 import logging
+from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ from opd_align.training.model_state import (
     preserve_model_state,
     unwrapped,
 )
+from opd_align.training.teacher_mix import mix_of
 from opd_align.training.time_limit import TimedStudent, TimeLimit
 from opd_align.training.vllm_address import Node, reachable_address
 from opd_align.training.weight_sync import vllm_ready
@@ -62,7 +64,8 @@ class TeacherSet:
         if isinstance(teachers, str | Context):  # a single one
             teachers = [teachers]
         named = list(teachers.items()) if isinstance(teachers, Mapping) else [(None, teacher) for teacher in teachers]
-        contexts, models = [], {}
+        contexts: list[Context] = []
+        models: dict[str, Any] = {}
         for name, teacher in named:
             if isinstance(teacher, str | Context):
                 found = context(teacher) if isinstance(teacher, str) else teacher
@@ -89,10 +92,16 @@ class TeacherSet:
                 )
         if adapter.context is not None and not contexts:
             contexts.append(context(adapter.context))
-        no_teacher = adapter.teacher is None and adapter.server is None and not contexts and not models
+        mix = mix_of(adapter.trainer)
+        if mix is not None:
+            taken = [name for name in mix.names if name in models]
+            if taken:
+                raise OpdAlignError(f"teacher {taken[0]!r} is in the TeacherMix already; evaluations measure it")
+        every: Mapping[str, Any] = models if mix is None else ChainMap(models, mix.evaluated)  # type: ignore[arg-type]
+        no_teacher = adapter.teacher is None and adapter.server is None and not contexts and not every
         if no_teacher and adapter.objective.signal != "reward":
             raise OpdAlignError(f"this {adapter.kind} has no teacher; pass some, for example teachers=['Self-1C']")
-        return TeacherSet(tuple(contexts), models)
+        return TeacherSet(tuple(contexts), every)
 
 
 @dataclass(frozen=True)
@@ -160,8 +169,10 @@ class Evaluator:
 
     @property
     def distilled(self) -> list[str]:
-        """The teacher that the trainer learns from; the others are only measured."""
-        adapter = self.adapter
+        """The teachers that the trainer learns from; the others are only measured."""
+        adapter, mix = self.adapter, mix_of(self.adapter.trainer)
+        if mix is not None:
+            return list(mix.names)
         own = adapter.teacher is not None or adapter.server is not None or adapter.context is not None
         return self.teachers[:1] if own else []
 

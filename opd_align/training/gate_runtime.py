@@ -105,7 +105,9 @@ class GateRuntime:
         accelerator.backward = self._checked(accelerator.backward)
         casts = autocast or accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.FSDP)
         mixed = accelerator.mixed_precision if casts else "no"
-        self.eps = coarsest_eps(mixed, trainer.model, trainer.teacher_model)
+        mix = getattr(trainer, "_teacher_mix", None)
+        teachers = [trainer.teacher_model] if mix is None else mix.pool.loaded
+        self.eps = coarsest_eps(mixed, trainer.model, *teachers)
         self._sums = torch.zeros(len(SUMS), device=accelerator.device)
         if accelerator.is_main_process:
             logger.info(

@@ -66,7 +66,9 @@ def test_keys_are_parsed_from_the_right() -> None:
         for metric in TEACHER_METRICS:
             assert parse_key(metric.key(teacher, "reverse_kl")) == (metric, f"{teacher}/reverse_kl")
     for metric in METRICS:
-        if metric.level != "teacher":
+        if metric.level == "mix":
+            assert parse_key(metric.key("Qwen/Qwen3-8B", "hard")) == (metric, "Qwen/Qwen3-8B/hard")
+        elif metric.level != "teacher":
             assert parse_key(metric.key()) == (metric, None)
     for unknown in (
         "opd_align/alignment/mean",

@@ -27,6 +27,8 @@ from opd_align.training.gate_runtime import (
 from opd_align.training.gates import DENOMINATORS, GateBatch, Measure, compute_weights
 from opd_align.training.measures import measure_logits
 from opd_align.training.rewards import CORRECT_FROM, TIMEOUT_S
+from opd_align.training.teacher_mix import NONE
+from opd_align.training.trainers.mixed_loss import routed_teacher, take_mix
 from opd_align.training.trl_compat import DataCollatorForChatML, GKDTrainer, unwrap_model_for_generation
 from opd_align.types import OpdAlignError
 
@@ -53,11 +55,13 @@ class GatedMicroBatch:
         batch: The completions.
         weights_BT: The gate's weights; `None` if they are computed in the loss's forward pass.
         denominator: What the loss of the global batch is divided by.
+        teacher_B: The teacher of each completion; `None` without several teachers.
     """
 
     batch: GateBatch
     weights_BT: Tensor | None
     denominator: Tensor
+    teacher_B: Tensor | None = None
 
 
 def _check_dispatch(trainer: Any) -> None:
@@ -92,7 +96,7 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
             weights, "trl" by TRL's own count, for comparisons with an ungated run of TRL.
         correct_from: Smallest value of the gate's verifier that means correct.
         verifier_timeout_s: Time limit of one call of the gate's verifier, in seconds.
-        *args, **kwargs: Arguments of `GKDTrainer`.
+        *args, **kwargs: Arguments of `GKDTrainer`; `teacher_model` may be a `TeacherMix`.
     """
 
     data_collator: Any
@@ -117,11 +121,18 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
         trl_compat.check_trainer(GKDTrainer, (*overridden, "generate_on_policy_outputs"))
         if denominator != "trl":
             self.loss_is_scaled_for_ga = True  # read by TRL's __init__ with transformers before 5.19, later by training
-        super().__init__(*args, **kwargs)
+        bound, mix = take_mix(GKDTrainer, args, kwargs)
+        self._teacher_mix = mix
+        super().__init__(*bound.args, **bound.kwargs)
         trl_compat.check_attributes(self)
+        if mix is not None:
+            if mix.several and self.seq_kd:
+                raise OpdAlignError("seq_kd=True lets one teacher write completions; it has no meaning with several")
+            mix.attach(self, runtime.gate, measuring_pass=False)
         self._gate_runtime = runtime.attach(self)
         collator = self.data_collator
-        if runtime.reads_columns and type(collator) is DataCollatorForChatML:
+        needs_columns = runtime.reads_columns or (mix is not None and mix.kind is not None)
+        if needs_columns and type(collator) is DataCollatorForChatML:
             _check_dispatch(self)
             options = {option.name: getattr(collator, option.name) for option in fields(collator)}
             self.data_collator = DataCollatorWithColumns(**options)
@@ -142,14 +153,28 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
     def _prepare_batches(self, inputs_of: list[dict[str, Any]]) -> None:
         """Generates and verifies all completions of an optimizer step, and adds to its batches what the loss needs."""
         generated = [self._generate(inputs) for inputs in inputs_of]
+        teachers = [self._draw_teachers(inputs) for inputs in inputs_of]
         batches = [self._gate_batch(*pair) for pair in zip(inputs_of, generated, strict=True)]
         measured = []
         if self._gate_runtime.needs_measuring_pass:
-            measured = [self._measure(*pair) for pair in zip(inputs_of, batches, strict=True)]
+            measured = [self._measure(*each) for each in zip(inputs_of, batches, teachers, strict=True)]
         weights, denominator = self._gate_runtime.weights_and_denominator(batches, measured)
         for number, inputs in enumerate(inputs_of):
             weights_BT = None if weights is None else weights[number]
-            inputs[MICRO_BATCH] = GatedMicroBatch(batches[number], weights_BT, denominator)
+            inputs[MICRO_BATCH] = GatedMicroBatch(batches[number], weights_BT, denominator, teachers[number])
+
+    def _draw_teachers(self, inputs: dict[str, Any]) -> Tensor | None:
+        mix = self._teacher_mix
+        if mix is None or not mix.several:
+            return None
+        labels_BT, columns = inputs["labels"], inputs.get(COLUMNS)
+        if mix.kind is not None and columns is None:
+            raise OpdAlignError(
+                f"the mix reads the column {mix.kind!r}, so batches must contain the data set's columns; leave out "
+                "data_collator, or subclass opd_align.training.trainers.gkd.DataCollatorWithColumns"
+            )
+        rows = [{mix.kind: columns[mix.kind][row]} if columns and mix.kind else {} for row in range(len(labels_BT))]
+        return torch.from_numpy(mix.draw(rows)).to(labels_BT.device)
 
     def _generate(self, inputs: dict[str, Any]) -> bool:
         """Replaces completions by the student's (with probability λ, drawn as GKD draws it) or the teacher's.
@@ -200,7 +225,7 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
             score_BT = self._gate_runtime.scores(prompts, token_ids, other_columns, mask_BT)
         return self._gate_runtime.make_batch(tokens_BT, mask_BT, outcome_B, score_BT)
 
-    def _measure(self, inputs: dict[str, Any], batch: GateBatch) -> dict[str, Tensor]:
+    def _measure(self, inputs: dict[str, Any], batch: GateBatch, teacher_B: Tensor | None) -> dict[str, Tensor]:
         measured: dict[str, Tensor] = {}
 
         def read_measures(student_logits: Tensor, teacher_logits: Tensor, *, labels: Tensor, **_: Any) -> Tensor:
@@ -212,6 +237,7 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
         with (
             evaluation_mode(self.model_wrapped),
             self.compute_loss_context_manager(),
+            routed_teacher(self, self._teacher_mix, teacher_B),
             self._replaced_divergence(read_measures),
         ):
             super().compute_loss(self.model_wrapped, inputs)
@@ -238,7 +264,10 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
         if micro_batch is None:
             self._gate_runtime.check_evaluation(model)
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        with self._replaced_divergence(partial(self._gated_divergence, micro_batch)):
+        with (
+            routed_teacher(self, self._teacher_mix, micro_batch.teacher_B),
+            self._replaced_divergence(partial(self._gated_divergence, micro_batch)),
+        ):
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         if self.accelerator.sync_gradients:
             counted_by_trl = self._gate_runtime.denominator == "trl" and num_items_in_batch is not None
@@ -277,6 +306,8 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
         weights_BT = micro_batch.weights_BT
         if weights_BT is None:
             weights_BT = compute_weights(runtime.gate, batch)
+        if micro_batch.teacher_B is not None:
+            weights_BT = weights_BT.masked_fill((micro_batch.teacher_B == NONE).unsqueeze(1), 0.0)
         weights_N = weights_BT[mask_BT]
 
         def divergence(positions_BT: Tensor) -> Tensor:

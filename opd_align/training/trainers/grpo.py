@@ -7,13 +7,17 @@ from contextlib import contextmanager
 from inspect import signature
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from opd_align.training import trl_compat
+from opd_align.training.alignment_schedule import schedule_strength
 from opd_align.training.gate_runtime import GateRuntime, safe_denominator
 from opd_align.training.rewards import CORRECT_FROM, TIMEOUT_S
+from opd_align.training.teacher_mix import TeacherMix
 from opd_align.training.trainers.gated_generation import DENOMINATOR, OUTCOME, prepare_generation, weighted_divergence
+from opd_align.training.trainers.mixed_loss import TEACHER, draw_teachers, is_distilled, sum_over_teachers
 from opd_align.training.trl_compat import (
     DistillationTrainer,
     ForwardRedirection,
@@ -40,8 +44,11 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     Student and teacher each run one forward pass: the divergence uses the hidden states of GRPO's own forward pass.
 
+    With an `AlignmentSchedule` of strength s, the distillation loss has s times its weight, and incorrect completions
+    keep 1 − s of their advantage: what the teacher gives up, the reward takes over.
+
     Args:
-        teacher_model: The teacher, or its name or path; it must share the student's vocabulary.
+        teacher_model: The teacher, its name or path, or a `TeacherMix`; it must share the student's vocabulary.
         gate: A `Gate`, or a function from a `GateBatch` to weights.
         denominator: "keep" divides the distillation loss by the number of completion tokens, "renormalise" by the sum
             of the gate's weights.
@@ -81,6 +88,9 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         super().__init__(*bound.args, **bound.kwargs)
         trl_compat.check_attributes(self)
         self.distillation_weight, self.distillation_beta = distillation_weight, distillation_beta
+        self._teacher_mix = teacher_model if isinstance(teacher_model, TeacherMix) else None
+        if self._teacher_mix is not None:
+            teacher_model = self._teacher_mix.pool.first_model()
         if isinstance(teacher_model, str):
             teacher_model = AutoModelForCausalLM.from_pretrained(teacher_model, dtype="auto")
         sizes = [model.config.get_text_config().vocab_size for model in (self.model, teacher_model)]
@@ -98,15 +108,21 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         # Attributes that DistillationTrainer's methods, called below on this trainer, read.
         self._forward_redirection, self.model_kwarg_keys = ForwardRedirection(), ()
         self._student_states: Tensor | None = None
+        if self._teacher_mix is not None:
+            self._teacher_mix.attach(self, runtime.gate, measuring_pass=runtime.needs_measuring_pass)
         self._gate_runtime = runtime.attach(self)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         generated = super()._generate_and_score_completions(inputs)
         if self.model.training:
             prepare_generation(self, inputs, generated, self.args.steps_per_generation)
+            draw_teachers(self._teacher_mix, inputs, generated)
             if OUTCOME in generated:
-                incorrect_B = generated[OUTCOME] == Outcome.INCORRECT
-                generated["advantages"] = generated["advantages"].masked_fill(incorrect_B, 0.0)
+                outcome_B, advantages = generated[OUTCOME], generated["advantages"]
+                distilled_B = (outcome_B == Outcome.INCORRECT) & is_distilled(generated, outcome_B)
+                strength = schedule_strength(self)
+                left = 0.0 if strength == 1 else (1 - strength) * advantages
+                generated["advantages"] = torch.where(distilled_B, left, advantages)
         return generated
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
@@ -128,9 +144,21 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         share, beta = count / self.accelerator.num_processes, self.distillation_beta
         with self._keep_student_states(student):
             grpo_loss: Tensor = super()._compute_loss(student, inputs)
-            with weighted_divergence(self._gate_runtime, inputs, count, beta=beta), self._gate_runtime.loss_precision():
-                distillation_loss, _, _ = DistillationTrainer._compute_loss(self, student, inputs, share)
-        return grpo_loss + self.distillation_weight * distillation_loss
+
+            def loss_of(part: dict[str, Any]) -> tuple[Tensor, ...]:
+                with (
+                    weighted_divergence(self._gate_runtime, part, count, beta=beta),
+                    self._gate_runtime.loss_precision(),
+                ):
+                    found: tuple[Tensor, ...] = DistillationTrainer._compute_loss(self, student, part, share)
+                    return found
+
+            if TEACHER in inputs and self._teacher_mix is not None and self._student_states is not None:
+                states = self._student_states
+                distillation_loss, *_ = sum_over_teachers(self, self._teacher_mix, inputs, states, loss_of)
+            else:
+                distillation_loss, *_ = loss_of(inputs)
+        return grpo_loss + self.distillation_weight * schedule_strength(self) * distillation_loss
 
     @contextmanager
     def _keep_student_states(self, student: Any) -> Iterator[None]:

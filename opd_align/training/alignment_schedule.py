@@ -1,0 +1,303 @@
+"""`AlignmentSchedule`: distill while the teacher helps, and undo the harm that was done until it was noticed.
+
+The strength of the distillation loss follows `core.alarm`: full while the teacher helps or nothing is known, less while
+it fades, none while it harms, with the alarm's hysteresis. The alarm is late by its nature (docs/alarm.md), so stopping
+alone ends below the best student. But once the decline is known, the readings on both sides of it date it: the
+schedule keeps snapshots at evaluations and returns to the one at which the smoothed alignment, summed along the
+training, was largest and had not crossed zero. Held-out accuracy is never looked at.
+
+For a trainer with the distillation loss alone the strength is applied to the gradients: any TRL trainer of that kind
+works, and at strength 1 nothing is touched. `GatedGRPOTrainer` reads the strength in its loss instead, where the reward
+takes over what the teacher gives up. All decisions are made from the callback's analyses, which all processes share.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite, nan
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from opd_align.core.alarm import LEVELS, Alarm, Level, alarms
+from opd_align.core.random_walk import Reading, cumulative_gain, expected_alignment
+from opd_align.report.history import FOLDER
+from opd_align.training import trl_compat
+from opd_align.training.alignment_readings import ReadingLog, distillation_objective, load_json, save_json
+from opd_align.training.distributed import max_wait
+from opd_align.training.model_state import preserve_rng_state
+from opd_align.training.weight_snapshots import Place, WeightSnapshots
+from opd_align.types import OpdAlignError
+
+logger = logging.getLogger(__name__)
+
+OnHarm = Literal["rollback", "stop", "zero"]
+ON_HARM = ("rollback", "stop", "zero")
+WHEN = ("fades", "harms")
+
+STATE = "opd_align_schedule.json"
+"""File in a checkpoint with the state of the schedule."""
+
+PURE = ("DistillationTrainer", "GKDTrainer")
+"""Trainers whose loss is the distillation loss alone."""
+
+
+@dataclass(frozen=True)
+class Strength:
+    """What the readings of all teachers say together.
+
+    Args:
+        level: The level of the teacher that helps most.
+        p_helps: Its probability of helping; NaN before the first known reading.
+        value: Strength of the distillation loss, in [0, 1].
+    """
+
+    level: Level = "unsure"
+    p_helps: float = nan
+    value: float = 1.0
+
+
+def strength_of(states: Sequence[Alarm]) -> Strength:
+    """The strength given the alarm's latest state of each teacher: distilling helps if one of them does."""
+    if not states:
+        return Strength()
+    best = max(states, key=lambda state: (LEVELS[state.level], state.p_helps if isfinite(state.p_helps) else 0.5))
+    value = {"helps": 1.0, "unsure": 1.0, "harms": 0.0}.get(best.level)
+    # It fades from probability 0.5 on, and harms from 0.1 on: in between it gives way step by step.
+    return Strength(best.level, best.p_helps, min(1.0, 2 * best.p_helps) if value is None else value)
+
+
+def best_step(readings_of: Sequence[Sequence[Reading]], steps: Sequence[int]) -> int | None:
+    """The step at which the training was best as far as alignment can tell; `None` if nothing is known.
+
+    The largest summed alignment, at a step at which it is still above zero: where it crosses zero between two
+    evaluations, the sums of both are about equal, and the student of the earlier one has not been harmed yet.
+
+    Args:
+        readings_of: The readings of each teacher.
+        steps: The steps to choose from.
+    """
+    gain_of = gains(readings_of, steps)
+    means = [expected_alignment(readings, steps) for readings in readings_of]
+    helps = {step for mean_S in means for step, mean in zip(steps, mean_S, strict=True) if mean > 0}
+    candidates = [step for step in gain_of if step in helps] or list(gain_of)
+    return max(candidates, key=lambda step: (gain_of[step], step)) if candidates else None
+
+
+def gains(readings_of: Sequence[Sequence[Reading]], steps: Sequence[int]) -> dict[int, float]:
+    """The summed smoothed alignment until each step, of the teacher that gained most; unknown ones are absent."""
+    known = [cumulative_gain(readings, steps) for readings in readings_of if any(each.known for each in readings)]
+    if not known:
+        return {}
+    best_S = np.nanmax(np.array([np.where(np.isnan(each), -np.inf, each) for each in known]), axis=0)
+    return {step: float(value) for step, value in zip(steps, best_S, strict=True) if isfinite(value)}
+
+
+class AlignmentSchedule(TrainerCallback):
+    """Distills while the teacher helps; stops, or returns to the best weights, when it no longer does.
+
+    Add it to the trainer after the `AlignmentCallback` that it follows.
+
+    Example:
+        ```python
+        callback = AlignmentCallback(trainer, held_out_rows, reward_function, every_n_steps=20)
+        trainer.add_callback(callback)
+        trainer.add_callback(AlignmentSchedule(callback, on_harm="rollback"))
+        trainer.train()
+        ```
+
+    Args:
+        callback: The `AlignmentCallback`, of a `DistillationTrainer`, a `GKDTrainer`, their gated forms, or a
+            `GatedGRPOTrainer`.
+        on_harm: What to do when the teacher no longer helps. `"rollback"`: return weights and optimizer to the
+            evaluation at which the student was best as far as alignment can tell, then stop; a `GatedGRPOTrainer`
+            continues from there with rewards alone. `"stop"`: stop, with the present weights (`GatedGRPOTrainer`:
+            continue with rewards alone). `"zero"`: neither, the strength alone changes; without rewards, weights stay
+            as they are at strength 0.
+        when: `"fades"`: as soon as the teacher is more likely to harm than to help, after it has helped, or harms.
+            `"harms"`: when it harms with probability 0.9.
+        max_snapshots: How many snapshots are kept for a rollback.
+        snapshots: `"disk"`: in `<output_dir>/opd_align/rollback`, found again by a resumed training. `"memory"`: in
+            host memory.
+
+    Attributes:
+        strength: The present strength of the distillation loss, in [0, 1].
+        ended_at: The step at which distillation was ended; `None` before.
+        returned_to: The step whose weights were restored; `None` if none were.
+    """
+
+    def __init__(
+        self,
+        callback: Any,
+        *,
+        on_harm: OnHarm = "rollback",
+        when: Literal["fades", "harms"] = "fades",
+        max_snapshots: int = 6,
+        snapshots: Place = "disk",
+    ) -> None:
+        if on_harm not in ON_HARM:
+            raise OpdAlignError(f"on_harm must be 'rollback', 'stop' or 'zero', not {on_harm!r}")
+        if when not in WHEN:
+            raise OpdAlignError(f"when must be 'fades' or 'harms', not {when!r}")
+        if not hasattr(callback, "adapter") or not hasattr(callback, "latest_step"):
+            raise OpdAlignError(f"a schedule follows an AlignmentCallback, not a {type(callback).__name__}")
+        self.callback, self.on_harm, self.when = callback, on_harm, when
+        self.trainer = trainer = callback.adapter.trainer
+        self.rewarded = hasattr(trainer, "distillation_weight") and callback.adapter.kind == "GRPOTrainer"
+        _check(trainer, callback, on_harm, rewarded=self.rewarded)
+        self.log = ReadingLog(callback.evaluator.distilled)
+        folder = Path(trainer.args.output_dir) / FOLDER / "rollback"
+        self.snapshots = WeightSnapshots(trainer, folder, place=snapshots, limit=max_snapshots)
+        self._state = Strength()
+        self.ended_at: int | None = None
+        self.returned_to: int | None = None
+        self._warned = False
+
+    @property
+    def strength(self) -> float:
+        return 0.0 if self.ended_at is not None else self._state.value
+
+    @property
+    def level(self) -> Level:
+        """The level of the alarm, of the teacher that helps most."""
+        return self._state.level
+
+    # -- the trainer's events
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        stored = load_json(self.trainer, state, STATE, "the schedule")
+        self.log.load_state_dict(stored)
+        self.ended_at, self.returned_to = stored.get("ended_at"), stored.get("returned_to")
+        self._state = strength_of(self._states())
+        if self.on_harm == "rollback":
+            self.snapshots.begin(state.global_step)
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._act(state, control)  # the evaluation before the first step, or of a callback that was added later
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._act(state, control)
+        metrics = trl_compat.train_metrics(self.trainer)
+        metrics["schedule/strength"].append(self.strength)
+        if isfinite(self._state.p_helps):
+            metrics["schedule/p_helps"].append(self._state.p_helps)
+        if self.ended_at is not None and not self.rewarded and self.on_harm != "zero":
+            control.should_training_stop = True
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.rewarded or self.strength == 1:
+            return
+        for weight in self.trainer.model.parameters():
+            if weight.grad is not None and self.strength > 0:
+                weight.grad.mul_(self.strength)
+            elif weight.grad is not None:
+                weight.grad = None  # an optimizer skips it: neither momentum nor weight decay moves the weight
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        own = {"ended_at": self.ended_at, "returned_to": self.returned_to}
+        save_json(self.trainer, state, STATE, {**self.log.state_dict(), **own})
+
+    # -- one evaluation
+
+    def _states(self) -> list[Alarm]:
+        found = [alarms(self.log.of(teacher)) for teacher in self.log.teachers]
+        return [states[-1] for states in found if states]
+
+    def _act(self, state: TrainerState, control: TrainerControl) -> None:
+        step = state.global_step
+        if self.ended_at is not None:
+            return
+        rollback = self.on_harm == "rollback"
+        evaluated = self.callback.schedule.last_step == step
+        if rollback and evaluated and step not in self.snapshots.steps:
+            self._snapshot(step)
+        if not self.log.take(self.callback):
+            return
+        self._state = strength_of(self._states())
+        if rollback:
+            self.snapshots.keep(gains(self._readings(), self.snapshots.steps))
+        raised = LEVELS[self.level] <= LEVELS[self.when]
+        if raised and not self._warned:
+            self._warned = True
+            self._say(
+                "%s: the teacher %s (it helps with probability %.2f)", self._teachers, self.level, self._state.p_helps
+            )
+        if raised and self.on_harm != "zero":
+            self._end(step, control)
+
+    def _snapshot(self, step: int) -> None:
+        try:
+            with preserve_rng_state():
+                self.snapshots.take(step)
+        except OSError as error:  # a full disk: the training goes on, with one snapshot less to return to
+            logger.warning("No snapshot at step %d to return to: %s", step, error)
+
+    def _end(self, step: int, control: TrainerControl) -> None:
+        self.ended_at = step
+        if self.on_harm == "rollback":
+            with max_wait(self.trainer.args.ddp_timeout):
+                target = best_step(self._readings(), self.snapshots.common_steps())
+                if target is not None and target < step:
+                    self.snapshots.restore(target)
+                    self.returned_to = target
+        then = "continuing with rewards alone" if self.rewarded else "ending the training"
+        if self.returned_to is None:
+            self._say("Distillation ends at step %d, %s", step, then)
+        else:
+            self._say(
+                "Distillation ends at step %d; weights and optimizer are those of step %d again, where alignment says "
+                "that the student was best; %s", step, self.returned_to, then,
+            )  # fmt: skip
+        if not self.rewarded:
+            control.should_training_stop = True
+            # So that the last checkpoint has the weights that the training ends with.
+            control.should_save = control.should_save or self.trainer.args.save_strategy != "no"
+
+    def _readings(self) -> list[list[Reading]]:
+        return [self.log.of(teacher) for teacher in self.log.teachers]
+
+    @property
+    def _teachers(self) -> str:
+        return ", ".join(self.log.teachers)
+
+    def _say(self, message: str, *args: Any) -> None:
+        if self.trainer.is_world_process_zero():
+            logger.warning(message, *args)
+
+
+def schedule_strength(trainer: Any) -> float:
+    """The strength of the distillation loss that a trainer's schedule asks for; 1 without a schedule."""
+    own = [each.strength for each in trainer.callback_handler.callbacks if isinstance(each, AlignmentSchedule)]
+    return own[0] if own else 1.0
+
+
+def _check(trainer: Any, callback: Any, on_harm: OnHarm, *, rewarded: bool) -> None:
+    """Refuses what a schedule cannot act on, before anything is trained."""
+    kind = callback.adapter.kind
+    if not rewarded and kind not in PURE:
+        raise OpdAlignError(
+            f"AlignmentSchedule does not support {type(trainer).__name__}: it needs a trainer whose loss is the "
+            "distillation loss (DistillationTrainer, GKDTrainer), or GatedGRPOTrainer"
+        )
+    if not callback.evaluator.distilled:
+        raise OpdAlignError("a schedule needs a teacher that the trainer distills from, and this trainer has none")
+    distillation_objective(callback.settings)
+    if any(isinstance(each, AlignmentSchedule) for each in trainer.callback_handler.callbacks):
+        raise OpdAlignError("this trainer already has an AlignmentSchedule; remove it first")
+    if trainer.is_deepspeed_enabled and (on_harm == "rollback" or (on_harm == "zero" and not rewarded)):
+        raise OpdAlignError(
+            f"on_harm={on_harm!r} is not supported under DeepSpeed, which keeps weights and gradients elsewhere; use "
+            "on_harm='stop' and keep checkpoints (save_steps), or DDP or FSDP2"
+        )
+    trl_compat.check_trainer(type(trainer))
+    trl_compat.check_attributes(trainer)

@@ -1,0 +1,353 @@
+"""`TeacherMix`: several teachers in one training, each used where it helps.
+
+Every rollout is distilled from one teacher, drawn with weights that depend on the kind of its question. Drawing was
+chosen over a loss that averages all teachers: a rollout costs one teacher's forward pass however many teachers there
+are, its gradient is in expectation that of the average, and the divergence of a rollout is that of a single teacher, so
+gates and the chunked loss stay what they are.
+
+Weights come from the callback's evaluations with their uncertainty: `core.random_walk` pools the readings of each
+teacher and kind, `core.teacher_weights` turns the posteriors into probabilities. A teacher that surely harms on a kind
+(the alarm's level) is not used there. Evaluations measure every teacher, whatever its weight, so one that was dropped
+comes back when it no longer harms. All processes compute the same weights from the same analyses; draws depend on seed,
+step and process only, so the trainer's own random numbers are untouched and a resumed training repeats them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+import numpy as np
+from transformers import TrainerCallback
+
+from opd_align.core.alarm import alarms
+from opd_align.core.metrics import MIN_QUESTIONS
+from opd_align.core.random_walk import filtered
+from opd_align.core.teacher_weights import STRATEGIES, check_floor, teacher_weights
+from opd_align.training import trl_compat
+from opd_align.training.alignment_readings import ALL, ReadingLog, distillation_objective, load_json, save_json
+from opd_align.training.calibrated_gate import CalibratedDivergence
+from opd_align.training.gates import Gate, Product
+from opd_align.training.teacher_pool import Source, TeacherPool
+from opd_align.types import Floats, Ints, OpdAlignError
+
+logger = logging.getLogger(__name__)
+
+STATE = "opd_align_mix.json"
+"""File in a checkpoint with the state of the mix."""
+
+NONE = -1
+"""The teacher of a rollout that is not distilled, since every teacher harms on its kind."""
+
+FixedWeights = Mapping[str, float] | Mapping[str, Mapping[str, float]]
+
+
+class TeacherMix:
+    """Several teachers for one student; pass it as `teacher_model` to a gated trainer.
+
+    Example:
+        ```python
+        mix = TeacherMix({"maths": maths_model, "code": "org/code-model"}, kind="subject")
+        trainer = GatedDistillationTrainer(model, mix, args, ..., gate=Open(), denominator="keep")
+        callback = AlignmentCallback(trainer, held_out_rows, reward_function)
+        trainer.add_callback(callback)
+        mix.follow(callback)
+        trainer.train()
+        ```
+
+    Args:
+        teachers: By name: a model, its folder or name on the Hub, or a function that loads it. Evaluation losses of the
+            trainer are those of the first one.
+        kind: Column of the data set, and of the held-out rows, with the kind of a question. `None`: one kind.
+        weights: Fixed weights, by teacher or by kind and teacher; no callback is needed then. `None`: from evaluations.
+        strategy: `"thompson"`: a teacher's weight is the probability that it is the best one for the kind.
+            `"expected_gain"`: proportional to the expected positive part of its alignment.
+        floor: Smallest weight of a teacher that does not surely harm.
+        live: Whether every evaluation updates the weights; if not, they stay what the first known ones make them.
+        one_at_a_time: Whether only one teacher may be on the device. Each micro-batch then moves or loads every teacher
+            that it needs, and each evaluation measures one teacher, in turn.
+        seed: Of the draws.
+
+    Attributes:
+        weights: The present weights by kind, in the order of `names`.
+    """
+
+    def __init__(
+        self,
+        teachers: Mapping[str, Source],
+        *,
+        kind: str | None = None,
+        weights: FixedWeights | None = None,
+        strategy: str = "thompson",
+        floor: float = 0.05,
+        live: bool = True,
+        one_at_a_time: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.pool = TeacherPool(teachers, one_at_a_time=one_at_a_time)
+        self.names = self.pool.names
+        if strategy not in STRATEGIES:
+            raise OpdAlignError(f"strategy must be one of {', '.join(STRATEGIES)}, not {strategy!r}")
+        check_floor(floor, len(self.names))
+        self.kind, self.strategy, self.floor, self.live, self.seed = kind, strategy, floor, live, seed
+        self.fixed = None if weights is None else _fixed_weights(self.names, kind, weights)
+        self.weights: dict[str, Floats] = dict(self.fixed or {})
+        self.trainer: Any = None
+        self.callback: Any = None
+        self.log = ReadingLog(self.names)
+        self._frozen = False
+        self._warned: set[tuple[str, ...]] = set()
+        self._draws_at, self._draws = -1, 0
+
+    @property
+    def several(self) -> bool:
+        """Whether there is a choice; with one teacher, training is as without a mix."""
+        return len(self.names) > 1
+
+    # -- setup
+
+    def attach(self, trainer: Any, gate: Gate, *, measuring_pass: bool) -> None:
+        """Called by a gated trainer once it is constructed; refuses what contradicts a mix.
+
+        Args:
+            trainer: The trainer, whose `teacher_model` is the first teacher.
+            gate: Its gate.
+            measuring_pass: Whether the gate needs a forward pass in which the trainer cannot mix teachers.
+        """
+        if self.trainer is not None and self.trainer is not trainer:
+            raise OpdAlignError("a TeacherMix belongs to one trainer; make another one for another trainer")
+        columns = getattr(trainer.train_dataset, "column_names", None)
+        if self.kind is not None and columns is not None and self.kind not in columns:
+            raise OpdAlignError(
+                f"kind={self.kind!r} is not a column of the data set; its columns are {', '.join(columns)}"
+            )
+        if self.several and measuring_pass:
+            raise OpdAlignError(
+                f"gate {gate.name!r} compares all tokens of a step before the loss (a quantile, or weights that depend "
+                "on measures and are renormalised), which this trainer cannot do with several teachers; use a "
+                "threshold, denominator='keep', or GatedGKDTrainer"
+            )
+        parts = gate.gates if isinstance(gate, Product) else (gate,)
+        if self.several and any(isinstance(part, CalibratedDivergence) for part in parts):
+            raise OpdAlignError(
+                "CalibratedDivergence is calibrated for one teacher; use another gate with a TeacherMix"
+            )
+        self.pool.attach(trainer)
+        self.trainer = trainer
+        trainer.add_callback(MixUpdates(self))
+
+    def follow(self, callback: Any) -> None:
+        """Takes the weights from this callback's evaluations; call it once, after `trainer.add_callback(callback)`."""
+        if self.fixed is not None:
+            raise OpdAlignError("this TeacherMix has fixed weights; leave out weights=... to follow a callback")
+        if self.trainer is None or callback.adapter.trainer is not self.trainer:
+            raise OpdAlignError("the callback must be that of the trainer that has this TeacherMix as teacher_model")
+        if callback.outside is not None:
+            raise OpdAlignError("a TeacherMix needs evaluations inside the training: AlignmentCallback(where='inside')")
+        distillation_objective(callback.settings)
+        self.log = ReadingLog(self.names, self._kinds_of(callback.evaluator.held_out.questions))
+        self.callback = callback
+        self._update()
+        # The last callback: what it reads has been evaluated by then.
+        updates = [each for each in self.trainer.callback_handler.callbacks if isinstance(each, MixUpdates)]
+        self.trainer.remove_callback(updates[0])
+        self.trainer.add_callback(updates[0])
+
+    def _kinds_of(self, questions: Sequence[Any]) -> dict[str, str] | None:
+        if self.kind is None:
+            return None
+        missing = [question.id for question in questions if question.fields.get(self.kind) is None]
+        if missing:
+            raise OpdAlignError(
+                f"held-out question {missing[0]!r} has no {self.kind!r}; add the column to the held-out rows too"
+            )
+        kinds = {question.id: str(question.fields[self.kind]) for question in questions}
+        of = list(kinds.values())
+        trained = set() if self.trainer.train_dataset is None else _values(self.trainer.train_dataset, self.kind)
+        unknown = sorted(trained - set(of))
+        if unknown:
+            raise OpdAlignError(
+                f"the data set has questions of the kind {unknown[0]!r} and the held-out questions have none; kinds "
+                f"there: {', '.join(dict.fromkeys(of))}"
+            )
+        few = [kind for kind in dict.fromkeys(of) if of.count(kind) < MIN_QUESTIONS]
+        if few:
+            logger.warning(
+                "Of the kind %r there are fewer than %d held-out questions: its weights stay equal",
+                few[0],
+                MIN_QUESTIONS,
+            )
+        return kinds
+
+    # -- weights
+
+    def _update(self) -> None:
+        """The weights of all kinds from the readings so far."""
+        if self.fixed is not None or (self._frozen and not self.live):
+            return
+        for kind in self.log.kinds:
+            readings = [self.log.of(name, kind) for name in self.names]
+            harmful = [bool(each) and alarms(each)[-1].level == "harms" for each in readings]
+            posteriors = [(filtered(each) or [None])[-1] for each in readings]
+            if self.several:
+                self.weights[kind] = teacher_weights(
+                    posteriors, harmful, strategy=self.strategy, floor=self.floor
+                )  # fmt: skip
+                for name, harms in zip(self.names, harmful, strict=True):
+                    if harms:
+                        self._warn((name, kind), "Teacher %r harms on %s: its weight is 0", name, _said(kind))
+                if all(harmful):
+                    self._warn((kind,), "Every teacher harms on %s: nothing is distilled there", _said(kind))
+            else:  # one teacher is always used: an AlignmentSchedule decides whether
+                self.weights[kind] = np.ones(1)
+            self._frozen |= any(each.known for one in readings for each in one)
+
+    def weights_of(self, kind: str) -> Floats:
+        """The weights on questions of a kind; equal for a kind that is not known."""
+        return self.weights.get(kind, np.full(len(self.names), 1 / len(self.names)))
+
+    def draw(self, rows: Sequence[Mapping[str, Any]]) -> Ints:
+        """The index of the teacher of each rollout, or `NONE`.
+
+        Args:
+            rows: The rows of the data set that the rollouts answer.
+        """
+        if self.callback is None and self.fixed is None and self.several:
+            self._warn(("unfollowed",), "TeacherMix follows no callback, all weights are equal; call follow(callback)")
+        step, rank = self.trainer.state.global_step, self.trainer.accelerator.process_index
+        self._draws = self._draws + 1 if step == self._draws_at else 0
+        self._draws_at = step
+        uniform_B = np.random.default_rng([self.seed, step, rank, self._draws]).random(len(rows))
+        drawn = []
+        for row, uniform in zip(rows, uniform_B, strict=True):
+            cumulative_K = np.cumsum(self.weights_of(ALL if self.kind is None else str(row[self.kind])))
+            last = int(np.searchsorted(cumulative_K, cumulative_K[-1]))  # the last teacher with a weight
+            chosen = min(int(np.searchsorted(cumulative_K, uniform, side="right")), last)
+            drawn.append(chosen if cumulative_K[-1] > 0 else NONE)
+        return np.array(drawn, np.int64)
+
+    def metrics(self) -> dict[str, float]:
+        """The weights by metric key; kinds that nothing is known of are absent."""
+        return {
+            f"mix/{name}/{kind}/weight": float(weight)
+            for kind, weight_K in self.weights.items()
+            for name, weight in zip(self.names, weight_K, strict=True)
+        }
+
+    # -- evaluations
+
+    @property
+    def evaluated(self) -> Mapping[str, Any]:
+        """The models that an evaluation measures: all of them, or the one whose turn it is."""
+        return _Evaluated(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        weights = {kind: [float(each) for each in weight_K] for kind, weight_K in self.weights.items()}
+        return {**self.log.state_dict(), "names": self.names, "weights": weights, "frozen": self._frozen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues with the state of a checkpoint; an empty one is that of a new training."""
+        self.log.load_state_dict(state)
+        self._frozen = False
+        if self.fixed is not None:
+            return
+        self.weights = {}
+        if not self.live and state.get("frozen") and tuple(state.get("names", ())) == self.names:
+            self.weights = {kind: np.array(each, np.float64) for kind, each in state["weights"].items()}
+            self._frozen = True
+        self._update()
+
+    def _warn(self, key: tuple[str, ...], message: str, *args: Any) -> None:
+        if key not in self._warned:
+            self._warned.add(key)
+            if self.trainer is None or self.trainer.is_world_process_zero():
+                logger.warning(message, *args)
+
+
+class _Evaluated(Mapping[str, Any]):
+    """A view of the teachers of a mix: models are loaded when they are looked up."""
+
+    def __init__(self, mix: TeacherMix) -> None:
+        self.mix = mix
+
+    def _names(self) -> tuple[str, ...]:
+        names, log = self.mix.names, self.mix.log
+        if not self.mix.pool.one_at_a_time:
+            return names
+        # The one that was measured least often: each in turn.
+        count = {name: sum(len(each) for (of, _), each in log.readings.items() if of == name) for name in names}
+        return (min(names, key=lambda name: (count[name], names.index(name))),)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.mix.pool[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names())
+
+    def __len__(self) -> int:
+        return len(self._names())
+
+
+class MixUpdates(TrainerCallback):
+    """Updates the weights of a mix after evaluations, logs them, and stores them in checkpoints."""
+
+    def __init__(self, mix: TeacherMix) -> None:
+        self.mix = mix
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.mix.load_state_dict(load_json(self.mix.trainer, state, STATE, "the mix of teachers"))
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._take()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        metrics = trl_compat.train_metrics(self.mix.trainer)
+        for key, value in self.mix.metrics().items():  # those that this step was made with
+            metrics[key].append(value)
+        self._take()
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        save_json(self.mix.trainer, state, STATE, self.mix.state_dict())
+
+    def _take(self) -> None:
+        if self.mix.callback is not None and self.mix.log.take(self.mix.callback):
+            self.mix._update()
+
+
+def mix_of(trainer: Any) -> TeacherMix | None:
+    """The mix that a trainer distills from; `None` without one."""
+    return getattr(trainer, "_teacher_mix", None)
+
+
+def _said(kind: str) -> str:
+    return "all questions" if kind == ALL else f"questions of the kind {kind!r}"
+
+
+def _values(data: Any, column: str) -> set[str]:
+    try:
+        return {str(value) for value in data[column]}
+    except (TypeError, KeyError, NotImplementedError):  # an iterable data set
+        return set()
+
+
+def _fixed_weights(names: Sequence[str], kind: str | None, given: FixedWeights) -> dict[str, Floats]:
+    nested = bool(given) and all(isinstance(each, Mapping) for each in given.values())
+    if nested and kind is None:
+        raise OpdAlignError("weights are given by kind of question; say which column has it: kind='...'")
+    if not nested and kind is not None:
+        raise OpdAlignError(f"weights must be given by kind of question ({kind!r}) and teacher")
+    by_kind: Mapping[str, Any] = given if nested else {ALL: given}
+    found = {}
+    for of, weights in by_kind.items():
+        unknown = [name for name in weights if name not in names]
+        if unknown:
+            raise OpdAlignError(f"weights name the teacher {unknown[0]!r}; the teachers are {', '.join(names)}")
+        weight_K = np.array([float(weights.get(name, 0.0)) for name in names])
+        if not (np.isfinite(weight_K).all() and (weight_K >= 0).all() and isfinite(weight_K.sum()) and weight_K.any()):
+            raise OpdAlignError(
+                f"weights must be finite, 0 or more, and one of them above 0, not {dict(weights)} ({_said(of)})"
+            )
+        found[str(of)] = weight_K / weight_K.sum()
+    return found

@@ -1,0 +1,123 @@
+"""The models of several teachers: loaded when they are needed, and where memory asks for it one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from opd_align.backends.loading import load_model
+from opd_align.teachers.contexts import CONTEXTS, Context
+from opd_align.training import trl_compat
+from opd_align.training.model_state import is_zero3
+from opd_align.types import OpdAlignError
+
+Source = Any | str | Callable[[], Any]
+"""A model, its folder or name on the Hub, or a function that loads it."""
+
+
+class TeacherPool(Mapping[str, Any]):
+    """Teachers by name; a lookup gives the model as the trainer prepares teachers, on its device.
+
+    The first teacher is the one that TRL's trainer is constructed with. With `one_at_a_time` a lookup moves the others
+    away: those that were given as models, and the first one, to host memory; the others are dropped and loaded again.
+
+    Args:
+        sources: A model, a folder or name on the Hub, or a function that loads it, by name.
+        one_at_a_time: Whether only one of them may be on the device.
+    """
+
+    def __init__(self, sources: Any, *, one_at_a_time: bool = False) -> None:
+        if not isinstance(sources, Mapping) or not sources:
+            raise OpdAlignError("a TeacherMix needs teachers by name: TeacherMix({'maths': model, 'code': 'org/name'})")
+        for name, source in sources.items():
+            if not isinstance(name, str) or not name:
+                raise OpdAlignError(f"names of teachers must be text, not {name!r}")
+            if isinstance(source, Context) or (isinstance(source, str) and source in CONTEXTS):
+                raise OpdAlignError(
+                    f"teacher {name!r} is a context; a TeacherMix takes models. Contexts are compared by the callback "
+                    "(AlignmentCallback(teachers=['Self-1C', ...])) and trained with by SDPO"
+                )
+            if not (isinstance(source, str) or hasattr(source, "get_output_embeddings") or callable(source)):
+                raise OpdAlignError(
+                    f"teacher {name!r} is a {type(source).__name__}; expected a model, a folder or name on the Hub, or "
+                    "a function that loads a model"
+                )
+        self.sources, self.one_at_a_time = dict(sources), one_at_a_time
+        self.names = tuple(self.sources)
+        self._models: dict[str, Any] = {}
+        self._trainer: Any = None
+
+    def first_model(self) -> Any:
+        """The model that TRL's trainer is constructed with."""
+        return self._load(self.names[0])
+
+    def attach(self, trainer: Any) -> None:
+        """Takes the first teacher as the trainer has prepared it, and prepares the others."""
+        self._trainer = trainer
+        self._models = {self.names[0]: trainer.teacher_model}
+        if len(self.names) == 1:
+            return
+        accelerator = trainer.accelerator
+        if is_zero3(accelerator) or trainer.is_fsdp_enabled:
+            raise OpdAlignError("several teachers are not supported under ZeRO-3 and FSDP; use DDP or ZeRO-2")
+        if self.one_at_a_time and trainer.is_deepspeed_enabled:
+            raise OpdAlignError("one_at_a_time=True is not supported under DeepSpeed, which keeps teachers itself")
+        if not self.one_at_a_time:
+            for name in self.names[1:]:
+                self._models[name] = self._prepare(name)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.sources:
+            raise KeyError(name)
+        if self.one_at_a_time and len(self.names) > 1:
+            self._make_room(name)
+        if name not in self._models:
+            self._models[name] = self._prepare(name)
+        return self._models[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def loaded(self) -> list[Any]:
+        """The models in memory."""
+        return list(self._models.values())
+
+    def _load(self, name: str) -> Any:
+        source = self.sources[name]
+        if isinstance(source, str):
+            return load_model(source, device="cpu").model
+        return source if hasattr(source, "get_output_embeddings") else source()
+
+    def _prepare(self, name: str) -> Any:
+        trainer, model = self._trainer, self._load(name)
+        if not hasattr(model, "get_output_embeddings"):
+            raise OpdAlignError(f"the function of teacher {name!r} returned a {type(model).__name__}, not a model")
+        sizes = [each.config.get_text_config().vocab_size for each in (trainer.model, model)]
+        if sizes[0] != sizes[1]:
+            raise OpdAlignError(
+                f"teacher {name!r} has a vocabulary of {sizes[1]} tokens and the student one of {sizes[0]}; all "
+                "teachers must share the student's vocabulary"
+            )
+        if self.one_at_a_time:  # accelerate would keep a reference to it
+            return model.to(trainer.accelerator.device).eval()
+        if trainer.is_deepspeed_enabled:
+            return trl_compat.prepare_deepspeed(model, trainer.accelerator)
+        return trainer.accelerator.prepare_model(model, evaluation_mode=True)
+
+    def _make_room(self, name: str) -> None:
+        device, host = self._trainer.accelerator.device, torch.device("cpu")
+        for other in [each for each in self._models if each != name]:
+            if other == self.names[0] or hasattr(self.sources[other], "get_output_embeddings"):
+                self._models[other].to(host)
+            else:
+                del self._models[other]
+        if name in self._models:
+            self._models[name].to(device)
+        elif device.type == "cuda":
+            torch.cuda.empty_cache()

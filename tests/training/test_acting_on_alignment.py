@@ -1,0 +1,308 @@
+"""Trainings with a mix of teachers and a schedule: neutral they are TRL's to the bit, and otherwise what they say."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.gated_runs import QUIET, distillation, gkd, grpo, models, prompts, verifier
+from support.trainings import ARITHMETIC, TINY, held_out
+from transformers import TrainerCallback, set_seed
+from trl import DistillationConfig, DistillationTrainer
+from trl.experimental.gkd import GKDTrainer
+
+from opd_align.backends.loading import load_model
+from opd_align.core.alarm import alarms
+from opd_align.core.metric_registry import parse_key
+from opd_align.core.random_walk import Reading
+from opd_align.training import (
+    AlignmentCallback,
+    AlignmentSchedule,
+    GatedDistillationTrainer,
+    GatedGKDTrainer,
+    GatedGRPOTrainer,
+    IncorrectOnly,
+    Open,
+    TeacherMix,
+)
+from opd_align.training.alignment_schedule import STATE
+from opd_align.types import OpdAlignError
+
+pytestmark = [pytest.mark.training, pytest.mark.filterwarnings("ignore")]
+
+SAVED = 2
+KEPT = {"save_strategy": "steps", "save_steps": SAVED, "max_steps": 4, "gradient_accumulation_steps": 2}
+SHORT = {"max_completion_length": 24}
+RUNS = {
+    "distillation": (distillation, DistillationTrainer, GatedDistillationTrainer, "keep", SHORT),
+    "gkd": (gkd, GKDTrainer, GatedGKDTrainer, "trl", {"lmbda": 0.5, "max_new_tokens": 16}),
+}
+
+
+class Scripted(TrainerCallback):
+    """Stands for a callback: at its steps, an evaluation has found what the script says."""
+
+    def __init__(self, trainer, script, teachers=("teacher",), kind="DistillationTrainer"):
+        self.adapter = SimpleNamespace(trainer=trainer, kind=kind)
+        self.evaluator = SimpleNamespace(distilled=list(teachers))
+        self.settings = SimpleNamespace(objectives=[SimpleNamespace(name="jsd_1", signal="teacher")])
+        self.schedule = SimpleNamespace(last_step=None)
+        self.script, self.latest, self.latest_step = script, object(), None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.on_step_end(args, state, control)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step in self.script:
+            self.latest_step = self.schedule.last_step = state.global_step
+
+
+class ScriptedSchedule(AlignmentSchedule):
+    """A schedule that reads the script instead of analyses."""
+
+    def __init__(self, callback, **options):
+        super().__init__(callback, **options)
+        self.log.take = self.take
+
+    def take(self, callback):
+        step = callback.latest_step
+        if step is None or (self.log.step is not None and step <= self.log.step):
+            return False
+        self.log.step = step
+        self.log.readings.setdefault(("teacher", "all"), []).append(Reading(step, callback.script[step], 0.05))
+        return True
+
+
+def scheduled(kind, script, **options):
+    """A trainer class whose trainers have a scripted schedule."""
+
+    def make(**arguments):
+        trainer = kind(**arguments)
+        name = "GRPOTrainer" if kind is GatedGRPOTrainer else "DistillationTrainer"
+        callback = Scripted(trainer, script, kind=name)
+        trainer.add_callback(callback)
+        trainer.add_callback(ScriptedSchedule(callback, **options))
+        trainer.add_callback(KeepWeights(kept))
+        return trainer
+
+    kept: dict[int, dict[str, torch.Tensor]] = {}
+    make.kept = kept
+    return make
+
+
+class KeepWeights(TrainerCallback):
+    def __init__(self, kept):
+        self.kept = kept
+
+    def on_step_begin(self, args, state, control, model=None, **kwargs):
+        self.kept[state.global_step] = {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def schedule_of(run):
+    (found,) = [each for each in run.trainer.callback_handler.callbacks if isinstance(each, AlignmentSchedule)]
+    return found
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+# -- neutral
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_one_teacher_at_full_strength_is_trl_to_the_bit(name, tmp_path):
+    run, plain_class, gated_class, denominator, options = RUNS[name]
+    options = KEPT | options
+    plain = run(plain_class, tmp_path / "plain", options=options)
+    mix = TeacherMix({"only": models()["teacher_model"]})
+    neutral = scheduled(gated_class, {0: 0.5, 2: 0.5})
+    own = {"teacher_model": mix, "gate": Open(), "denominator": denominator}
+    ours = run(neutral, tmp_path / "ours", options=options, **own)
+    assert ours.column("loss") == plain.column("loss")
+    assert same(ours.weights, plain.weights)
+    assert set(ours.column("mix/only/all/weight")) == {1.0}
+    assert set(ours.column("schedule/strength")) == {1.0}
+
+    def resumed(kind, folder, **more):
+        set_seed(1)
+        made = run.__globals__["trained"]
+        run.__globals__["trained"] = lambda trainer: trainer
+        try:
+            trainer = run(kind, folder, options=options, **more)
+        finally:
+            run.__globals__["trained"] = made
+        trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{SAVED}"))
+        return trainer
+
+    again = resumed(plain_class, tmp_path / "plain")
+    mix = TeacherMix({"only": models()["teacher_model"]})
+    continued = resumed(
+        scheduled(gated_class, {0: 0.5, 2: 0.5}), tmp_path / "ours", **(own | {"teacher_model": mix})
+    )  # fmt: skip
+    assert same(continued.model.state_dict(), again.model.state_dict())
+    assert same(continued.model.state_dict(), plain.weights)
+
+
+# -- several teachers
+
+FIRST = {"max_steps": 1}
+
+
+def two(**options):
+    careless = load_model("embedded:careless").model
+    return TeacherMix({"good": models()["teacher_model"], "careless": careless}, **options)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_mix_has_the_gradient_of_each_rollouts_own_teacher(name, tmp_path, monkeypatch):
+    run, _, gated_class, _, options = RUNS[name]
+    options, own = FIRST | options | {"per_device_train_batch_size": 4}, {"gate": Open(), "denominator": "keep"}
+    if name == "gkd":
+        options["lmbda"] = 0.0
+    alone = {}
+    for teacher, index in (("good", 0), ("careless", 1)):
+        monkeypatch.setattr(TeacherMix, "draw", lambda mix, rows, index=index: torch.full((len(rows),), index).numpy())
+        alone[teacher] = run(gated_class, tmp_path, teacher_model=two(), options=options, **own).gradients[0]
+    single = run(gated_class, tmp_path, options=options, **own).gradients[0]
+    for weight, gradient in single.items():
+        torch.testing.assert_close(alone["good"][weight], gradient, rtol=1e-4, atol=1e-6)
+    half = {}
+    for part, drawn in (("mixed", [0, 1, 0, 1]), ("good", [0, -1, 0, -1]), ("careless", [-1, 1, -1, 1])):
+        monkeypatch.setattr(TeacherMix, "draw", lambda mix, rows, drawn=drawn: torch.tensor(drawn).numpy())
+        half[part] = run(gated_class, tmp_path, teacher_model=two(), options=options, **own).gradients[0]
+    for weight, gradient in half["mixed"].items():
+        parts = half["good"][weight] + half["careless"][weight]
+        torch.testing.assert_close(gradient, parts, rtol=1e-4, atol=1e-6)
+    assert any(not torch.allclose(half["mixed"][weight], alone["good"][weight], atol=1e-4) for weight in half["mixed"])
+    monkeypatch.setattr(TeacherMix, "draw", lambda mix, rows: torch.full((len(rows),), -1).numpy())
+    nothing = run(gated_class, tmp_path, teacher_model=two(), options=options, **own)
+    assert all(not gradient.any() for gradient in nothing.gradients[0].values())
+
+
+def test_grpo_distills_from_a_mix_too(tmp_path):
+    gate = IncorrectOnly(verifier, unknown="drop")
+    own = {"gate": gate, "denominator": "keep", "teacher_model": two(weights={"good": 1.0, "careless": 1.0})}
+    run = grpo(GatedGRPOTrainer, tmp_path, options={"max_steps": 2, "max_completion_length": 48}, **own)
+    assert run.column("mix/good/all/weight") == [0.5, 0.5]
+
+
+def test_a_mix_follows_the_callback_and_is_stored(tmp_path):
+    rows = [
+        {**row, "kind": "two" if number % 2 else "three"} for number, row in enumerate(prompts(24).to_list())
+    ]  # fmt: skip
+    from datasets import Dataset
+
+    def make(mix):
+        set_seed(1)
+        options = QUIET | KEPT | {"max_completion_length": 48, "gradient_accumulation_steps": 1}
+        args = DistillationConfig(str(tmp_path), **options)
+        own = models() | {"teacher_model": mix, "gate": Open(), "denominator": "keep"}
+        trainer = GatedDistillationTrainer(args=args, train_dataset=Dataset.from_list(rows), **own)
+        kinds = [
+            {"prompt": ARITHMETIC.messages(each), "answer": each.answer, "kind": "two" if n % 2 else "three"}
+            for n, each in enumerate(held_out(8))
+        ]
+        callback = AlignmentCallback(
+            trainer, kinds, ARITHMETIC, every_n_steps=2, budget=TINY, max_overhead=None, on_error="raise"
+        )
+        trainer.add_callback(callback)
+        mix.follow(callback)
+        return trainer, callback
+
+    mix = two(kind="kind")
+    trainer, callback = make(mix)
+    assert callback.teachers == callback.evaluator.distilled == ["good", "careless"]
+    trainer.train()
+    assert [reading.step for reading in mix.log.of("good", "two")] == [0, 2, 4]
+    assert {*mix.weights} == {"two", "three"}
+    assert all(weights.sum() == pytest.approx(1) for weights in mix.weights.values())
+    logged = [row for row in trainer.state.log_history if "loss" in row]
+    keys = [key for key in logged[-1] if key.startswith("mix/")]
+    assert len(keys) == 4
+    assert all(parse_key(key) is not None for key in keys)
+    again = two(kind="kind")
+    other, _ = make(again)
+    other.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{SAVED}"))
+    assert again.log.readings == mix.log.readings
+    assert {kind: each.tolist() for kind, each in again.weights.items()} == {
+        kind: each.tolist() for kind, each in mix.weights.items()
+    }
+    assert same(other.model.state_dict(), trainer.model.state_dict())
+
+
+# -- schedules
+
+RUIN = {0: 0.4, 1: 0.4, 2: 0.4, 3: -0.4, 4: -0.5, 5: -0.5}
+
+
+def when_raised(script):
+    states = alarms([Reading(step, mean, 0.05) for step, mean in script.items()])
+    return next(state.step for state in states if state.raised)
+
+
+@pytest.mark.parametrize("snapshots", ["disk", "memory"])
+def test_a_rollback_ends_with_the_weights_of_the_best_step(snapshots, tmp_path):
+    kind = scheduled(DistillationTrainer, RUIN, snapshots=snapshots)
+    run = distillation(kind, tmp_path, options=SHORT | {"max_steps": 8, "save_strategy": "steps", "save_steps": 50})
+    schedule = schedule_of(run)
+    assert schedule.ended_at == when_raised(RUIN) == run.trainer.state.global_step < 8
+    assert schedule.returned_to == 2
+    assert same(run.weights, kind.kept[schedule.returned_to])
+    stored = json.loads((tmp_path / f"checkpoint-{schedule.ended_at}" / STATE).read_text())
+    assert (stored["ended_at"], stored["returned_to"]) == (schedule.ended_at, schedule.returned_to)
+    saved = load_model(str(tmp_path / f"checkpoint-{schedule.ended_at}")).model
+    assert same(saved.state_dict(), run.weights), "the last checkpoint has the restored weights"
+    keys = {key for row in run.logs for key in row if key.startswith("schedule/")}
+    assert {parse_key(key).metric.stem for key in keys} == {"strength", "p_helps"}
+
+
+def test_stop_ends_with_the_present_weights(tmp_path):
+    kind = scheduled(DistillationTrainer, RUIN, on_harm="stop")
+    run = distillation(kind, tmp_path, options=SHORT | {"max_steps": 8})
+    assert run.trainer.state.global_step == when_raised(RUIN)
+    assert schedule_of(run).returned_to is None
+    assert not (tmp_path / "opd_align" / "rollback").exists()
+
+
+def test_zero_holds_the_weights_where_they_are(tmp_path):
+    script = {0: 0.0, 1: -0.6, 2: -0.6}
+    kind = scheduled(DistillationTrainer, script, on_harm="zero")
+    run = distillation(kind, tmp_path, options=SHORT | {"max_steps": 5, "weight_decay": 0.1})
+    assert run.trainer.state.global_step == 5
+    strength = run.column("schedule/strength")
+    assert strength[0] == 1 or strength[1] == 0
+    assert strength[-1] == 0
+    off = strength.index(0.0) + 1
+    assert same(run.weights, kind.kept[off]), "neither momentum nor weight decay moves them"
+    assert not same(run.weights, kind.kept[0])
+
+
+def test_grpo_hands_over_to_the_reward(tmp_path):
+    """At strength 0 the loss is GRPO's own, with the advantages of incorrect completions."""
+    from trl import GRPOTrainer
+
+    options = {"max_steps": 2, "max_completion_length": 48, "num_generations": 4}
+    own = {"gate": IncorrectOnly(verifier, unknown="drop"), "denominator": "keep"}
+    own["teacher_model"] = models()["teacher_model"]
+    off = grpo(scheduled(GatedGRPOTrainer, {0: -0.9}, on_harm="zero"), tmp_path, options=options, **own)
+    plain = grpo(GRPOTrainer, tmp_path, options=options)
+    assert off.column("schedule/strength") == [0.0, 0.0]
+    assert off.column("loss") == pytest.approx(plain.column("loss"), abs=1e-6)
+    for name, weights in plain.weights.items():
+        torch.testing.assert_close(off.weights[name], weights, rtol=1e-4, atol=1e-5)
+
+
+def test_a_schedule_refuses_trainers_without_a_distillation_loss(tmp_path):
+    trainer = SimpleNamespace(args=SimpleNamespace(output_dir=str(tmp_path)), is_deepspeed_enabled=False)
+    callback = Scripted(trainer, {}, kind="SDPOTrainer")
+    with pytest.raises(OpdAlignError, match="AlignmentSchedule does not support SimpleNamespace"):
+        AlignmentSchedule(callback)
+    callback = Scripted(trainer, {}, teachers=())
+    with pytest.raises(OpdAlignError, match="needs a teacher that the trainer distills from"):
+        AlignmentSchedule(callback)
+    trainer.callback_handler, trainer.is_deepspeed_enabled = SimpleNamespace(callbacks=[]), True
+    with pytest.raises(OpdAlignError, match="not supported under DeepSpeed"):
+        AlignmentSchedule(Scripted(trainer, {}))

@@ -1,0 +1,135 @@
+"""The schedule without a training: levels, strengths, and snapshots that are kept, dropped and restored."""
+
+from __future__ import annotations
+
+from math import nan
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from opd_align.core.alarm import alarms
+from opd_align.core.random_walk import Reading
+from opd_align.training.alignment_schedule import AlignmentSchedule, best_step, gains, schedule_strength, strength_of
+from opd_align.training.weight_snapshots import WeightSnapshots
+from opd_align.types import OpdAlignError
+
+
+def readings(*means, error=0.05, every=20):
+    return [Reading(every * n, mean, error) for n, mean in enumerate(means)]
+
+
+def strengths(*means, error=0.05):
+    return [strength_of([state]) for state in alarms(readings(*means, error=error))]
+
+
+def test_full_strength_while_it_helps_and_none_while_it_harms():
+    assert strength_of([]).value == 1
+    assert [each.value for each in strengths(nan, 0.3, 0.3)] == [1, 1, 1]
+    found = strengths(0.3, 0.3, -0.4, -0.4)
+    assert (found[1].level, found[-1].level, found[-1].value) == ("helps", "harms", 0)
+
+
+def test_it_gives_way_while_it_fades():
+    found = strengths(0.4, 0.4, 0.4, *[-0.2] * 9, error=0.2)
+    fading = [each for each in found if each.level == "fades"]
+    assert len(fading) > 1
+    assert all(0.2 <= each.value < 1 and each.value == 2 * each.p_helps for each in fading)
+    assert [each.value for each in fading] == sorted((each.value for each in fading), reverse=True)
+
+
+def test_noise_does_not_switch_it():
+    values = [each.value for each in strengths(*[0.3, 0.3] + [0.15, -0.05] * 8, error=0.3)]
+    assert set(values) == {1.0}
+
+
+def test_one_teacher_that_helps_is_enough():
+    good, bad = alarms(readings(0.4, 0.4))[-1], alarms(readings(-0.4, -0.4))[-1]
+    assert strength_of([bad, good]).value == 1
+    assert strength_of([bad, bad]).value == 0
+
+
+def test_the_best_step_is_where_alignment_turned():
+    found = readings(0.3, 0.3, 0.3, -0.3, -0.3, -0.3)
+    steps = [0, 20, 40, 60, 80, 100]
+    assert best_step([found], steps) == 40
+    assert best_step([found], [0, 20, 100]) == 20, "of those that are kept"
+    assert best_step([readings(-0.3, -0.3)], [0, 20]) == 0
+    assert best_step([readings(0.3, 0.3)], [0, 20]) == 20
+    assert best_step([[]], [0, 20]) is None
+    assert gains([readings(nan, nan)], [0, 20]) == {}
+
+
+def small_trainer(seed=0):
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
+    model[0].bias.requires_grad_(False)
+    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=0.1)
+    return SimpleNamespace(model=model, optimizer=optimizer, accelerator=SimpleNamespace(process_index=0))
+
+
+def train(trainer, steps):
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        trainer.model(torch.randn(5, 3, generator=generator)).pow(2).mean().backward()
+        trainer.optimizer.step()
+        trainer.optimizer.zero_grad()
+
+
+def weights(trainer):
+    return [each.detach().clone() for each in trainer.model.parameters()]
+
+
+@pytest.mark.parametrize("place", ["disk", "memory"])
+@pytest.mark.parametrize("at", [0, 3])
+def test_training_after_a_rollback_is_training_from_that_step(place, at, tmp_path):
+    trainer, twin = small_trainer(), small_trainer()
+    snapshots = WeightSnapshots(trainer, tmp_path, place=place)
+    train(trainer, range(at))
+    snapshots.take(at)
+    train(trainer, range(at, 9))
+    snapshots.restore(at)
+    train(trainer, range(at, 6))
+    train(twin, range(6))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(weights(trainer), weights(twin), strict=True))
+
+
+def test_the_worst_snapshots_make_room_and_the_latest_one_stays(tmp_path):
+    trainer = small_trainer()
+    snapshots = WeightSnapshots(trainer, tmp_path, limit=3)
+    for step in (0, 20, 40, 60):
+        snapshots.take(step)
+        snapshots.keep({0: 0.0, 20: 5.0, 40: 8.0, 60: -1.0})
+    assert snapshots.steps == (20, 40, 60)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000020", "step-000040", "step-000060"]
+
+
+def test_snapshots_on_disk_are_found_by_a_resumed_training(tmp_path):
+    snapshots = WeightSnapshots(small_trainer(), tmp_path)
+    for step in (0, 20, 40):
+        snapshots.take(step)
+    resumed = WeightSnapshots(small_trainer(seed=1), tmp_path)
+    resumed.begin(20)
+    assert resumed.steps == (0, 20), "what came after the checkpoint is repeated"
+    assert resumed.common_steps() == [0, 20]
+    again = WeightSnapshots(small_trainer(), tmp_path)
+    again.begin(0)
+    assert again.steps == (), "a new training"
+    assert not list(tmp_path.glob("step-*/*.pt"))
+
+
+def test_mistakes_are_refused(tmp_path):
+    with pytest.raises(OpdAlignError, match="snapshots must be 'disk' or 'memory'"):
+        WeightSnapshots(small_trainer(), tmp_path, place="gpu")
+    with pytest.raises(OpdAlignError, match="max_snapshots must be at least 2"):
+        WeightSnapshots(small_trainer(), tmp_path, limit=1)
+    with pytest.raises(OpdAlignError, match="on_harm must be 'rollback', 'stop' or 'zero'"):
+        AlignmentSchedule(None, on_harm="explode")
+    with pytest.raises(OpdAlignError, match="when must be 'fades' or 'harms'"):
+        AlignmentSchedule(None, when="never")
+    with pytest.raises(OpdAlignError, match="follows an AlignmentCallback, not a NoneType"):
+        AlignmentSchedule(None)
+
+
+def test_without_a_schedule_the_strength_is_one():
+    assert schedule_strength(SimpleNamespace(callback_handler=SimpleNamespace(callbacks=[]))) == 1

@@ -1,0 +1,229 @@
+"""A mix of teachers without a training: what it refuses, its weights, its draws, its state, its models."""
+
+from __future__ import annotations
+
+import json
+import logging
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from opd_align.core.metric_registry import parse_key
+from opd_align.core.random_walk import Reading
+from opd_align.training.alignment_readings import ReadingLog
+from opd_align.training.calibrated_gate import CalibratedDivergence
+from opd_align.training.gates import DivergenceAbove, Open
+from opd_align.training.teacher_mix import NONE, TeacherMix
+from opd_align.types import OpdAlignError
+
+
+class Model(torch.nn.Module):
+    """Enough of a model for a pool."""
+
+    def __init__(self, vocabulary: int = 6) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(2, vocabulary)
+        text = SimpleNamespace(vocab_size=vocabulary)
+        self.config = SimpleNamespace(get_text_config=lambda: text)
+
+    def get_output_embeddings(self):
+        return self.head
+
+
+def trainer(columns=("prompt", "kind"), **more):
+    accelerator = SimpleNamespace(
+        process_index=0, num_processes=1, device=torch.device("cpu"), state=SimpleNamespace(deepspeed_plugin=None),
+        prepare_model=lambda model, evaluation_mode: model,
+    )  # fmt: skip
+    return SimpleNamespace(
+        accelerator=accelerator, is_fsdp_enabled=False, is_deepspeed_enabled=False, model=Model(),
+        teacher_model=Model(), train_dataset=SimpleNamespace(column_names=list(columns)),
+        state=SimpleNamespace(global_step=0), add_callback=lambda callback: None, is_world_process_zero=lambda: True,
+        **more,
+    )  # fmt: skip
+
+
+def two(**options):
+    return TeacherMix({"a": Model(), "b": Model()}, **options)
+
+
+def with_readings(mix, means, *, error=0.05, kinds=None):
+    """The mix after evaluations; `means` are by teacher and kind, one value per evaluation."""
+    kinds = kinds or sorted({kind for _, kind in means})
+    if kinds != ["all"]:
+        mix.log = ReadingLog(mix.names, {f"q{number}": kind for number, kind in enumerate(kinds)})
+    for key, values in means.items():
+        mix.log.readings[key] = [Reading(20 * n, value, error) for n, value in enumerate(values)]
+    mix._update()
+    return mix
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TeacherMix({}), "needs teachers by name"),
+        (lambda: TeacherMix(["a"]), "needs teachers by name"),
+        (lambda: TeacherMix({"": Model()}), "names of teachers must be text"),
+        (lambda: TeacherMix({"a": 3}), "'a' is a int; expected a model"),
+        (lambda: TeacherMix({"a": "Self-1C"}), "is a context; a TeacherMix takes models"),
+        (lambda: two(strategy="greedy"), "strategy must be one of thompson, expected_gain"),
+        (lambda: two(floor=0.6), "floor must be between 0 and 1/2"),
+        (lambda: two(weights={"a": float("nan")}), "weights must be finite"),
+        (lambda: two(weights={"a": -1.0, "b": 2.0}), "weights must be finite, 0 or more"),
+        (lambda: two(weights={"a": 0.0}), "one of them above 0"),
+        (lambda: two(weights={"c": 1.0}), "weights name the teacher 'c'; the teachers are a, b"),
+        (lambda: two(weights={"x": {"a": 1.0}}), "say which column has it"),
+        (lambda: two(kind="kind", weights={"a": 1.0}), "must be given by kind of question"),
+    ],
+)
+def test_mistakes_are_refused_at_construction(make, message):
+    with pytest.raises(OpdAlignError, match=message):
+        make()
+
+
+def test_what_contradicts_a_mix_is_refused_when_the_trainer_is_constructed():
+    with pytest.raises(OpdAlignError, match="kind='subject' is not a column of the data set; its columns are prompt"):
+        two(kind="subject").attach(trainer(), Open(), measuring_pass=False)
+    with pytest.raises(OpdAlignError, match="compares all tokens of a step before the loss"):
+        two().attach(trainer(), DivergenceAbove(quantile=0.5), measuring_pass=True)
+    with pytest.raises(OpdAlignError, match="calibrated for one teacher"):
+        two().attach(trainer(), CalibratedDivergence() * Open(), measuring_pass=False)
+    with pytest.raises(OpdAlignError, match="'b' has a vocabulary of 7 tokens and the student one of 6"):
+        TeacherMix({"a": Model(), "b": Model(7)}).attach(trainer(), Open(), measuring_pass=False)
+    with pytest.raises(OpdAlignError, match="'b' returned a int, not a model"):
+        TeacherMix({"a": Model(), "b": lambda: 3}).attach(trainer(), Open(), measuring_pass=False)
+    mix = two()
+    mix.attach(trainer(), Open(), measuring_pass=False)
+    with pytest.raises(OpdAlignError, match="belongs to one trainer"):
+        mix.attach(trainer(), Open(), measuring_pass=False)
+    # One teacher is never compared with another one, so any gate will do.
+    TeacherMix({"a": Model()}).attach(trainer(), CalibratedDivergence(), measuring_pass=True)
+
+
+def callback_of(own, questions, **more):
+    settings = SimpleNamespace(objectives=[SimpleNamespace(name="jsd_1", signal="teacher")])
+    evaluator = SimpleNamespace(held_out=SimpleNamespace(questions=questions))
+    given = {"outside": None, "settings": settings, "evaluator": evaluator, "latest": None, "latest_step": None}
+    return SimpleNamespace(adapter=SimpleNamespace(trainer=own), **(given | more))
+
+
+def question(name, **fields):
+    return SimpleNamespace(id=name, fields=fields)
+
+
+def test_following_a_callback_is_checked():
+    own = trainer()
+    own.train_dataset = {"kind": ["easy", "hard"]}
+    mix = two(kind="kind")
+    with pytest.raises(OpdAlignError, match="must be that of the trainer"):
+        mix.follow(callback_of(own, []))
+    mix.attach(own, Open(), measuring_pass=False)
+    with pytest.raises(OpdAlignError, match="held-out question 'q1' has no 'kind'"):
+        mix.follow(callback_of(own, [question("q0", kind="easy"), question("q1")]))
+    with pytest.raises(
+        OpdAlignError, match="of the kind 'hard' and the held-out questions have none; kinds there: easy"
+    ):
+        mix.follow(callback_of(own, [question("q0", kind="easy")]))
+    with pytest.raises(OpdAlignError, match="inside the training"):
+        mix.follow(callback_of(own, [], outside=object()))
+    fixed = two(weights={"a": 1.0})
+    with pytest.raises(OpdAlignError, match="has fixed weights"):
+        fixed.follow(callback_of(own, []))
+
+
+def test_each_kind_gets_the_teacher_that_helps_there(caplog):
+    mix = two(kind="kind", floor=0.05)
+    mix.trainer = trainer()
+    means = {
+        ("a", "easy"): [0.4, 0.4],
+        ("b", "easy"): [-0.4, -0.4],
+        ("a", "hard"): [0.1, 0.1],
+        ("b", "hard"): [0.3, 0.4],
+    }
+    with caplog.at_level(logging.WARNING):
+        with_readings(mix, means)
+        with_readings(mix, means)
+    assert mix.weights["easy"].tolist() == [1, 0], "a teacher that surely harms is not used, whatever the floor"
+    assert mix.weights["hard"][0] == pytest.approx(0.05, abs=0.01)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["Teacher 'b' harms on questions of the kind 'easy': its weight is 0"], "once"
+    assert mix.draw([{"kind": "easy"}] * 50).tolist() == [0] * 50
+    assert np.mean(mix.draw([{"kind": "hard"}] * 4000)) == pytest.approx(0.95, abs=0.02)
+    assert {parse_key(key).variant for key in mix.metrics()} == {"a/easy", "b/easy", "a/hard", "b/hard"}
+
+
+def test_where_every_teacher_harms_nothing_is_distilled():
+    mix = with_readings(two(), {("a", "all"): [-0.5, -0.5], ("b", "all"): [-0.4, -0.4]})
+    mix.trainer = trainer()
+    assert mix.weights["all"].tolist() == [0, 0]
+    assert mix.draw([{}] * 3).tolist() == [NONE] * 3
+
+
+def test_one_teacher_is_always_used():
+    mix = with_readings(TeacherMix({"a": Model()}), {("a", "all"): [-0.5, -0.5]})
+    assert mix.weights["all"].tolist() == [1.0]
+
+
+def test_draws_depend_on_the_step_alone():
+    mix, again = two(), two()
+    mix.trainer, again.trainer = trainer(), trainer()
+    rows = [{}] * 40
+    first = [mix.draw(rows).tolist() for _ in range(2)]
+    assert first[0] != first[1], "micro-batches of one step differ"
+    mix.trainer.state.global_step = again.trainer.state.global_step = 7
+    state = torch.get_rng_state()
+    assert mix.draw(rows).tolist() == again.draw(rows).tolist(), "as in a training that was resumed at this step"
+    assert torch.equal(state, torch.get_rng_state())
+    other = two(seed=1)
+    other.trainer = mix.trainer
+    assert other.draw(rows).tolist() != again.draw(rows).tolist()
+
+
+def test_weights_are_restored_and_frozen_ones_stay():
+    means = {("a", "all"): [0.3], ("b", "all"): [0.0]}
+    mix = with_readings(two(live=False), means)
+    frozen = mix.weights["all"].copy()
+    with_readings(mix, {("a", "all"): [0.3, -0.5], ("b", "all"): [0.0, 0.5]})
+    assert mix.weights["all"].tolist() == frozen.tolist()
+    stored = json.loads(json.dumps(mix.state_dict(), allow_nan=False))
+    for live in (False, True):
+        resumed = two(live=live)
+        resumed.load_state_dict(stored)
+        assert resumed.log.readings == mix.log.readings
+        assert (resumed.weights["all"].tolist() == frozen.tolist()) is not live
+    mix.load_state_dict({})
+    assert mix.weights["all"].tolist() == [0.5, 0.5], "a new training"
+
+
+def test_unknown_readings_are_stored():
+    mix = with_readings(two(), {("a", "all"): [0.3], ("b", "all"): [0.1]}, error=float("nan"))
+    assert mix.weights["all"].tolist() == [0.5, 0.5]
+    stored = json.loads(json.dumps(mix.state_dict(), allow_nan=False))
+    resumed = two()
+    resumed.load_state_dict(stored)
+    assert not any(reading.known for reading in resumed.log.of("a"))
+
+
+def test_one_at_a_time_keeps_one_model_and_measures_each_in_turn():
+    loaded = []
+
+    def load():
+        loaded.append(Model())
+        return loaded[-1]
+
+    mix = TeacherMix({"a": Model(), "b": load, "c": load}, one_at_a_time=True)
+    own = trainer()
+    mix.attach(own, Open(), measuring_pass=False)
+    assert mix.pool.loaded == [own.teacher_model]
+    assert mix.pool["b"] is loaded[0]
+    assert mix.pool["c"] is loaded[1]
+    assert mix.pool.loaded == [own.teacher_model, loaded[1]], "b was dropped; the first one is in host memory"
+    assert mix.pool["b"] is loaded[2]
+    measured = []
+    for step in range(4):
+        (name,) = mix.evaluated
+        measured.append(name)
+        mix.log.readings.setdefault((name, "all"), []).append(Reading(step, 0.1, 0.1))
+    assert measured == ["a", "b", "c", "a"]
