@@ -114,7 +114,7 @@ class Study:
             kept,
             {name: pair[:, 0] for name, pair in pairs.items()},
             {name: pair[:, 1] for name, pair in pairs.items()},
-            [_gain(runs[entry.name], before_Q, np.array(before["two_step"])) for entry in kept],
+            [gain_of(runs[entry.name], before_Q, np.array(before["two_step"])) for entry in kept],
             float(before_Q.mean()),
             sum(run["cpu_seconds"] for own in runs.values() for run in own),
         )
@@ -182,7 +182,8 @@ def pearson(x: Floats, y: Floats) -> Floats:
     return np.asarray(np.where(known, (x * y).sum(-1) / np.where(known, scale, 1.0), nan))
 
 
-def _gain(runs: list[dict[str, Any]], before_Q: Floats, two_step_Q: Any) -> Gain:
+def gain_of(runs: list[dict[str, Any]], before_Q: Floats, two_step_Q: Any) -> Gain:
+    """The gain of one teacher from the files of its trainings."""
     after_SQ = np.array([np.array(run["correct"]) / run["samples"] for run in runs])
     gain_SQ = after_SQ - before_Q
     rng = np.random.default_rng(0)
