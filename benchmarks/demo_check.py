@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from _prediction_analysis import TAILS, Gain, gain_of
 from _prediction_teachers import Entry, World
-from _prediction_training import correct_counts, run
+from _prediction_training import measure_before, run
 from rich.console import Console
 from rich.table import Table
 
@@ -180,15 +180,11 @@ def train_all(size: Size, folder: Path) -> None:
         return
     world = World(folder, size.train, 0)
     held_out = world.task.load(split="test", limit=size.held_out, seed=31)
-    before = folder / "before.json"
-    if not before.exists():
-        samples = 4 * size.samples
-        counts = correct_counts(world, world.student_model, held_out, samples=samples, seed=0)
-        two_step = [world.is_two_step(world.prompt(question)) for question in held_out]
-        _write(before, {"correct": counts, "samples": samples, "two_step": two_step})
+    measure_before(world, held_out, 4 * size.samples, folder / "before.json")
     for seed, entry in missing:
         result = run(
-            world, entry, seed=seed, steps=size.steps, held_out=held_out, samples=size.samples, folder=folder / "trainer"
+            world, entry, seed=seed, steps=size.steps, held_out=held_out, samples=size.samples,
+            folder=folder / "trainer",
         )  # fmt: skip
         _write(runs / f"{entry.name}-{seed}.json", result)
         print(f"{entry.name}, seed {seed}: {result['accuracy']:.3f} ({result['cpu_seconds']:.0f} s)", flush=True)
@@ -262,7 +258,9 @@ def show(found: dict[str, Any]) -> None:
         interval = f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
         table.add_row(name, interval, f"{found['recommends'][name]} of {found['demos']}")
     console.print(table)
-    table = Table("pair", "difference of gains [95 %]", "stated probability: median, range", "right side", "Brier score")
+    table = Table(
+        "pair", "difference of gains [95 %]", "stated probability: median, range", "right side", "Brier score"
+    )
     for pair, row in found["pairs"].items():
         stated = row["stated"]
         side = "not separated" if row["right_side"] is None else f"{row['right_side']} of {found['demos']}"
