@@ -75,15 +75,15 @@ def figures(folder: Path) -> dict[str, Any]:
     before_Q, two_step_Q = np.array(before["correct"]) / before["samples"], np.array(before["two_step"])
     rates = json.loads((folder / "sgd_rate.json").read_text(encoding="utf-8"))
     runs = {
-        entry: [
+        entry.name: [
             json.loads(file.read_text(encoding="utf-8"))
             for file in sorted((folder / "sgd").glob(f"{entry.name}-{rates['rate']}-*.json"))
         ]
         for entry in chosen()
     }
-    listed = [entry for entry, own in runs.items() if own]
+    listed = [entry for entry in chosen() if runs[entry.name]]
     gains = {
-        "sgd": [gain_of(runs[entry], before_Q, two_step_Q) for entry in listed],
+        "sgd": [gain_of(runs[entry.name], before_Q, two_step_Q) for entry in listed],
         "adamw": [
             Gain(row["gain"], row["low"], row["high"], tuple(row["seeds"]), (nan, nan))
             for row in (stored[entry.name] for entry in listed)
@@ -100,7 +100,7 @@ def figures(folder: Path) -> dict[str, Any]:
     return {
         "rates": rates,
         "n_teachers": len(listed),
-        "n_seeds": min((len(runs[entry]) for entry in listed), default=0),
+        "n_seeds": min((len(runs[entry.name]) for entry in listed), default=0),
         "spearman_sgd_adamw": float(spearman(*between)),
         **correlations,
         "teachers": {
