@@ -12,10 +12,10 @@ difference includes zero.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import logging
-import subprocess
-import sys
 import tempfile
 import warnings
 from dataclasses import dataclass
@@ -24,11 +24,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from _prediction_analysis import TAILS, Gain, gain_of
+from _prediction_analysis import TAILS, Gain, gain_of, plain
 from _prediction_teachers import Entry, World
 from _prediction_training import measure_before, run
 from rich.console import Console
 from rich.table import Table
+
+from opd_align.cli.main import main as opd_align
 
 CANDIDATES = (
     Entry("Self-1C", "demo", "context", {"context": "1C"}, "reverse_kl"),
@@ -195,10 +197,12 @@ def run_demo(seed: int, size: Size, folder: Path) -> Demo:
     file = folder / f"demo-{seed}.json"
     if not file.exists():
         out = folder / f"demo-{seed}"
-        command = [sys.executable, "-m", "opd_align.cli", "analyze", "--quiet", "--out", str(out), "--seed", str(seed)]
-        command += ["--set", f"questions.seed={seed}", *size.options]
-        printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        line = " ".join(printed.partition("\nreport ")[0].split())
+        command = ["analyze", "--quiet", "--out", str(out), "--seed", str(seed), "--set", f"questions.seed={seed}"]
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            code = opd_align([*command, *size.options])
+        if code:
+            raise SystemExit(f"opd-align {' '.join(command)} failed with exit code {code}")
+        line = " ".join(printed.getvalue().partition("\nreport ")[0].split())
         _write(file, {"seed": seed, "line": line, "decision": _read(out / "summary.json")["decision"]})
         print(f"demo, seed {seed}: {line}", flush=True)
     return Demo(**_read(file))
@@ -299,7 +303,7 @@ def main() -> None:
         found = figures(Trainings.load(folder, size.trainings), demos)
     show(found)
     if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        arguments.json.write_text(json.dumps(plain(found), indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
