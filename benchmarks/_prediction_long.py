@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from _prediction_analysis import DRAWS, TAILS, pearson, spearman
-from _prediction_teachers import Entry, World
+from _prediction_teachers import Entry, World, entries
 from _prediction_training import COMPLETIONS, MAX_LENGTH, correct_counts
 from rich.console import Console
 from rich.table import Table
@@ -29,7 +29,9 @@ from opd_align.settings import Budget
 from opd_align.types import Question
 
 TEACHERS = ("noise-0.3-s2", "interp-1.0")
-"""The first raises a student's accuracy and ruins it later, the second is the plain teacher."""
+"""Of the study: a noisy teacher that helps at first, and the plain teacher."""
+NOISIER = Entry("noise-0.4-s2", "teacher_noise", "teacher_noise", {"sigma": 0.4, "seed": 2}, "reverse_kl")
+"""Added when the first one had not ruined the student after 80 steps."""
 BUDGET = Budget(initial=32, targeted=160, allocation="adaptive", rounds=3)
 
 
@@ -53,6 +55,11 @@ class LongSize:
 
 
 FULL = LongSize()
+
+
+def teachers() -> list[Entry]:
+    """The teachers of the long trainings."""
+    return [*(next(entry for entry in entries() if entry.name == name) for name in TEACHERS), NOISIER]
 
 
 def run_long(world: World, entry: Entry, held_out: list[Question], folder: Path, size: LongSize, *, seed: int) -> None:

@@ -142,8 +142,7 @@ def train_sgd(world: World, size: Size, folder: Path) -> None:
 def train_long(world: World, size: Size, folder: Path) -> None:
     """Continues or begins the long trainings that are not finished."""
     held_out = world.task.load(split="test", limit=size.held_out, seed=31)
-    for name in long.TEACHERS:
-        (entry,) = (each for each in entries() if each.name == name)
+    for entry in long.teachers():
         long.run_long(world, entry, held_out, folder, size.long, seed=0)
 
 
