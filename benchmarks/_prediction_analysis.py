@@ -114,7 +114,7 @@ class Study:
             kept,
             {name: pair[:, 0] for name, pair in pairs.items()},
             {name: pair[:, 1] for name, pair in pairs.items()},
-            [_gain(runs[entry.name], before_Q, np.array(before["two_step"])) for entry in kept],
+            [gain_of(runs[entry.name], before_Q, np.array(before["two_step"])) for entry in kept],
             float(before_Q.mean()),
             sum(run["cpu_seconds"] for own in runs.values() for run in own),
         )
@@ -182,7 +182,8 @@ def pearson(x: Floats, y: Floats) -> Floats:
     return np.asarray(np.where(known, (x * y).sum(-1) / np.where(known, scale, 1.0), nan))
 
 
-def _gain(runs: list[dict[str, Any]], before_Q: Floats, two_step_Q: Any) -> Gain:
+def gain_of(runs: list[dict[str, Any]], before_Q: Floats, two_step_Q: Any) -> Gain:
+    """The gain of one teacher from the files of its trainings."""
     after_SQ = np.array([np.array(run["correct"]) / run["samples"] for run in runs])
     gain_SQ = after_SQ - before_Q
     rng = np.random.default_rng(0)
@@ -236,14 +237,15 @@ def figures(study: Study) -> dict[str, Any]:
         | {name: float(study.value_of[name][at]) for name in PREDICTORS}
         for at, (entry, gain) in enumerate(zip(study.entries, study.gains, strict=True))
     }  # fmt: skip
-    return _plain(found)
+    return plain(found)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Ready for JSON: NaN becomes None."""
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
     if isinstance(value, float | np.floating):
         return round(float(value), 4) if isfinite(value) else None
     return int(value) if isinstance(value, np.integer) else value
@@ -307,7 +309,7 @@ def markdown(study: Study) -> str:
 def write_outputs(
     study: Study, rare: dict[str, float], *, json_file: Path | None, picture: Path | None, markdown_file: Path | None
 ) -> None:
-    found = figures(study) | {"rare_tokens": _plain(rare)}
+    found = figures(study) | {"rare_tokens": plain(rare)}
     for file, content in ((json_file, json.dumps(found, indent=2) + "\n"), (markdown_file, markdown(study))):
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -197,6 +197,8 @@ class World:
     def _build(self, kind: str, params: Mapping[str, Any]) -> LinearTeacher:
         base = {"student": self.student_model, "teacher": self.teacher_model}
         match kind:
+            case "embedded":
+                return plain(load_model(f"embedded:{params['model']}").model)
             case "interpolation":
                 return plain(self._interpolated(params["a"]))
             case "teacher_noise" | "student_noise":

@@ -9,6 +9,7 @@ completions. All train on the same questions, for the same steps, with the same 
 from __future__ import annotations
 
 import copy
+import json
 import re
 import time
 from pathlib import Path
@@ -128,6 +129,15 @@ def correct_counts(world: World, model: Any, questions: list[Question], *, sampl
             own = rollouts.take(np.isin(rollouts.key_R, keys))
             counts.append(int((world.grader.grade(request.question, own) == Outcome.CORRECT).sum()))
     return counts
+
+
+def measure_before(world: World, held_out: list[Question], samples: int, file: Path) -> None:
+    """Writes the student's held-out accuracy before training, unless the file exists."""
+    if file.exists():
+        return
+    counts = correct_counts(world, world.student_model, held_out, samples=samples, seed=0)
+    two_step = [world.is_two_step(world.prompt(question)) for question in held_out]
+    file.write_text(json.dumps({"correct": counts, "samples": samples, "two_step": two_step}), encoding="utf-8")
 
 
 def run(

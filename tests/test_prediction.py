@@ -14,6 +14,8 @@ import torch
 
 from opd_align.backends.loading import load_model
 from opd_align.backends.scoring import PromptedModel, output_layer
+from opd_align.study.config import read_config
+from opd_align.study.teacher_specs import teacher_spec
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 OPENING = [1, 545, 201]
@@ -24,7 +26,11 @@ PROMPT = [1, 30, 40, *OPENING]
 def modules():
     sys.path.insert(0, str(BENCHMARKS))
     yield SimpleNamespace(
-        **{name: import_module(f"_prediction_{name}") for name in ("models", "teachers", "analysis", "long", "picture")}
+        **{
+            name: import_module(f"_prediction_{name}")
+            for name in ("models", "teachers", "analysis", "long", "sgd", "picture")
+        },
+        demo_check=import_module("demo_check"),
     )
     sys.path.remove(str(BENCHMARKS))
 
@@ -158,3 +164,77 @@ def test_long_trainings_are_reported_with_the_alarm_of_their_evaluations(modules
     assert [row["level"] for row in found["rows"][:4]] == ["helps"] * 4
     # One bad reading after good ones is not enough.
     assert 80 < found["alarm"] <= 140
+    assert found["below_zero"] == 80
+    assert [row["next_gain"] for row in found["rows"]][:-1] == pytest.approx([0.05] * 4 + [-0.05] * 4)
+    # Alignment is high where the next steps gain, and low where they lose.
+    known = modules.long.next_gain_correlations({"made": found})["all/alignment"]
+    assert (known["n"], known["pearson"]) == (8, pytest.approx(1.0))
+
+
+def test_sgd_takes_the_best_learning_rate_and_does_not_train_twice(modules, tmp_path):
+    listed, calls = modules.sgd.chosen(), []
+    stored = json.loads(modules.sgd.RESULTS.read_text(encoding="utf-8"))["teachers"]
+    order = sorted(listed, key=lambda entry: stored[entry.name]["first_order_gain"])
+
+    def train(entry, seed, rate):
+        """The gain by SGD follows the first-order gain; the learning rate 0.3 is the best one."""
+        calls.append((entry.name, seed, rate))
+        correct = order.index(entry) if entry in order else 10 - round(10 * abs(rate - 0.3))
+        return {"correct": [1] * correct + [0] * (40 - correct), "samples": 1, "accuracy": correct / 40}
+
+    before = {"correct": [2] * 40, "samples": 8, "two_step": [True, False] * 20}
+    (tmp_path / "before.json").write_text(json.dumps(before))
+    modules.sgd.run_sgd(train, tmp_path, seeds=1)
+    assert [(seed, rate) for name, seed, rate in calls if name == listed[0].name] == [(0, 0.3)]
+    n_calls = len(calls)
+    modules.sgd.run_sgd(train, tmp_path, seeds=1)
+    assert len(calls) == n_calls == len(listed) + len(modules.sgd.RATES)
+    found = json.loads(json.dumps(modules.analysis.plain(modules.sgd.figures(tmp_path)), allow_nan=False))
+    assert (found["n_teachers"], found["n_seeds"], found["rates"]["rate"]) == (len(listed), 1, 0.3)
+    assert found["spearman_first_order_gain_sgd"][0] == 1.0
+    assert found["spearman_first_order_gain_adamw"][0] < 1.0
+
+
+def demo(modules, seed, line, better, *, as_good=(), harmful=()):
+    """A run of the demo with a recommendation; `better` is the stated order of the candidates."""
+    p_helps = {"Self-1C": 0.98, "Teacher": 0.96, "Careless": 0.1}
+    candidates = [{"teacher": name, "p_helps": p_helps[name]} for name in better]
+    matrix = [[0.5 if a == b else 0.9 if a < b else 0.1 for b in range(3)] for a in range(3)]
+    decision = {"as_good": list(as_good), "candidates": candidates, "better": matrix, "level": 0.95, "p_first": 0.8,
+                "outcome": "undecided", "harmful": [[name, "reverse_kl"] for name in harmful]}  # fmt: skip
+    return modules.demo_check.Demo(seed, line, decision)
+
+
+def test_a_recommendation_is_right_if_training_finds_no_better_teacher(modules, tmp_path):
+    correct = {"Self-1C": [80, 82], "Teacher": [83, 81], "Careless": [20, 22]}
+    (tmp_path / "runs").mkdir()
+    before = {"correct": [4] * 100, "samples": 8, "two_step": [True, False] * 50}
+    (tmp_path / "before.json").write_text(json.dumps(before))
+    for name, counts in correct.items():
+        for seed, n in enumerate(counts):
+            run = {"correct": [1] * n + [0] * (100 - n), "samples": 1}
+            (tmp_path / "runs" / f"{name}-{seed}.json").write_text(json.dumps(run))
+    trainings = modules.demo_check.Trainings.load(tmp_path, 2)
+    assert (trainings.best, trainings.harms) == ("Teacher", ["Careless"])
+    assert trainings.difference("Teacher", "Careless")[0] == pytest.approx(0.61)
+    first = ["Self-1C", "Teacher", "Careless"]
+    found = modules.demo_check.figures(
+        trainings,
+        [
+            demo(modules, 1, "Use Self-1C: ...", first, harmful=["Careless"]),
+            demo(modules, 2, "Use Careless: ...", ["Careless", "Teacher", "Self-1C"]),
+            demo(modules, 3, "Use Teacher or Careless: ...", ["Teacher", "Careless", "Self-1C"], as_good=[1]),
+            demo(modules, 4, "Undecided: ...", first, harmful=["Careless"]),
+        ],
+    )
+    # Self-1C cannot be told from the best. Careless can, alone or with it; and no recommendation is not a right one.
+    assert (found["right"], found["names_the_best"], found["harmful_named"]) == (1, 1, 2)
+    assert found["pairs"]["Self-1C - Teacher"]["right_side"] is None
+    assert found["pairs"]["Teacher - Careless"]["right_side"] == 3
+    assert found["recommends"] == {"Self-1C": 1, "Teacher": 1, "Careless": 2}
+    assert (found["helps_right"], found["helps_known"]) == (12, 12)
+
+
+def test_the_teachers_that_the_check_trains_with_are_those_of_the_demo(modules):
+    teachers = read_config("demo").teachers
+    assert [spec.name for spec in map(teacher_spec, teachers)] == [each.name for each in modules.demo_check.CANDIDATES]
