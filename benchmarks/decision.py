@@ -48,11 +48,12 @@ def winners(family: str, n_teachers: int, n: int, tables: int, spread: float, se
         truth_K = 0.2 * rng.standard_normal() + spread * rng.standard_normal(n_teachers)
         value_QK = values(family, truth_K, n, rng)
         best = int(value_QK.mean(0).argmax())
-        draws_DK = Posterior(value_QK).draws(n, n_draws=1000)
+        posterior = Posterior(value_QK)
+        draws_DK = posterior.draws(n, n_draws=1000)
         probability[index] = within_limit((draws_DK.argmax(1) == best).mean(), n)
         right[index] = truth_K[best] == truth_K.max()
         true_K = np.clip(truth_K, -0.95, 0.95) if family == "two-valued" else truth_K
-        limits = np.array(largest_sizes(draws_DK, n, LEVEL))
+        limits = np.array(largest_sizes(posterior.draws(n, n_draws=1000, shrink=False), n, LEVEL))
         held_2[index] = np.where(np.isnan(limits), np.nan, [np.abs(true_K).max(), np.ptp(true_K)] <= limits)
     return probability, right, held_2[:, 0], held_2[:, 1]
 

@@ -249,7 +249,8 @@ def decide(nodes: pa.Table, *, n_analyzed: int | None = None, level: float = LEV
     open_now = outcome == "undecided"
     still_open = tuple(_still_open(posterior, draws_DK, as_good, n, level, usable)) if open_now else ()
     better = tuple(tuple(values) for values in better_KK.tolist())
-    limits = largest_sizes(draws_DK, n, level)
+    # Shrinking finds the best of several; a limit must also hold where means are as large as they look.
+    limits = largest_sizes(posterior.draws(n, shrink=False), n, level)
     return Decision(outcome, level, n, (*compared, *others), better, p_none, still_open, p_first, as_good, *limits)
 
 
@@ -318,8 +319,11 @@ class Posterior:
             _directions(space_KK, value_QK.mean(0), covariance_KK) for space_KK in spaces if np.trace(space_KK) > 0.5
         ]
 
-    def draws(self, n: int, *, n_draws: int = DRAWS) -> Floats:
-        """Draws of the means as they would be with `n` questions of the same means and spread; shape (draws, pairs)."""
+    def draws(self, n: int, *, n_draws: int = DRAWS, shrink: bool = True) -> Floats:
+        """Draws of the means as they would be with `n` questions of the same means and spread; shape (draws, pairs).
+
+        Without `shrink` they are around the observed means, whatever their common size.
+        """
         rng = np.random.default_rng(SEED)
         known = self.n_questions
         weight_DQ = rng.dirichlet(np.ones(known), n_draws) - 1 / known
@@ -337,7 +341,12 @@ class Posterior:
             isotropic_DC = rng.standard_normal((n_draws, size)) * sqrt(pulled * typical / n)
             noise_DC = sqrt(1 - pulled) * (noise_DK @ space.vector_KC) + isotropic_DC
             pick_D1 = rng.random((n_draws, 1))
-            draws_DK += _shrunk(space.mean_C, noise_DC, variance_C, typical, wide_D1, pick_D1) @ space.vector_KC.T
+            draws_DC = (
+                _shrunk(space.mean_C, noise_DC, variance_C, typical, wide_D1, pick_D1)
+                if shrink
+                else space.mean_C + wide_D1 * noise_DC
+            )
+            draws_DK += draws_DC @ space.vector_KC.T
         return draws_DK
 
 
