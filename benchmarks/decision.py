@@ -84,11 +84,11 @@ def main() -> None:
             figures.append(
                 {"values": family, "teachers": n_teachers, "questions": n, "tables": tables, "named": float(named),
                  "announced": count, "right": hits / count if count else None, "low": float(low), "high": float(high),
-                 "effect_holds": effect, "difference_holds": difference, "effect_holds_equal": effect_equal,
-                 "difference_holds_equal": difference_equal}
+                 "limits_hold": [effect, difference] if n > 4 else None,
+                 "limits_hold_equal": [effect_equal, difference_equal] if n > 4 else None}
             )  # fmt: skip
             share = f"{hits / count:.1%}" if count else "–"
-            holds = f"{effect:.0%}, {difference:.0%} ({effect_equal:.0%}, {difference_equal:.0%})"
+            holds = f"{effect:.0%}, {difference:.0%} ({effect_equal:.0%}, {difference_equal:.0%})" if n > 4 else "–"
             shown.add_row(
                 family, str(n_teachers), str(n), f"{named:.1%}", f"{count / tables:.0%}", share,
                 f"{low:.0%}–{high:.0%}", holds,

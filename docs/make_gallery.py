@@ -25,9 +25,11 @@ EXAMPLE = ROOT / "examples" / "smollm2_boolq"
 MAX_BYTES = 3 * 2**20
 MACHINE_PATH = re.compile(r"file://|(?<![\w.<])/(?:home|root|tmp|work|Users|mnt|opt|var)/")
 """What a page that is shipped must not contain: an absolute path of the machine on which it was made."""
-PAGES = ("demo", "smollm2", "training")
+PAGES = {"demo": "#tokens", "smollm2": "#verdict", "training": "#overview"}
+"""Page → the part of it that its picture shows."""
 TEACHERS = {"Teacher": "embedded:teacher", "Careless": "embedded:careless"}
 """Name → teacher of the two trainings."""
+WIDTH, MAX_HEIGHT = 1200, 860
 STEPS, EVERY, HELD_OUT = 24, 8, 12
 
 
@@ -66,17 +68,20 @@ def smollm2(questions: Path) -> None:
 
 
 def pictures() -> None:
-    """The first screen of each page."""
+    """A part of each page."""
     from playwright.sync_api import sync_playwright
 
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        for name in PAGES:
-            page = browser.new_page(viewport={"width": 1200, "height": 800}, reduced_motion="reduce")
+        for name, part in PAGES.items():
+            page = browser.new_page(viewport={"width": WIDTH, "height": 1000}, reduced_motion="reduce")
             page.goto((GALLERY / f"{name}.html").as_uri())
             page.wait_for_selector("#text[data-ready]", state="attached")
-            page.screenshot(path=GALLERY / f"{name}.png")
+            box = page.locator(part).bounding_box()
+            clip = {"x": 0, "y": box["y"], "width": WIDTH, "height": min(box["height"], MAX_HEIGHT)}
+            # The whole page, since a navigation that stays in view would cover what is scrolled to.
+            page.screenshot(path=GALLERY / f"{name}.png", full_page=True, clip=clip)
         browser.close()
 
 
