@@ -133,6 +133,8 @@ class Decision:
         still_open: What is not decided about the best candidate, the least certain first.
         p_first: Probability that no other candidate is better than the best one and those that are as good.
         as_good: Indices of the candidates that are as good as the best one (within `MARGIN`) with probability `level`.
+        effect_limit: With probability `level`, no candidate's mean is further from zero than this; NaN if unknown.
+        difference_limit: With probability `level`, no two candidates' means differ by more than this; NaN if unknown.
     """
 
     outcome: Outcome
@@ -144,6 +146,8 @@ class Decision:
     still_open: tuple[Open, ...] = ()
     p_first: float = nan
     as_good: tuple[int, ...] = ()
+    effect_limit: float = nan
+    difference_limit: float = nan
 
     @property
     def decided(self) -> bool:
@@ -176,6 +180,7 @@ class Decision:
         return {
             "outcome": self.outcome, "level": self.level, "headline": HEADLINE.stem, "questions": self.n_questions,
             "p_first": _rounded(self.p_first), "p_none_helps": _rounded(self.p_none_helps),
+            "effect_limit": _rounded(self.effect_limit), "difference_limit": _rounded(self.difference_limit),
             "harmful": [_key(one) for one in self.harmful],
             "as_good": [_key(self.candidates[at]) for at in self.as_good],
             "candidates": [
@@ -244,7 +249,9 @@ def decide(nodes: pa.Table, *, n_analyzed: int | None = None, level: float = LEV
     open_now = outcome == "undecided"
     still_open = tuple(_still_open(posterior, draws_DK, as_good, n, level, usable)) if open_now else ()
     better = tuple(tuple(values) for values in better_KK.tolist())
-    return Decision(outcome, level, n, (*compared, *others), better, p_none, still_open, p_first, as_good)
+    # Shrinking finds the best of several; a limit must also hold where means are as large as they look.
+    limits = largest_sizes(posterior.draws(n, shrink=False), n, level)
+    return Decision(outcome, level, n, (*compared, *others), better, p_none, still_open, p_first, as_good, *limits)
 
 
 def question_values(nodes: pa.Table) -> tuple[list[tuple[str, str]], Floats, Floats]:
@@ -312,8 +319,11 @@ class Posterior:
             _directions(space_KK, value_QK.mean(0), covariance_KK) for space_KK in spaces if np.trace(space_KK) > 0.5
         ]
 
-    def draws(self, n: int, *, n_draws: int = DRAWS) -> Floats:
-        """Draws of the means as they would be with `n` questions of the same means and spread; shape (draws, pairs)."""
+    def draws(self, n: int, *, n_draws: int = DRAWS, shrink: bool = True) -> Floats:
+        """Draws of the means as they would be with `n` questions of the same means and spread; shape (draws, pairs).
+
+        Without `shrink` they are around the observed means, whatever their common size.
+        """
         rng = np.random.default_rng(SEED)
         known = self.n_questions
         weight_DQ = rng.dirichlet(np.ones(known), n_draws) - 1 / known
@@ -331,7 +341,12 @@ class Posterior:
             isotropic_DC = rng.standard_normal((n_draws, size)) * sqrt(pulled * typical / n)
             noise_DC = sqrt(1 - pulled) * (noise_DK @ space.vector_KC) + isotropic_DC
             pick_D1 = rng.random((n_draws, 1))
-            draws_DK += _shrunk(space.mean_C, noise_DC, variance_C, typical, wide_D1, pick_D1) @ space.vector_KC.T
+            draws_DC = (
+                _shrunk(space.mean_C, noise_DC, variance_C, typical, wide_D1, pick_D1)
+                if shrink
+                else space.mean_C + wide_D1 * noise_DC
+            )
+            draws_DK += draws_DC @ space.vector_KC.T
         return draws_DK
 
 
@@ -370,6 +385,17 @@ def better_probabilities(draws_DK: Floats, n: int) -> Floats:
     """For each two pairs, the probability that the first has the higher mean; 0.5 on the diagonal."""
     sign_KK = np.stack([np.sign(draw_D[:, None] - draws_DK).mean(0) for draw_D in draws_DK.T])
     return within_limit(0.5 + sign_KK / 2, n)
+
+
+def largest_sizes(draws_DK: Floats, n: int, level: float) -> tuple[float, float]:
+    """What no mean's distance from zero and no difference of two means exceeds, each with probability `level`.
+
+    Both are for all pairs at once. NaN: `n` questions cannot give that probability, or there is nothing to compare.
+    """
+    if within_limit(1.0, n) < level:
+        return nan, nan
+    effect = float(np.quantile(np.abs(draws_DK).max(1), level))
+    return effect, float(np.quantile(np.ptp(draws_DK, axis=1), level)) if draws_DK.shape[1] > 1 else nan
 
 
 def within_limit(probability: Any, n: int) -> Any:

@@ -7,6 +7,7 @@ text escapes it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil, isfinite
 
 from opd_align.core.decision import HEADLINE, MAX_MORE_QUESTIONS, Candidate, Decision, Open, candidate_names
 from opd_align.core.metrics import MIN_QUESTIONS
@@ -36,7 +37,7 @@ def recommendation(decision: Decision) -> str:
     open_of = {entry.other: entry for entry in decision.still_open}
     if best.p_helps < ANNOUNCED:
         more = f"To decide whether it helps, {_more_text(open_of[None])}" if None in open_of else ""
-        return _sentences(_undecided(decision, names[0]), more, *_harmful(decision, names))
+        return _sentences(_undecided(decision, names[0]), *_limits(decision), more, *_harmful(decision, names))
     return _sentences(_use(decision, names), *_harmful(decision, names), *_separate(decision, names, open_of))
 
 
@@ -48,6 +49,24 @@ def _undecided(decision: Decision, name: str) -> str:
     if best.p_helps < 0.5:
         return f"Undecided: no teacher seems to help; {name}, the first, {helps}"
     return f"Undecided: {name} ranks first, but {helps}"
+
+
+def _limits(decision: Decision) -> list[str]:
+    """How large an effect, and a difference, the questions leave possible."""
+    if not isfinite(decision.effect_limit):
+        return []
+    several = len(decision.compared) > 1
+    whose = "no teacher's" if several else "its"
+    beyond = "is beyond" if several else "is within"
+    sentence = f"With probability {decision.level:g}, {whose} {HEADLINE.label} {beyond} ±{_up(decision.effect_limit)}"
+    if isfinite(decision.difference_limit):
+        sentence += f", and no two differ by more than {_up(decision.difference_limit)}"
+    return [sentence]
+
+
+def _up(value: float) -> str:
+    """A limit with two decimals, rounded up: a smaller one would claim too much."""
+    return f"{ceil(round(value * 100, 6)) / 100:.2f}"
 
 
 def _too_few(decision: Decision) -> str:
@@ -104,7 +123,11 @@ def _separate(decision: Decision, names: Sequence[str], open_of: dict[int | None
     if first.probability >= ANNOUNCED:
         return [f"For probability {decision.level:g}, {_more_text(first)}"]
     other = names[first.other or 0]
-    sentence = f"To separate {names[0]} from {other} (better with probability {probability(first.probability)}), "
+    chance = f"better with probability {probability(first.probability)}"
+    # The limit is one for all pairs: said of two of them only if there are no others.
+    if len(decision.compared) == 2 and isfinite(decision.difference_limit):
+        chance += f"; the difference is at most {_up(decision.difference_limit)} with {decision.level:g}"
+    sentence = f"To separate {names[0]} from {other} ({chance}), "
     rest = len(uncertain) - 1
     also = f"; {rest} other{'s' if rest > 1 else ''} may be as good" if rest else ""
     return [f"{sentence}{_more_text(first)}{also}"]

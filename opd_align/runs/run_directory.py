@@ -219,7 +219,8 @@ class RunDirectory:
             raise OpdAlignError(
                 f"the run in {str(folder)!r} is not finished: {missing[0]} is missing, "
                 f"{stored_rollouts_note(folder / ROLLOUTS)}; run the same opd-align analyze command with --out "
-                f"{folder} again to resume it"
+                f"{folder} again to resume it, or with --reuse {folder}, another --out and a smaller --limit to "
+                "see the questions that are done"
             )
         tables = {}
         try:

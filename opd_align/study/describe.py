@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from opd_align.backends.scoring_report import SCORING_REPORT
 from opd_align.report.provenance import Provenance, TeacherNote, kept_prompts
@@ -23,8 +24,8 @@ def describe_study(study: Study, prepared: PreparedStudy) -> Provenance:
     """
     config = study.config
     sampling, questions = config.sampling, config.questions
-    chosen_by = f" of the screening {questions.screening}" if questions.screening else ""
-    source = f" from {questions.file}" if questions.file else chosen_by
+    chosen_by = f" of the screening {_shared(questions.screening)}" if questions.screening else ""
+    source = f" from {_shared(questions.file)}" if questions.file else chosen_by
     limits = [f"top-p {sampling.top_p:g}"] if sampling.top_p < 1 else []
     limits += [f"top-k {sampling.top_k}"] if sampling.top_k else []
     skipped = f", {len(prepared.skipped)} skipped" if prepared.skipped else ""
@@ -63,10 +64,16 @@ def teacher_meaning(spec: TeacherSpec, study: Study) -> str:
     if context.source == SELF:
         writer = "the student's own"
     else:
-        writer = f"written by {study.config.source.model if study.config.source else context.source}"
+        writer = f"written by {_shared(study.config.source.model) if study.config.source else context.source}"
     return f"{model}, reading {shown} to the same question ({writer}{', summarised' if context.summarised else ''})"
 
 
 def _model(model: ModelConfig) -> str:
-    adapter = f" with adapter {model.adapter}" if model.adapter else ""
-    return f"{model.model}{adapter} ({model.backend})"
+    adapter = f" with adapter {_shared(model.adapter)}" if model.adapter else ""
+    return f"{_shared(model.model)}{adapter} ({model.backend})"
+
+
+def _shared(name: object) -> str:
+    """A name as it is, an absolute path by its last part: reports are shared, folders of a machine are not."""
+    path = Path(str(name))
+    return path.name if path.is_absolute() else str(name)

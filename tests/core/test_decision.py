@@ -126,6 +126,33 @@ def test_n_questions_never_say_more_than_n_coins(n):
     assert decision.decided == (n >= 5)
 
 
+def test_limits_hold_for_all_pairs_at_once_and_shrink_with_more_questions():
+    rng = np.random.default_rng(5)
+    effect, difference = [], []
+    for n in (20, 80, 320):
+        value_QK = 0.4 * rng.standard_normal((n, 3))
+        value_QK -= value_QK.mean(0)  # equal teachers without an effect
+        decision = decide(table(pairs(**{name: list(value_QK[:, at]) for at, name in enumerate("ABC")})))
+        assert decision.outcome == "undecided"
+        effect.append(decision.effect_limit)
+        difference.append(decision.difference_limit)
+    assert effect[0] > 1.5 * effect[1] > 2.2 * effect[2] > 0
+    assert difference[0] > 1.5 * difference[1] > 2.2 * difference[2] > 0
+    large = decide(table(pairs(A=GOOD, B=[-value for value in GOOD])))
+    assert large.effect_limit > 0.5
+    assert large.difference_limit > 1.0
+    stored = json.loads(json.dumps(large.as_json()))
+    assert stored["effect_limit"] == pytest.approx(large.effect_limit, abs=1e-4)
+
+
+def test_no_limit_that_so_few_questions_cannot_give():
+    four, alone = decide(table(pairs(A=GOOD[:4], B=GOOD[4:8]))), decide(table(pairs(A=GOOD)))
+    assert isnan(four.effect_limit)  # four questions say nothing beyond 1 - 2**-4
+    assert isnan(four.difference_limit)
+    assert alone.effect_limit > 0.5
+    assert isnan(alone.difference_limit)
+
+
 def test_uncertain_values_that_agree_by_chance_are_not_certain():
     agreeing = pairs(A=[0.2, 0.21, 0.2, 0.19, 0.2, 0.2, 0.21, 0.19])
     sure, unsure = decide(table(agreeing)), decide(table(agreeing, width=1.6))

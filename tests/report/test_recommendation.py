@@ -76,6 +76,28 @@ def test_undecided_with_a_first_that_hardly_helps():
     assert line.startswith("Undecided: no teacher seems to help; Self-3C, the first, helps with probability 0.20.")
 
 
+def test_undecided_says_how_large_an_effect_is_still_possible():
+    weak = replace(
+        FOUR, candidates=(candidate("Self-3C", 0.7), *FOUR.candidates[1:]), still_open=(Open(None, 0.7, inf),)
+    )
+    line = recommendation(replace(weak, effect_limit=0.2101, difference_limit=0.08))
+    assert (
+        "With probability 0.95, no teacher's SR-weighted alignment is beyond ±0.22, and no two differ by more than "
+        "0.08. To decide whether it helps, more than 1,000 more questions."
+    ) in line
+    one = replace(weak, candidates=weak.candidates[:1], better=((0.5,),), effect_limit=0.3)
+    assert "With probability 0.95, its SR-weighted alignment is within ±0.30." in recommendation(one)
+    assert "With probability" not in recommendation(weak)
+
+
+def test_two_that_are_not_separated_say_how_far_apart_they_can_be():
+    two = replace(FOUR, candidates=FOUR.candidates[:2], better=((0.5, 0.71), (0.29, 0.5)), difference_limit=0.05)
+    assert recommendation(two) == (
+        "Use Self-3C: it helps with probability 0.99. To separate Self-3C from Self-1C (better with probability 0.71; "
+        "the difference is at most 0.05 with 0.95), about 40 more questions."
+    )
+
+
 def test_no_teacher_helps():
     none = replace(FOUR, outcome="no_teacher_helps", p_none_helps=0.97, still_open=())
     assert recommendation(none).startswith("No teacher helps: none of 4 points toward success (probability 0.97).")

@@ -86,6 +86,6 @@ function childrenChart(children, tokenTexts) {
     drawing.append(group);
   });
   const hidden = children.length - rows.length;
-  const legend = `update: ideal in grey, the objective's in blue (same direction) or orange (opposite direction), each on its own scale${hidden > 0 ? ` · ${hidden} more tokens` : ""}`;
+  const legend = `update: ideal in grey, the objective's in blue (same direction) or orange (opposite direction), each on its own scale${hidden > 0 ? ` · ${hidden} more token${hidden > 1 ? "s" : ""}` : ""}`;
   return html("div", {}, drawing, html("div", { className: "position" }, legend));
 }
