@@ -20,7 +20,9 @@ import argparse
 import copy
 import json
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "mixture": {"steps": 40, "every": 10, "questions": 32, "away": 0.3, "initial": 32, "targeted": 64},
     "ruin": {"steps": 160, "every": 20, "questions": 32, "sigma": 0.3, "noise_seed": 2, "initial": 32, "targeted": 128},
 }
+QUICK = {"steps": 2, "every": 1, "questions": 8, "initial": 16, "targeted": 16}
 COMMON = {"batch": 16, "learning_rate": 3e-4, "accuracy_questions": 256, "max_completion_length": 96}
 ARMS = {"mixture": ("A", "B", "equal", "mix"), "ruin": ("ungated",)}
 ARITHMETIC = task("arithmetic")
@@ -244,6 +247,19 @@ def simulate(trainings: int = 400) -> dict[str, Any]:
     return found
 
 
+def measure(folder: Path, regimes: Iterable[str], seeds: Sequence[int]) -> dict[str, Any]:
+    """Makes the trainings that are not finished; returns the tables of all that are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for regime in regimes:
+        # Seeds in the outer loop: after an interruption all arms have about the same number of runs.
+        for seed in seeds:
+            for arm in ARMS[regime]:
+                if finished(folder, regime, arm, seed) is None:
+                    print(f"{regime}, {arm}, seed {seed}", flush=True)
+                    run(regime, arm, seed, folder / f"{regime}-{arm}-{seed}.json")
+    return {"mixture": report_mixture(folder), "ruin": report_ruin(folder)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--regime", choices=sorted(SETTINGS))
@@ -251,25 +267,29 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path("build/acting"))
     parser.add_argument("--report", action="store_true", help="only print the tables")
-    parser.add_argument("--simulate", action="store_true", help="simulated readings of recorded courses")
+    parser.add_argument("--simulate", action="store_true", help="only simulated readings of recorded courses")
+    parser.add_argument("--quick", action="store_true", help="a few steps on a few questions: figures mean nothing")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
-    if arguments.simulate:
-        for key, value in simulate().items():
-            print(f"{key:32s} {value}")
-        return
-    arguments.folder.mkdir(parents=True, exist_ok=True)
-    if not arguments.report:
-        for regime in [arguments.regime] if arguments.regime else sorted(SETTINGS):
-            # Seeds in the outer loop: after an interruption all arms have about the same number of runs.
-            for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
-                for arm in ARMS[regime]:
-                    if finished(arguments.folder, regime, arm, seed) is None:
-                        print(f"{regime}, {arm}, seed {seed}", flush=True)
-                        run(regime, arm, seed, arguments.folder / f"{regime}-{arm}-{seed}.json")
-    for name, table in (("mixture", report_mixture(arguments.folder)), ("ruin", report_ruin(arguments.folder))):
+    if arguments.quick:
+        with TemporaryDirectory() as folder:
+            for settings in SETTINGS.values():
+                settings |= QUICK
+            COMMON["accuracy_questions"] = 16
+            found = measure(Path(folder), SETTINGS, range(1)) | {"simulated": simulate(20)}
+    elif arguments.simulate:
+        found = {"simulated": simulate()}
+    else:
+        regimes = [arguments.regime] if arguments.regime else sorted(SETTINGS)
+        seeds = range(0 if arguments.report else arguments.seeds)
+        found = measure(arguments.folder, regimes, [arguments.first_seed + seed for seed in seeds])
+        found |= {"simulated": simulate()}
+    for name, table in found.items():
         print(f"\n{name}")
         for key, value in table.items():
-            print(f"  {key:28s} {value}")
+            print(f"  {key:32s} {value}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":
