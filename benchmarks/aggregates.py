@@ -34,7 +34,7 @@ from rich.table import Table
 from opd_align.backends.exact import ExactTeacher, ExactWorld
 from opd_align.core import attenuation, metrics
 from opd_align.core.alignment import EstimatedPath, node_table
-from opd_align.core.attenuation import MOMENTS, UNOBSERVED
+from opd_align.core.attenuation import MOMENTS
 from opd_align.core.collect import Evidence, collect
 from opd_align.core.engine import align
 from opd_align.core.estimate import exact_estimate
@@ -87,9 +87,7 @@ def true_table(world: ExactWorld, evidence: Evidence) -> pa.Table:
         )
         for index, (scores, correct) in enumerate(zip(evidence.paths, evidence.correct, strict=True))
     ]  # fmt: skip
-    return node_table(paths, SETTINGS.objectives, replace(SETTINGS.rules, draws=1)).drop_columns(
-        [*MOMENTS, *UNOBSERVED]
-    )
+    return node_table(paths, SETTINGS.objectives, replace(SETTINGS.rules, draws=1)).drop_columns(list(MOMENTS))
 
 
 def null_world(seed: int, length: int) -> tuple[ExactWorld, list[ExactTeacher]]:

@@ -27,17 +27,13 @@ from opd_align.core.attenuation import (
     ADVANTAGE_MOMENTS,
     ALIGNMENT_MOMENTS,
     MOMENTS,
-    UNOBSERVED,
     advantage_moments,
     alignment_moments,
     mean_gap,
-    unobserved_sums,
 )
 from opd_align.core.estimate import CERTAIN, PathEstimate
-from opd_align.core.node_arrays import NodeGroup, log_rest, node_groups, normalised, restricted, value_range
-from opd_align.core.node_arrays import cosine as cosine
 from opd_align.core.objectives import LOG_FLOOR, Nodes, Objective, unified_update
-from opd_align.core.reliability import HALVES, p_positive
+from opd_align.core.reliability import HALVES, MIN_UPDATE_NORM, p_positive
 from opd_align.core.tree import PathCounts
 from opd_align.settings import Rules
 from opd_align.types import DIVERGENCES, REWARD, Floats, Ints, PathScores
@@ -60,7 +56,7 @@ SCHEMA = pa.schema(
         ("advantage", pa.float64()), ("sr_range", pa.float64()), ("children", pa.int16()),
         ("visits", pa.int64()), ("effective_visits", pa.float64()), ("tail_mass", pa.float64()),
         ("value", pa.float64()), ("update_norm", pa.float64()),
-        *[(name, pa.float64()) for name in (*MOMENTS, *UNOBSERVED)],
+        *[(name, pa.float64()) for name in MOMENTS],
         *[(name, pa.float64()) for name in DIVERGENCES],
         ("student_entropy", pa.float64()), ("teacher_entropy", pa.float64()),
     ]
@@ -176,6 +172,25 @@ def _candidates(path: PathScores, rules: Rules, teacher: str | None) -> NDArray[
     return np.asarray(probable_C | path.on_path_C)
 
 
+@dataclass(frozen=True)
+class _NodeGroup:
+    """All nodes of a path with the same number of selected children; `child_NK` indexes the path's children."""
+
+    depth_N: Ints
+    child_NK: Ints
+
+
+def _groups(selected_C: NDArray[np.bool_], offsets: Ints, least: int) -> Iterator[_NodeGroup]:
+    nodes = len(offsets) - 1
+    depth_C = np.repeat(np.arange(nodes), np.diff(offsets))
+    child = np.flatnonzero(selected_C)
+    size_T = np.bincount(depth_C[child], minlength=nodes)
+    begin_T = np.concatenate([[0], np.cumsum(size_T)[:-1]]) if nodes else np.empty(0, np.int64)
+    for size in np.unique(size_T[size_T >= least]):
+        depth_N = np.flatnonzero(size_T == size)
+        yield _NodeGroup(depth_N, child[begin_T[depth_N][:, None] + np.arange(size)])
+
+
 def _path_rows(path: EstimatedPath, objectives: Sequence[Objective], rules: Rules) -> Iterator[pa.Table]:
     pairs = _pairs(list(path.scores.teachers), objectives)
     selected = {
@@ -191,15 +206,11 @@ def _path_rows(path: EstimatedPath, objectives: Sequence[Objective], rules: Rule
     # Seeded by content: the draws do not depend on which other questions are analyzed, or in what order.
     seed = blake2b(f"{rules.seed}\0{path.question}\0{path.index}".encode(), digest_size=8).digest()
     rng = np.random.default_rng(int.from_bytes(seed, "little"))
-    unobserved = {
-        pair: _unobserved(path, objective, teacher, selected[teacher], rules, np.random.default_rng(seed=[*seed]))
-        for pair, (objective, teacher) in pairs.items()
-    }
     any_C = np.logical_or.reduce(list(selected.values()))
-    for group in node_groups(any_C, path.scores.offsets, least=2):
+    for group in _groups(any_C, path.scores.offsets, least=2):
         for block in range(0, len(group.depth_N), 2000):
-            part = NodeGroup(group.depth_N[block : block + 2000], group.child_NK[block : block + 2000])
-            yield from _group_rows(path, part, selected, updates, unobserved, rules, rng)
+            part = _NodeGroup(group.depth_N[block : block + 2000], group.child_NK[block : block + 2000])
+            yield from _group_rows(path, part, selected, updates, rules, rng)
 
 
 def _pairs(teachers: Sequence[str], objectives: Sequence[Objective]) -> dict[tuple[str, str], tuple[Objective, str]]:
@@ -226,8 +237,8 @@ def _path_children(
     of_teacher = {teacher: significant(scores, estimate, rules, teacher) for teacher in (REWARD, *scores.teachers)}
     selected_C = np.logical_or.reduce(list(of_teacher.values()))
     ideal_C = np.zeros(n)
-    for group in node_groups(of_teacher[REWARD], scores.offsets, least=1):
-        p_NK = np.exp(normalised(scores.log_p_C[group.child_NK]))
+    for group in _groups(of_teacher[REWARD], scores.offsets, least=1):
+        p_NK = np.exp(_normalised(scores.log_p_C[group.child_NK]))
         ideal_C[group.child_NK] = unified_update(p_NK, estimate.q_C[group.child_NK])
     low_C, high_C = estimate.interval_C()
     # A teacher that was not available on this question has no values.
@@ -277,10 +288,9 @@ def _list_column(offsets: Ints, values: Floats, null: NDArray[np.bool_] | None =
 
 def _group_rows(
     path: EstimatedPath,
-    group: NodeGroup,
+    group: _NodeGroup,
     selected: Mapping[str, NDArray[np.bool_]],
     updates: Mapping[tuple[str, str], Floats],
-    unobserved: Mapping[tuple[str, str], Mapping[str, float]],
     rules: Rules,
     rng: np.random.Generator,
 ) -> Iterator[pa.Table]:
@@ -289,35 +299,33 @@ def _group_rows(
     for teacher, selected_C in selected.items():
         kept_N = selected_C[group.child_NK].sum(-1) >= 2
         if kept_N.any():
-            part = NodeGroup(group.depth_N[kept_N], group.child_NK[kept_N])
+            part = _NodeGroup(group.depth_N[kept_N], group.child_NK[kept_N])
             own = {objective: update_C for (name, objective), update_C in updates.items() if name == teacher}
             drawn_DNK = q_DNK if kept_N.all() else q_DNK[:, kept_N]
-            sums = {objective: unobserved[teacher, objective] for objective in own}
-            yield from _teacher_rows(path, part, teacher, selected_C[part.child_NK], drawn_DNK, own, sums, rules)
+            yield from _teacher_rows(path, part, teacher, selected_C[part.child_NK], drawn_DNK, own, rules)
 
 
 def _teacher_rows(
     path: EstimatedPath,
-    group: NodeGroup,
+    group: _NodeGroup,
     teacher: str,
     selected_NK: NDArray[np.bool_],
     q_DNK: Floats,
     updates: Mapping[str, Floats],
-    unobserved: Mapping[str, Mapping[str, float]],
     rules: Rules,
 ) -> Iterator[pa.Table]:
     """The rows of one teacher. Children outside its `S_u` have probability 0, so they drop out of every sum."""
     scores, estimate, depth_N, child_NK = path.scores, path.estimate, group.depth_N, group.child_NK
-    p_NK = restricted(scores.log_p_C[child_NK], selected_NK)
+    p_NK = _restricted(scores.log_p_C[child_NK], selected_NK)
     q_NK = np.where(selected_NK, estimate.q_C[child_NK], 0.0)
-    sr_range_N = value_range(q_NK, selected_NK)
+    sr_range_N = _range(q_NK, selected_NK)
     nonzero_N = sr_range_N > rules.resolution
     ideal_NK, ideal_DNK = unified_update(p_NK, q_NK), unified_update(p_NK, q_DNK)
-    sr_range_DN = value_range(q_DNK, selected_NK)
+    sr_range_DN = _range(q_DNK, selected_NK)
     estimates = (estimate, *(path.halves or ()))
     half_q = [np.where(selected_NK, half.q_C[child_NK], 0.0) for half in estimates[1:]]
     halves = [unified_update(p_NK, half_NK) for half_NK in half_q]
-    half_range = [value_range(half_NK, selected_NK) for half_NK in half_q] or [np.full(len(p_NK), np.nan)] * 2
+    half_range = [_range(half_NK, selected_NK) for half_NK in half_q] or [np.full(len(p_NK), np.nan)] * 2
     natural_T = np.add.reduceat(np.append(path.counts.natural_C, 0), path.counts.offsets[:-1]) * (
         np.diff(path.counts.offsets) > 0
     )
@@ -365,46 +373,17 @@ def _teacher_rows(
         }
         # Counted fractions are not shrunk, so there is no attenuation.
         columns |= dict.fromkeys(ALIGNMENT_MOMENTS, missing_N) if estimate.counted else moments
-        columns |= {name: np.full(n, total) for name, total in unobserved[objective].items()}
         yield pa.table({field.name: pa.array(columns[field.name], field.type) for field in SCHEMA}, schema=SCHEMA)
 
 
-def _unobserved(
-    path: EstimatedPath,
-    objective: Objective,
-    teacher: str,
-    selected_C: NDArray[np.bool_],
-    rules: Rules,
-    rng: np.random.Generator,
-) -> dict[str, float]:
-    """The columns `UNOBSERVED`: sums over the nodes with two or more candidates that have no row."""
-    scores = path.scores
-    if path.estimate.counted or teacher == REWARD:
-        return dict.fromkeys(UNOBSERVED, np.nan)
-    left_C = _candidates(scores, rules, teacher) & ~selected_C
-    left_C &= (np.bincount(scores.depth_C, left_C, len(scores)) >= 2)[scores.depth_C]
-    # A row needs two observed children, so a node has either all of its candidates selected or none.
-    update_C = _update_C(path, objective, teacher, left_C, rules)
-    sums = dict.fromkeys(UNOBSERVED, 0.0)
-    for group in node_groups(left_C, scores.offsets, least=2):
-        child_NK, everything_NK = group.child_NK, np.ones(group.child_NK.shape, bool)
-        p_NK = restricted(scores.log_p_C[child_NK], everything_NK)
-        q_DNK = path.estimate.draws(child_NK, group.depth_N, n=rules.draws, rng=rng)
-        cosine_DN = cosine(unified_update(p_NK, q_DNK), update_C[child_NK])
-        counted_N = value_range(path.estimate.q_C[child_NK], everything_NK) > rules.resolution
-        for name, total in unobserved_sums(cosine_DN, value_range(q_DNK, everything_NK), counted_N).items():
-            sums[name] += total
-    return sums
-
-
 def _teacher_columns(
-    path: EstimatedPath, teacher: str, group: NodeGroup, selected_NK: NDArray[np.bool_], p_NK: Floats, rules: Rules
+    path: EstimatedPath, teacher: str, group: _NodeGroup, selected_NK: NDArray[np.bool_], p_NK: Floats, rules: Rules
 ) -> dict[str, Floats]:
     if teacher == REWARD:
         missing = np.full(len(p_NK), np.nan)
         return dict.fromkeys((*DIVERGENCES, "teacher_entropy", "advantage", *ADVANTAGE_MOMENTS), missing)
     teacher_scores = path.scores.teachers[teacher]
-    t_NK = restricted(teacher_scores.log_t_C[group.child_NK], selected_NK)
+    t_NK = _restricted(teacher_scores.log_t_C[group.child_NK], selected_NK)
     columns = {name: getattr(teacher_scores, f"{name}_T")[group.depth_N] for name in DIVERGENCES}
     return (
         columns
@@ -439,7 +418,7 @@ def _update_C(
     counts = _natural_counts(path)
     log_t_C = scores.log_p_C if teacher == REWARD else scores.teachers[teacher].log_t_C
     update_C = np.full(len(selected_C), np.nan)
-    for group in node_groups(support_C, scores.offsets, least=1):
+    for group in _groups(support_C, scores.offsets, least=1):
         child_NK = group.child_NK
 
         def gather(value_C: Floats, rest: Floats | float, child_NK: Ints = child_NK) -> Floats:
@@ -449,8 +428,8 @@ def _update_C(
             return np.concatenate([value_NK, np.broadcast_to(rest, (len(value_NK),))[:, None]], axis=-1)
 
         nodes = Nodes(
-            normalised(gather(scores.log_p_C, log_rest(scores.log_p_C[child_NK]))),
-            normalised(gather(log_t_C, log_rest(log_t_C[child_NK]))),
+            _normalised(gather(scores.log_p_C, _log_rest(scores.log_p_C[child_NK]))),
+            _normalised(gather(log_t_C, _log_rest(log_t_C[child_NK]))),
             gather(path.estimate.q_C, path.estimate.value_T[group.depth_N]),
             **{name: gather(column_C, 0.0) for name, column_C in counts.items()},
             mean_reward=path.pass_rate,
@@ -474,6 +453,35 @@ def _natural_counts(path: EstimatedPath) -> dict[str, Any]:
         "natural_inverse_length": counts.natural_inverse_length_C,
         "natural_wins_inverse_length": counts.natural_wins_inverse_length_C,
     }
+
+
+def cosine(ideal: Floats, update: Floats) -> Floats:
+    """Cosine along the last axis; 0 where either vector is zero."""
+    ideal_norm, update_norm = np.linalg.norm(ideal, axis=-1), np.linalg.norm(update, axis=-1)
+    nonzero = (ideal_norm > 0) & (update_norm > MIN_UPDATE_NORM)
+    dot = (ideal * update).sum(-1)
+    return np.clip(np.where(nonzero, dot / np.where(nonzero, ideal_norm * update_norm, 1.0), 0.0), -1.0, 1.0)
+
+
+def _restricted(log_NK: Floats, selected_NK: NDArray[np.bool_]) -> Floats:
+    """Probabilities renormalised on the selected children, 0 for the others."""
+    mass_NK = np.where(selected_NK, np.exp(np.maximum(log_NK, LOG_FLOOR)), 0.0)
+    return np.asarray(mass_NK / mass_NK.sum(-1, keepdims=True))
+
+
+def _range(value: Floats, selected_NK: NDArray[np.bool_]) -> Floats:
+    """Largest minus smallest value of the selected children."""
+    high, low = np.where(selected_NK, value, -np.inf).max(-1), np.where(selected_NK, value, np.inf).min(-1)
+    return np.asarray(high - low)
+
+
+def _normalised(log_NK: Floats) -> Floats:
+    log_NK = np.maximum(log_NK, LOG_FLOOR)
+    return np.maximum(log_NK - np.logaddexp.reduce(log_NK, axis=-1, keepdims=True), LOG_FLOOR)
+
+
+def _log_rest(log_NK: Floats) -> Floats:
+    return np.log(np.maximum(1 - np.exp(log_NK).sum(-1), np.exp(LOG_FLOOR)))
 
 
 def _verdicts(positive_N: Floats, confidence: float) -> pa.Array:

@@ -40,13 +40,6 @@ MOMENTS = ALIGNMENT_MOMENTS + ADVANTAGE_MOMENTS
 """Columns of the node table that corrections need. Posterior means of alignment², signal, signal², signal × alignment
 and SR range; then, for each kind of token, the advantage from tokens with rollouts, their part of the gap, and the mean
 gap of all nodes of the path. The gap of a token is `(t − p)(log t − log p)`."""
-UNOBSERVED = (
-    "unobserved_nodes", "unobserved_alignment", "unobserved_kept", "unobserved_signal_alignment", "unobserved_signal",
-    "unobserved_signal_kept", "unobserved_signal_square", "unobserved_sr_range",
-)  # fmt: skip
-"""Columns of the node table, the same for all rows of a path: the number of its nodes with two or more candidates that
-have no row for lack of rollouts, and sums over them: posterior mean of the alignment, times that of the signal,
-posterior mean of signal × alignment; posterior mean of the signal, its square, posterior mean of signal²; SR range."""
 MODEL_SD = 0.2
 """Standard deviation of a correction's own error as a share of the value where nothing is left of the truth; it falls
 with the square root of what is missing (chosen on exact worlds)."""
@@ -81,29 +74,18 @@ class QuestionValues:
         return self.error * abs(float(known_Q.mean())) * sqrt(1 - self.attenuation) if len(known_Q) else 0.0
 
 
-def alignment_values(rows: NodeRows, mean: Mean | None = None, *, whole_paths: bool = True) -> QuestionValues:
-    """Mean alignment per question.
-
-    Args:
-        rows: Rows of one objective.
-        mean: How rows are averaged. `None`: along paths, then over paths.
-        whole_paths: Whether `mean` is over all rows of its paths. If not, nodes without a row are left out.
-    """
+def alignment_values(rows: NodeRows, mean: Mean | None = None) -> QuestionValues:
+    """Mean alignment per question. `mean`: how rows are averaged; `None`: along paths, then over paths."""
     mean = mean or rows.question_means
-    alignment_N = rows["alignment"]
     if not is_corrected(rows):
-        return QuestionValues(mean(alignment_N))
-    # Nodes with a certain end always have a row, so rows alone would give the end of a path too much weight.
-    missing = _unobserved(rows, whole_paths)
-    seen_N = 1 / (1 + missing["unobserved_nodes"])
-    value_N = seen_N * (alignment_N + missing["unobserved_alignment"])
-    kept_N = seen_N * (alignment_N * rows["signal_mean"] + missing["unobserved_kept"])
-    whole_N = seen_N * (rows["signal_alignment"] + missing["unobserved_signal_alignment"])
-    return _divided(mean(value_N), _share_left(mean(kept_N), mean(whole_N)), mean(seen_N))
+        return QuestionValues(mean(rows["alignment"]))
+    alignment_N = rows["alignment"]
+    left_Q = _share_left(mean(alignment_N * rows["signal_mean"]), mean(rows["signal_alignment"]))
+    return _divided(mean(alignment_N), left_Q)
 
 
 def weighted_values(rows: NodeRows, kept_N: NDArray[np.bool_] | None = None) -> QuestionValues:
-    """SR-weighted alignment per question, of all rows or of those kept, which must be whole paths."""
+    """SR-weighted alignment per question, of all rows or of those kept."""
     kept_N = np.ones(len(rows.question_N), bool) if kept_N is None else kept_N
 
     def total(value_N: Floats) -> Floats:
@@ -112,20 +94,9 @@ def weighted_values(rows: NodeRows, kept_N: NDArray[np.bool_] | None = None) -> 
     if not is_corrected(rows):
         sr_N = np.where(kept_N, rows["sr_range"], 0.0)
         return QuestionValues(mean_by(rows.question_N, rows["alignment"], rows.n_questions, sr_N))
-    missing = _unobserved(rows)
-    kept_Q = total(rows["signal_mean"] ** 2 + missing["unobserved_signal_kept"])
-    left_Q = _share_left(kept_Q, total(rows["signal_square"] + missing["unobserved_signal_square"]))
-    sr_range_Q = _positive(total(rows["sr_range_mean"] + missing["unobserved_sr_range"]))
-    signal_Q, seen_Q = total(rows["signal_mean"] + missing["unobserved_signal"]), total(rows["sr_range_mean"])
-    return _divided(signal_Q / sr_range_Q, left_Q, seen_Q / sr_range_Q)
-
-
-def _unobserved(rows: NodeRows, whole_paths: bool = True) -> dict[str, Floats]:
-    """The columns `UNOBSERVED` per row of the path; 0 for tables that do not have them."""
-    if not whole_paths or UNOBSERVED[0] not in rows.source.column_names:
-        return dict.fromkeys(UNOBSERVED, np.zeros(len(rows.path_N)))
-    size_N = np.bincount(rows.path_N)[rows.path_N]
-    return {name: np.nan_to_num(rows[name]) / size_N for name in UNOBSERVED}
+    signal_N = rows["signal_mean"]
+    left_Q = _share_left(total(signal_N**2), total(rows["signal_square"]))
+    return _divided(total(signal_N) / _positive(total(rows["sr_range_mean"])), left_Q)
 
 
 def advantage_values(rows: NodeRows, mean: Mean | None = None) -> QuestionValues:
@@ -150,15 +121,12 @@ def is_corrected(rows: NodeRows) -> bool:
     return bool(np.isfinite(rows["signal_mean"]).all())
 
 
-def _divided(value_Q: Floats, left_Q: Floats, seen_Q: Floats) -> QuestionValues:
-    """Values divided by their mean attenuation, linearised so that their spread includes that of the attenuation.
-
-    `seen_Q` is the share of nodes with a row: attenuation for lack of rows takes no evidence away from the others.
-    """
+def _divided(value_Q: Floats, left_Q: Floats) -> QuestionValues:
+    """Values divided by their mean attenuation, linearised so that their spread includes that of the attenuation."""
     known_Q = np.isfinite(value_Q) & np.isfinite(left_Q)
     if not known_Q.any():
         return QuestionValues(np.where(known_Q, value_Q, np.nan))
-    left = max(float(left_Q[known_Q].mean()), LEAST * float(seen_Q[known_Q].mean()))
+    left = max(float(left_Q[known_Q].mean()), LEAST)
     estimate = float(np.clip(value_Q[known_Q].mean() / left, -1.0, 1.0))
     corrected_Q = estimate + (value_Q - value_Q[known_Q].mean() - estimate * (left_Q - left_Q[known_Q].mean())) / left
     return QuestionValues(np.where(known_Q, corrected_Q, np.nan), min(left, 1.0))
@@ -188,16 +156,6 @@ def alignment_moments(cosine_DN: Floats, sr_range_DN: Floats) -> dict[str, Float
     signal_DN = cosine_DN * sr_range_DN
     values = (cosine_DN**2, signal_DN, signal_DN**2, signal_DN * cosine_DN, sr_range_DN)
     return {name: value_DN.mean(0) for name, value_DN in zip(ALIGNMENT_MOMENTS, values, strict=True)}
-
-
-def unobserved_sums(cosine_DN: Floats, sr_range_DN: Floats, counted_N: NDArray[np.bool_]) -> dict[str, float]:
-    """The columns `UNOBSERVED` from posterior draws at nodes without a row."""
-    signal_DN = cosine_DN * sr_range_DN
-    a_N, m_N = cosine_DN.mean(0), signal_DN.mean(0)
-    product_N, square_N, sr_range_N = (x_DN.mean(0) for x_DN in (signal_DN * cosine_DN, signal_DN**2, sr_range_DN))
-    values = (a_N, a_N * m_N, product_N, m_N, m_N**2, square_N, sr_range_N)
-    sums = (float(value_N[counted_N].sum()) for value_N in values)
-    return dict(zip(UNOBSERVED, (float(counted_N.sum()), *sums), strict=True))
 
 
 def advantage_moments(p_NK: Floats, t_NK: Floats, gain_NK: Floats, path_gap: dict[str, float]) -> dict[str, Floats]:

@@ -312,10 +312,7 @@ def alignment_by_position(
     third_N = np.minimum(3 * rows["depth"] // rows["path_length"], 2)
 
     def third(at: int) -> Estimate:
-        kept_N = third_N == at
-        values = alignment_values(
-            rows, lambda value_N: rows.question_means(np.where(kept_N, value_N, nan)), whole_paths=False
-        )
+        values = alignment_values(rows, lambda value_N: rows.question_means(np.where(third_N == at, value_N, nan)))
         return interval(values, bounds=COSINE)
 
     return third(0), third(1), third(2)
@@ -335,7 +332,7 @@ def gated_alignment(nodes: Nodes, objective: Name = None, *, teacher: Name = Non
         return mean_by(rows.question_N, value_N, rows.n_questions, weight_N)
 
     signal = interval(mean(rows["sr_range"] * rows["alignment"]), bounds=COSINE)
-    return Gated(interval(alignment_values(rows, mean, whole_paths=False), bounds=COSINE), signal, share(gate_N > 0))
+    return Gated(interval(alignment_values(rows, mean), bounds=COSINE), signal, share(gate_N > 0))
 
 
 def within_path_correlations(nodes: Nodes, objective: Name = None) -> list[Correlation]:

@@ -12,15 +12,7 @@ from scipy import stats
 from opd_align import metrics
 from opd_align.backends.exact import ExactTeacher, ExactWorld
 from opd_align.core.alignment import EstimatedPath, node_table
-from opd_align.core.attenuation import (
-    KINDS,
-    MODEL_SD,
-    MOMENTS,
-    UNOBSERVED,
-    advantage_values,
-    alignment_values,
-    weighted_values,
-)
+from opd_align.core.attenuation import KINDS, MODEL_SD, MOMENTS, advantage_values, alignment_values, weighted_values
 from opd_align.core.collect import collect
 from opd_align.core.decision import question_values
 from opd_align.core.engine import align
@@ -85,22 +77,6 @@ def test_known_values_are_not_changed():
         assert values(with_moments).value_Q == pytest.approx(values(without).value_Q)
         assert values(with_moments).attenuation == pytest.approx(1.0)
         assert values(with_moments).model_sd == pytest.approx(0.0, abs=1e-6)
-
-
-def test_nodes_without_a_row_count_like_rows_of_the_same_path():
-    nodes = two_way_forks(0.3, questions=8)
-    dropped = np.arange(nodes.num_rows) % 3 == 0
-    a_N, m_N = nodes["alignment"].to_numpy(), nodes["signal_mean"].to_numpy()
-    moments = [nodes[name].to_numpy() for name in ("signal_alignment", "signal_square", "sr_range_mean")]
-    values = (np.ones(len(a_N)), a_N, a_N * m_N, moments[0], m_N, m_N**2, moments[1], moments[2])
-    kept, question_N = nodes.filter(pa.array(~dropped)), np.repeat(np.arange(8), 60)
-    for name, value_N in zip(UNOBSERVED, values, strict=True):
-        sum_Q = np.bincount(question_N, np.where(dropped, value_N, 0.0))
-        kept = kept.append_column(name, pa.array(sum_Q[question_N[~dropped]]))
-    for estimate in (alignment_values, weighted_values):
-        whole, rest = estimate(select_rows(nodes, None)), estimate(select_rows(kept, None))
-        assert rest.value_Q == pytest.approx(whole.value_Q)
-        assert rest.attenuation == pytest.approx(whole.attenuation)
 
 
 def test_the_spread_of_corrected_values_is_that_of_a_ratio_estimate():

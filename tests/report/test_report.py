@@ -18,7 +18,6 @@ import pytest
 from support.html_elements import Elements
 
 from opd_align import metrics
-from opd_align.core.attenuation import UNOBSERVED
 from opd_align.core.engine import Analysis
 from opd_align.core.objectives import DrGRPO, ForwardKL, ReverseKL
 from opd_align.report import html
@@ -283,7 +282,6 @@ def with_alignment(analysis: Analysis, alignment: Any) -> Analysis:
     return changed(
         analysis, alignment=alignment, alignment_square=moment(0, 2), signal_mean=moment(1, 0),
         signal_square=moment(2, 0), signal_alignment=moment(1, 1), sr_range_mean=lambda row: row["sr_range"],
-        **dict.fromkeys(UNOBSERVED, lambda row: 0.0),
     )  # fmt: skip
 
 
