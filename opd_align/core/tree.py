@@ -194,6 +194,10 @@ class GenerationTree:
     def __len__(self) -> int:
         return len(self.start_R)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Pickle protocols below 5 return arrays in native byte order, and rows would no longer be sorted.
+        self.__dict__.update(state, tokens=state["tokens"].astype(">u4", copy=False))
+
     @property
     def _rows(self) -> Rows:
         return Rows(self.start_R, self.length_R, self.launch_R, self.outcome_R, self.finish_R, self.key_R)

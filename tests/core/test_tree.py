@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -363,3 +364,13 @@ def test_memory_is_little_more_than_four_bytes_per_token() -> None:
     arrays = [tree.tokens, tree.start_R, tree.length_R, tree.launch_R, tree.outcome_R, tree.finish_R, tree.key_R]
     assert tree.nbytes == sum(array.nbytes for array in arrays)
     assert 4 <= tree.nbytes / tokens.size <= 6
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickled_tree_is_the_same_tree(protocol: int) -> None:
+    """Token 256 sorts after 1 in big-endian bytes only."""
+    rows = [[1, 2], [1, 256], [256, 1], [256, 2, 1]]
+    tree = GenerationTree.build(Rollouts.of(rows, launch=[0] * 4, outcome=[0, 1, 0, 1]))
+    loaded = pickle.loads(pickle.dumps(tree, protocol))
+    assert loaded.range([256]) == tree.range([256]) == (2, 4)
+    np.testing.assert_array_equal(loaded.exits([256, 1]).depth_R, tree.exits([256, 1]).depth_R)
