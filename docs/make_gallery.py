@@ -56,7 +56,8 @@ def training() -> None:
                 "--max_steps", str(STEPS), "--every_n_steps", str(EVERY), "--questions", str(HELD_OUT),
                 "--max_overhead", "1", "--logging_steps", "2", "--report_to", "none",
             )  # fmt: skip
-    runs = [f"{name}={RUNS / name}" for name in TEACHERS]
+    # Relative, since the page has commands that name these folders.
+    runs = [f"{name}={(RUNS / name).relative_to(ROOT)}" for name in TEACHERS]
     opd_align("dashboard", *runs, "--once", "--out", GALLERY / "training.html")
 
 

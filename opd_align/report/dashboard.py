@@ -46,12 +46,12 @@ def dashboard_html(trainings: Mapping[str, Training], *, live: bool = False) -> 
         view, errors = (None, []) if live and views else newest_tokens(training)
         views.append(view)
         current["notes"] += errors
-    first = states[0]["findings"][0]
+    first, named = states[0]["findings"][0], f"{next(iter(trainings))}: " if len(trainings) > 1 else ""
     page = {"live": live, "version": package_version(), "charts": charts(), "columns": columns()}
     logs = run_logs(trainings, bins=MAX_BINS if live else STATIC_BINS)
     values = {
         "title": html.escape(" · ".join(trainings)),
-        "headline": html.escape(first["headline"]),
+        "headline": html.escape(named + first["headline"]),
         "points": "".join(f"<li>{html.escape(point)}</li>" for point in first["points"]),
         "about": html.escape(states[0]["about"]),
         "reader": static_file("token_view.html"),

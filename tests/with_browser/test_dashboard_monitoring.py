@@ -136,7 +136,9 @@ def test_trainings_share_the_charts_and_can_be_hidden(open_trainings: Any, train
     page.reload()
     page.wait_for_selector(READY)
     assert panel(page, "loss").locator("path.line").count() == 1
+    assert page.inner_text("#headline").startswith("all tokens: ")
     page.select_option("#run", label="incorrect only")
+    assert page.inner_text("#headline").startswith("incorrect only: ")
     assert "4 evaluations" in page.inner_text("#about")
     assert page.locator("#rows tr").count() == 4
 

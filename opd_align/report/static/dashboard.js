@@ -113,7 +113,7 @@ function toggleRun(index) {
 
 function drawFindings() {
   const { headline, points } = run().findings[Math.max(0, run().variants.findIndex(({ name }) => name === variantOf(run()).name))];
-  byId("headline").textContent = headline;
+  byId("headline").textContent = runs.length > 1 ? `${run().name}: ${headline}` : headline;
   byId("points").replaceChildren(...points.map((point) => html("li", {}, point)));
   byId("notes").replaceChildren(...run().notes.map((note) => html("li", {}, note)));
 }
