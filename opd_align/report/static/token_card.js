@@ -61,7 +61,7 @@ function childrenChart(children, tokenTexts) {
   const rows = children.filter((child, index) => child.known || child.own || index < 6), rowHeight = 40, width = 392, top = 22;
   const label = rows.map((child) => `${visibleToken(tokenTexts[child.token])}: p ${plain(child.p, 2)}, t ${plain(child.t, 2)}, Q ${plain(child.q, 2)}`).join("; ");
   const drawing = svg("svg", { viewBox: `0 0 ${width} ${top + rowHeight * rows.length}`, role: "img", "aria-label": label });
-  const barX = 100, barWidth = 58, qX = 212, qWidth = 70, updateX = 350, updateReach = 40;
+  const barX = 100, barWidth = 58, qX = 210, qWidth = 62, updateX = 352, updateReach = 38;
   const maxAbs = (name) => Math.max(1e-12, ...rows.map((child) => Math.abs(child[name]) || 0));
   const maxUpdate = { ideal: maxAbs("ideal"), update: maxAbs("update") };
   for (const [x, title, anchor] of [[0, "next token", "start"], [barX, "student, teacher", "start"], [qX, "success Q", "start"], [updateX, "update", "middle"]]) drawing.append(text(x, 8, title, { class: "soft", "text-anchor": anchor }));
