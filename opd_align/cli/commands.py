@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from opd_align.study.ray import RayCluster
 
 KEY_OF_FLAG = {
-    "student": "student", "teachers": "teachers", "task": "task", "data": "questions.file", "limit": "questions.limit",
-    "questions_from": "questions.screening", "bins": "questions.bins", "seed": "seed", "initial": "budget.initial",
-    "targeted": "budget.targeted", "seconds": "budget.seconds", "allocation": "budget.allocation",
-    "estimator": "estimator", "objectives": "objectives", "n_sig": "rules.n_sig", "backend": "student.backend",
-    "batch": "batch", "device_map": "student.load.device_map",
+    "student": "student.model", "teachers": "teachers", "task": "task", "data": "questions.file",
+    "limit": "questions.limit", "questions_from": "questions.screening", "bins": "questions.bins", "seed": "seed",
+    "initial": "budget.initial", "targeted": "budget.targeted", "seconds": "budget.seconds",
+    "allocation": "budget.allocation", "estimator": "estimator", "objectives": "objectives", "n_sig": "rules.n_sig",
+    "backend": "student.backend", "batch": "batch", "device_map": "student.load.device_map",
     "attn_implementation": "student.load.attn_implementation", "revision": "student.load.revision",
     "tensor_parallel_size": "student.load.tensor_parallel_size",
     "gpu_memory_utilization": "student.load.gpu_memory_utilization", "max_model_len": "student.load.max_model_len",
@@ -98,6 +98,8 @@ def _config(args: argparse.Namespace) -> StudyConfig:
 def _overrides(args: argparse.Namespace, defaults: Mapping[str, object]) -> list[str]:
     """What flags set in a configuration, and the defaults of a command where they do not."""
     values = {key: getattr(args, flag) for flag, key in KEY_OF_FLAG.items() if getattr(args, flag, None) is not None}
+    if args.student is not None:  # how it is run stays as configured; what belongs to the configured model does not
+        values |= {"student.name": None, "student.adapter": None}
     overrides = [f"{key}={json.dumps(value)}" for key, value in {**defaults, **values}.items()]
     if args.seed is not None:
         overrides.append(f"rules.seed={args.seed}")

@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from opd_align.backends.exact import ExactFamily
-from opd_align.cli.main import main
+from opd_align.cli.commands import _config
+from opd_align.cli.main import _parser, main
 from opd_align.core.alignment import SCHEMA
 
 SMALL = ["analyze", "--student", "exact", "--worlds", "2", "--length", "40", "--initial", "60", "--targeted", "600"]
@@ -156,3 +157,13 @@ def test_a_file_that_is_not_utf8_is_reported_with_the_line(tmp_path, capsys) -> 
     data.write_bytes(b'{"question": "a", "answer": "1"}\n{"question": "\xff"}\n')
     assert main(["analyze", "--data", str(data), "--set", "task={name: mine, kind: number}"]) == 2
     assert "line 2: not UTF-8" in capsys.readouterr().err
+
+
+def test_another_student_is_run_as_the_configuration_says(tmp_path: Path) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_text("student: {model: a/b, name: old, adapter: lora, dtype: bfloat16, backend: vllm}\n")
+    args = _parser().parse_args(["analyze", "--config", str(file), "--student", "c/d"])
+    student = _config(args).student
+    assert (student.model, student.dtype, student.backend) == ("c/d", "bfloat16", "vllm")
+    assert student.name is None
+    assert student.adapter is None
