@@ -56,6 +56,12 @@ def row_of(question: Any) -> dict[str, Any]:
     return {"prompt": ARITHMETIC.messages(question), "answer": question.answer, "kind": kind_of(question)}
 
 
+def of_both_kinds(n: int, *, offset: int) -> list[Any]:
+    """Held-out questions, as many of each kind."""
+    questions = ARITHMETIC.load(split="test", limit=8 * n, offset=offset)
+    return [each for kind in ("two", "three") for each in [q for q in questions if kind_of(q) == kind][: n // 2]]
+
+
 def moved(student: Any, teacher: Any, by: float) -> Any:
     """The student's weights on the line to the teacher's; away from it with a negative share."""
     made, target = copy.deepcopy(student), teacher.state_dict()
@@ -136,7 +142,7 @@ def run(regime: str, arm: str, seed: int, file: Path) -> None:
 
     needs_alignment = regime == "ruin" or arm == "mix"
     if needs_alignment:
-        held_out = ARITHMETIC.load(split="test", limit=settings["questions"], offset=settings["accuracy_questions"])
+        held_out = of_both_kinds(settings["questions"], offset=settings["accuracy_questions"])
         callback = AlignmentCallback(
             trainer, [row_of(question) for question in held_out], ARITHMETIC, every_n_steps=settings["every"],
             budget=Budget(settings["initial"], settings["targeted"], allocation="adaptive", rounds=2),
