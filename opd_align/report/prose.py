@@ -72,8 +72,8 @@ def format_estimate(estimate: metrics.Estimate) -> str:
 
 
 def without_breaks(text: str) -> str:
-    """`text` with non-breaking spaces around ±, so that a number and its interval stay on one line."""
-    return text.replace(" ± ", "\u00a0±\u00a0")
+    """`text` with non-breaking spaces around ± and in `p = `: a number and its interval stay on one line."""
+    return text.replace(" ± ", "\u00a0±\u00a0").replace("p = ", "p\u00a0=\u00a0")
 
 
 def verdict(slices: Slices, objective: str) -> Verdict:
