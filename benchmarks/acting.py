@@ -7,11 +7,11 @@
 
 `mixture`: two teachers; each is the embedded teacher on one kind of question (two or three steps) and the student moved
 away from it on the other. Arms: each teacher alone, equal weights, `TeacherMix`. Each arm is a training of its own,
-with the same questions in the same order. `ruin`: the embedded teacher with noise on its weights, which helps first and
-ruins later. Until a schedule acts, a training with it is that without it to the bit (tests/training/
-test_acting_on_alignment.py), so one training per seed has all arms: ungated is its end, `stop` the step at which the
-schedule ends it, `rollback` the evaluation that it returns to. Accuracy is that of single samples on held-out questions
-that the callback does not see. Differences are paired by seed, with 95 % t intervals.
+with the same questions in the same order. `ruin`: the embedded teacher with noise on its weights, other noise for each
+seed; it helps first and ruins later. Until a schedule acts, a training with it is that without it to the bit
+(tests/training/test_acting_on_alignment.py), so one training per seed has all arms: ungated is its end, `stop` the step
+at which the schedule ends it, `rollback` the evaluation that it returns to. Accuracy is that of single samples on
+held-out questions that the callback does not see. Differences are paired by seed, with 95 % t intervals.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from opd_align.training.alignment_schedule import best_step
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "mixture": {"steps": 40, "every": 10, "questions": 32, "away": 0.3, "initial": 32, "targeted": 64},
-    "ruin": {"steps": 160, "every": 20, "questions": 32, "sigma": 0.3, "noise_seed": 2, "initial": 32, "targeted": 128},
+    "ruin": {"steps": 80, "every": 10, "questions": 32, "sigma": 0.4, "noise_seed": 11, "initial": 32, "targeted": 128},
 }
 QUICK = {"steps": 2, "every": 1, "questions": 8, "initial": 16, "targeted": 16}
 COMMON = {"batch": 16, "learning_rate": 3e-4, "accuracy_questions": 256, "max_completion_length": 96}
@@ -69,10 +69,10 @@ def moved(student: Any, teacher: Any, by: float) -> Any:
     return made
 
 
-def teachers_of(regime: str, student: Any, teacher: Any, tokenizer: Any) -> dict[str, Any]:
+def teachers_of(regime: str, seed: int, student: Any, teacher: Any, tokenizer: Any) -> dict[str, Any]:
     settings = SETTINGS[regime]
     if regime == "ruin":
-        return {"noisy": _noisy(teacher, settings["sigma"], settings["noise_seed"])}
+        return {"noisy": _noisy(teacher, settings["sigma"], settings["noise_seed"] + seed)}
 
     def is_two_step(tokens: Any) -> bool:
         return "Then" not in tokenizer.decode(list(tokens)).partition("<|im_start|>assistant\n")[0]
@@ -94,7 +94,7 @@ def run(regime: str, arm: str, seed: int, file: Path) -> None:
     student, tokenizer = loaded.model, loaded.tokenizer
     teacher = load_model("embedded:teacher").model
     frozen = copy.deepcopy(student).requires_grad_(False)
-    teachers = teachers_of(regime, frozen, teacher.requires_grad_(False), tokenizer)
+    teachers = teachers_of(regime, seed, frozen, teacher.requires_grad_(False), tokenizer)
     weights = {"equal": {"A": 1.0, "B": 1.0}, "mix": None}.get(arm, {arm: 1.0} if arm in teachers else {"noisy": 1.0})
     kind = "kind" if arm == "mix" else None
     mix = TeacherMix(teachers, weights=weights, kind=kind, seed=seed)
