@@ -121,8 +121,8 @@ class AlignmentSchedule(TrainerCallback):
         when: `"fades"`: as soon as the teacher is more likely to harm than to help, after it has helped, or harms.
             `"harms"`: when it harms with probability 0.9.
         max_snapshots: How many snapshots are kept for a rollback.
-        snapshots: `"disk"`: in `<output_dir>/opd_align/rollback`, found again by a resumed training. `"memory"`: in
-            host memory.
+        snapshots: `"disk"`: in `<output_dir>/opd_align/rollback`, found again by a resumed training, and removed at
+            the end of the training. `"memory"`: in host memory.
 
     Attributes:
         strength: The present strength of the distillation loss, in [0, 1].
@@ -221,11 +221,10 @@ class AlignmentSchedule(TrainerCallback):
         evaluated = self.callback.schedule.last_step == step
         if rollback and evaluated and step not in self.snapshots.steps:
             self._snapshot(step)
-        if not self.log.take(self.callback):
-            return
-        self._state = strength_of(self._states())
-        if rollback:
-            self.snapshots.keep(gains(self._readings(), self.snapshots.steps))
+        if self.log.take(self.callback):
+            self._state = strength_of(self._states())
+        if rollback and evaluated:  # also while evaluations fail
+            self._keep_snapshots()
         raised = LEVELS[self.level] <= LEVELS[self.when]
         if raised and not self._warned:
             self._warned = True
@@ -242,14 +241,17 @@ class AlignmentSchedule(TrainerCallback):
         except OSError as error:  # a full disk: the training goes on, with one snapshot less to return to
             logger.warning("No snapshot at step %d to return to: %s", step, error)
 
+    def _keep_snapshots(self) -> None:
+        # An evaluation outside of the training comes later: the snapshot before the latest one waits for it too.
+        latest = 1 if getattr(self.callback, "outside", None) is None else 2
+        gain_of = gains(self._readings(), self.snapshots.steps)
+        known = {step: gain for step, gain in gain_of.items() if self.log.step is not None and step <= self.log.step}
+        self.snapshots.keep(known, latest=latest)
+
     def _end(self, step: int, control: TrainerControl) -> None:
         self.ended_at = step
         if self.on_harm == "rollback":
-            with max_wait(self.trainer.args.ddp_timeout):
-                target = best_step(self._readings(), self.snapshots.common_steps())
-                if target is not None and target < step:
-                    self.snapshots.restore(target)
-                    self.returned_to = target
+            self._return(step)
         then = "continuing with rewards alone" if self.rewarded else "ending the training"
         if self.returned_to is None:
             self._say("Distillation ends at step %d, %s", step, then)
@@ -262,6 +264,15 @@ class AlignmentSchedule(TrainerCallback):
             control.should_training_stop = True
             # So that the last checkpoint has the weights that the training ends with.
             control.should_save = control.should_save or self.trainer.args.save_strategy != "no"
+
+    def _return(self, step: int) -> None:
+        """Returns to the best snapshot; if that fails, on all processes alike, the present weights stay."""
+        with max_wait(self.trainer.args.ddp_timeout):
+            target = best_step(self._readings(), self.snapshots.common_steps())
+            if target is None or target >= step:
+                return
+            self.snapshots.restore(target)
+        self.returned_to = target
 
     def _readings(self) -> list[list[Reading]]:
         return [self.log.of(teacher) for teacher in self.log.teachers]

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+import resource
 from math import nan
 from types import SimpleNamespace
 
 import pytest
 import torch
+from support.scripted_schedule import Scripted, ScriptedSchedule
 
 from opd_align.core.alarm import alarms
 from opd_align.core.random_walk import Reading
-from opd_align.training.alignment_schedule import AlignmentSchedule, best_step, gains, schedule_strength, strength_of
+from opd_align.training.alignment_schedule import (
+    AlignmentSchedule,
+    best_step,
+    gains,
+    schedule_strength,
+    strength_of,
+)
 from opd_align.training.weight_snapshots import WeightSnapshots
 from opd_align.types import OpdAlignError
 
@@ -133,3 +142,84 @@ def test_mistakes_are_refused(tmp_path):
 
 def test_without_a_schedule_the_strength_is_one():
     assert schedule_strength(SimpleNamespace(callback_handler=SimpleNamespace(callbacks=[]))) == 1
+
+
+# -- what a full disk, a failed evaluation, another training and one reading must not do
+
+
+class FullDisk:
+    """Within the block, no file may grow above a few bytes."""
+
+    def __enter__(self):
+        self.before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, self.before[1]))
+
+    def __exit__(self, *_):
+        resource.setrlimit(resource.RLIMIT_FSIZE, self.before)
+
+
+def scripted(tmp_path, script, *, teachers=("teacher",), **options):
+    """A schedule in a trainer that is only what a schedule needs of it."""
+    trainer = small_trainer()
+    trainer.args = SimpleNamespace(
+        output_dir=str(tmp_path), ddp_timeout=60, load_best_model_at_end=False, save_strategy="steps"
+    )
+    trainer.is_deepspeed_enabled = options.pop("deepspeed", False)
+    trainer.args.load_best_model_at_end = options.pop("load_best", False)
+    trainer.callback_handler, trainer._metrics = SimpleNamespace(callbacks=[]), {"train": Lists()}
+    trainer.is_world_process_zero = lambda: True
+    callback = Scripted(trainer, script, teachers)
+    schedule = ScriptedSchedule(callback, **options)
+    trainer.callback_handler.callbacks += [callback, schedule]
+    return schedule
+
+
+class Lists(dict):
+    def __missing__(self, key):
+        return self.setdefault(key, [])
+
+
+def play(schedule, steps, *, begin=0):
+    """Steps of a training, until the schedule stops it."""
+    state = SimpleNamespace(global_step=begin, max_steps=1000, is_world_process_zero=True)
+    control = SimpleNamespace(should_training_stop=False, should_save=False)
+    callbacks = schedule.trainer.callback_handler.callbacks
+
+    def fire(event):
+        for each in callbacks:
+            getattr(each, event)(schedule.trainer.args, state, control)
+
+    fire("on_train_begin")
+    while state.global_step < steps and not control.should_training_stop:
+        fire("on_step_begin")
+        train(schedule.trainer, [state.global_step])
+        state.global_step += 1
+        fire("on_step_end")
+    return SimpleNamespace(state=state, control=control, fire=fire)
+
+
+def test_a_full_disk_costs_a_snapshot_and_nothing_else(tmp_path, caplog):
+    schedule = scripted(tmp_path, {0: 0.4, 1: 0.4})
+    play(schedule, 1)
+    with FullDisk(), caplog.at_level(logging.WARNING):
+        schedule._snapshot(2)
+    assert "No snapshot at step 2 to return to" in caplog.text
+    assert schedule.snapshots.steps == (0, 1)
+    assert sorted(path.name for path in schedule.snapshots.folder.rglob("*") if path.is_file()) == ["rank-0.pt"] * 2
+
+
+def test_snapshots_stay_within_their_limit_while_evaluations_fail(tmp_path):
+    schedule = scripted(tmp_path, {0: 0.4, 1: 0.4} | dict.fromkeys(range(2, 12)), max_snapshots=3)
+    play(schedule, 11)
+    assert schedule.snapshots.steps == (0, 1, 11), "those with a known alignment, and the latest"
+
+
+def test_a_snapshot_that_waits_for_its_evaluation_stays(tmp_path):
+    snapshots = WeightSnapshots(small_trainer(), tmp_path, limit=3)
+    for step in (0, 20, 40, 60):
+        snapshots.take(step)
+    snapshots.keep({0: 1.0, 20: 2.0}, latest=2)
+    assert snapshots.steps == (20, 40, 60)
+
+
+@pytest.mark.parametrize("part", ["weights", "optimizer"])
