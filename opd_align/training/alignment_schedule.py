@@ -42,6 +42,9 @@ WHEN = ("fades", "harms")
 STATE = "opd_align_schedule.json"
 """File in a checkpoint with the state of the schedule."""
 
+MIN_READINGS = 2
+"""A teacher with fewer known readings counts as unsure before something is ended for good: one is often wrong."""
+
 PURE = ("DistillationTrainer", "GKDTrainer")
 """Trainers whose loss is the distillation loss alone."""
 
@@ -69,6 +72,17 @@ def strength_of(states: Sequence[Alarm]) -> Strength:
     value = {"helps": 1.0, "unsure": 1.0, "harms": 0.0}.get(best.level)
     # It fades from probability 0.5 on, and harms from 0.1 on: in between it gives way step by step.
     return Strength(best.level, best.p_helps, min(1.0, 2 * best.p_helps) if value is None else value)
+
+
+def judge(readings_of: Sequence[Sequence[Reading]], *, min_readings: int = MIN_READINGS) -> Strength:
+    """What the readings of all teachers say together; one with fewer known readings than that counts as unsure."""
+    unsure = Alarm(0, nan, nan, nan, nan, "unsure")
+    return strength_of(
+        [
+            alarms(readings)[-1] if sum(each.known for each in readings) >= min_readings else unsure
+            for readings in readings_of
+        ]
+    )
 
 
 def best_step(readings_of: Sequence[Sequence[Reading]], steps: Sequence[int]) -> int | None:
@@ -117,7 +131,8 @@ class AlignmentSchedule(TrainerCallback):
             evaluation at which the student was best as far as alignment can tell, then stop; a `GatedGRPOTrainer`
             continues from there with rewards alone. `"stop"`: stop, with the present weights (`GatedGRPOTrainer`:
             continue with rewards alone). `"zero"`: neither, the strength alone changes; without rewards, weights stay
-            as they are at strength 0.
+            as they are at strength 0. `"rollback"` and `"stop"` do nothing before each teacher has two known readings;
+            `"zero"`, which can be taken back, follows the first.
         when: `"fades"`: as soon as the teacher is more likely to harm than to help, after it has helped, or harms.
             `"harms"`: when it harms with probability 0.9.
         max_snapshots: How many snapshots are kept for a rollback.
@@ -174,7 +189,7 @@ class AlignmentSchedule(TrainerCallback):
         stored = load_json(self.trainer, state, STATE, "the schedule")
         self.log.load_state_dict(stored)
         self.ended_at, self.returned_to = stored.get("ended_at"), stored.get("returned_to")
-        self._state = strength_of(self._states())
+        self._state = self._judge()
         if self.on_harm == "rollback":
             self.snapshots.begin(state.global_step)
 
@@ -209,9 +224,8 @@ class AlignmentSchedule(TrainerCallback):
 
     # -- one evaluation
 
-    def _states(self) -> list[Alarm]:
-        found = [alarms(self.log.of(teacher)) for teacher in self.log.teachers]
-        return [states[-1] for states in found if states]
+    def _judge(self) -> Strength:
+        return judge(self._readings(), min_readings=1 if self.on_harm == "zero" else MIN_READINGS)
 
     def _act(self, state: TrainerState, control: TrainerControl) -> None:
         step = state.global_step
@@ -222,7 +236,7 @@ class AlignmentSchedule(TrainerCallback):
         if rollback and evaluated and step not in self.snapshots.steps:
             self._snapshot(step)
         if self.log.take(self.callback):
-            self._state = strength_of(self._states())
+            self._state = self._judge()
         if rollback and evaluated:  # also while evaluations fail
             self._keep_snapshots()
         raised = LEVELS[self.level] <= LEVELS[self.when]

@@ -17,6 +17,7 @@ from opd_align.training.alignment_schedule import (
     AlignmentSchedule,
     best_step,
     gains,
+    judge,
     schedule_strength,
     strength_of,
 )
@@ -220,6 +221,26 @@ def test_a_snapshot_that_waits_for_its_evaluation_stays(tmp_path):
         snapshots.take(step)
     snapshots.keep({0: 1.0, 20: 2.0}, latest=2)
     assert snapshots.steps == (20, 40, 60)
+
+
+def test_one_teacher_without_readings_keeps_the_others_going(tmp_path):
+    bad = readings(-0.4, -0.4, -0.4)
+    assert (judge([bad]).level, judge([bad, []]).level, judge([bad, []]).value) == ("harms", "unsure", 1)
+    both = {"teacher": -0.5, "other": -0.5}
+    script = {0: {"teacher": -0.5}, 1: {"teacher": -0.5}, 2: {"teacher": -0.5}, 3: both, 4: both}
+    schedule = scripted(tmp_path, script, teachers=("teacher", "other"), on_harm="stop")
+    play(schedule, 10)
+    assert schedule.ended_at == 4
+
+
+def test_one_reading_does_not_end_a_training(tmp_path):
+    schedule = scripted(tmp_path, {0: -0.5, 1: nan, 3: -0.5}, on_harm="stop")
+    played = play(schedule, 10)
+    assert schedule.ended_at == played.state.global_step == 3, "an unknown one does not count"
+    assert schedule.trainer._metrics["train"]["schedule/strength"] == [1, 1, 0]
+    held = scripted(tmp_path, {0: -0.5}, on_harm="zero")
+    play(held, 1)
+    assert held.strength == 0, "this can be taken back"
 
 
 @pytest.mark.parametrize("part", ["weights", "optimizer"])
