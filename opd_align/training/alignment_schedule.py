@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any, Literal
+from uuid import uuid4
 
 import numpy as np
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -28,7 +29,7 @@ from opd_align.core.random_walk import Reading, cumulative_gain, expected_alignm
 from opd_align.report.history import FOLDER
 from opd_align.training import trl_compat
 from opd_align.training.alignment_readings import ReadingLog, distillation_objective, load_json, save_json
-from opd_align.training.distributed import max_wait
+from opd_align.training.distributed import max_wait, on_all_ranks
 from opd_align.training.model_state import preserve_rng_state
 from opd_align.training.weight_snapshots import Place, WeightSnapshots
 from opd_align.types import OpdAlignError
@@ -170,6 +171,7 @@ class AlignmentSchedule(TrainerCallback):
         self._state = Strength()
         self.ended_at: int | None = None
         self.returned_to: int | None = None
+        self.run = ""
         self._warned = False
 
     @property
@@ -190,8 +192,10 @@ class AlignmentSchedule(TrainerCallback):
         self.log.load_state_dict(stored)
         self.ended_at, self.returned_to = stored.get("ended_at"), stored.get("returned_to")
         self._state = self._judge()
-        if self.on_harm == "rollback":
-            self.snapshots.begin(state.global_step)
+        with max_wait(args.ddp_timeout):
+            self.run = stored.get("run") or on_all_ranks(lambda: uuid4().hex, "naming the training")[0]
+            if self.on_harm == "rollback":
+                self.snapshots.begin(state.global_step, self.run)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -219,7 +223,7 @@ class AlignmentSchedule(TrainerCallback):
                 weight.grad = None  # an optimizer skips it: neither momentum nor weight decay moves the weight
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        own = {"ended_at": self.ended_at, "returned_to": self.returned_to}
+        own = {"ended_at": self.ended_at, "returned_to": self.returned_to, "run": self.run}
         save_json(self.trainer, state, STATE, {**self.log.state_dict(), **own})
 
     # -- one evaluation

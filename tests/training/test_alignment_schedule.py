@@ -13,6 +13,7 @@ from support.scripted_schedule import Scripted, ScriptedSchedule
 
 from opd_align.core.alarm import alarms
 from opd_align.core.random_walk import Reading
+from opd_align.training import weight_snapshots
 from opd_align.training.alignment_schedule import (
     AlignmentSchedule,
     best_step,
@@ -243,4 +244,54 @@ def test_one_reading_does_not_end_a_training(tmp_path):
     assert held.strength == 0, "this can be taken back"
 
 
+def test_snapshots_of_another_training_are_not_returned_to(tmp_path, caplog):
+    other = WeightSnapshots(small_trainer(), tmp_path)
+    other.begin(0, "first")
+    for step in (0, 20):
+        other.take(step)
+    (tmp_path / "step-000010").mkdir()
+    (tmp_path / "step-000010" / "rank-0.pt").write_bytes(b"cut")
+    (tmp_path / "step-000010" / "rank-0.new").write_bytes(b"cut")
+    same = WeightSnapshots(small_trainer(), tmp_path)
+    same.begin(20, "first")
+    assert same.steps == (0, 20)
+    assert "cannot be read, of step 10" in caplog.text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000000", "step-000020"]
+    same.run = "second"
+    with pytest.raises(OpdAlignError, match="of another training"):
+        same.restore(20)
+    resumed = WeightSnapshots(small_trainer(), tmp_path)
+    resumed.begin(20, "second")
+    assert resumed.steps == ()
+
+
 @pytest.mark.parametrize("part", ["weights", "optimizer"])
+def test_other_shapes_are_refused_before_anything_changes(part, tmp_path):
+    trainer = small_trainer()
+    train(trainer, range(2))
+    snapshots = WeightSnapshots(trainer, tmp_path, place="memory")
+    snapshots.take(0)
+    content = snapshots._in_memory[0]
+    if part == "weights":
+        content["weights"][-1] = torch.zeros(7)
+    else:
+        content["optimizer"][-1]["exp_avg"] = torch.zeros(7)
+    train(trainer, range(2, 4))
+    before = weights(trainer)
+    with pytest.raises(OpdAlignError, match="of other shapes"):
+        snapshots.restore(0)
+    assert all(torch.equal(*each) for each in zip(before, weights(trainer), strict=True))
+
+
+def test_no_process_writes_before_all_have_cleaned_up(tmp_path, monkeypatch):
+    stages = []
+    snapshots = WeightSnapshots(small_trainer(), tmp_path)
+    snapshots.take(5)
+
+    def meet(work, stage):
+        work()
+        stages.append((stage, snapshots.steps))
+
+    monkeypatch.setattr(weight_snapshots, "on_all_ranks", meet)
+    snapshots.begin(0, "run")
+    assert stages == [("looking for snapshots", ())]
