@@ -29,7 +29,7 @@ from opd_align.core.random_walk import Reading, cumulative_gain, expected_alignm
 from opd_align.report.history import FOLDER
 from opd_align.training import trl_compat
 from opd_align.training.alignment_readings import ReadingLog, distillation_objective, load_json, save_json
-from opd_align.training.distributed import max_wait, on_all_ranks
+from opd_align.training.distributed import RankNotResponding, max_wait, on_all_ranks
 from opd_align.training.model_state import preserve_rng_state
 from opd_align.training.weight_snapshots import Place, WeightSnapshots
 from opd_align.types import OpdAlignError
@@ -172,7 +172,7 @@ class AlignmentSchedule(TrainerCallback):
         self.ended_at: int | None = None
         self.returned_to: int | None = None
         self.run = ""
-        self._warned = False
+        self._warned = self._failed = False
 
     @property
     def strength(self) -> float:
@@ -289,7 +289,14 @@ class AlignmentSchedule(TrainerCallback):
             target = best_step(self._readings(), self.snapshots.common_steps())
             if target is None or target >= step:
                 return
-            self.snapshots.restore(target)
+            try:
+                self.snapshots.restore(target)
+            except RankNotResponding:
+                raise
+            except OpdAlignError as error:
+                self._failed = True
+                self._say("Cannot return to the weights of step %d, the present ones stay: %s", target, error)
+                return
         self.returned_to = target
 
     def _readings(self) -> list[list[Reading]]:

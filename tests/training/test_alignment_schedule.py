@@ -244,6 +244,23 @@ def test_one_reading_does_not_end_a_training(tmp_path):
     assert held.strength == 0, "this can be taken back"
 
 
+def test_a_rollback_that_fails_stops_with_the_present_weights(tmp_path, caplog):
+    script = {0: 0.4, 1: 0.4, 2: 0.4, 3: -0.5, 4: -0.5, 5: -0.5}
+    schedule = scripted(tmp_path, script)
+    played = play(schedule, 2)
+    (schedule.snapshots.folder / "step-000002" / "rank-0.pt").write_bytes(b"cut")
+    while not played.control.should_training_stop:
+        train(schedule.trainer, [played.state.global_step])
+        played.state.global_step += 1
+        before = weights(schedule.trainer)
+        played.fire("on_step_end")
+    assert "Cannot return to the weights of step 2, the present ones stay" in caplog.text
+    assert (schedule.returned_to, played.control.should_save) == (None, True)
+    assert all(torch.equal(*each) for each in zip(before, weights(schedule.trainer), strict=True))
+    played.fire("on_train_end")
+    assert schedule.snapshots.folder.is_dir(), "left for whoever looks for the cause"
+
+
 def test_snapshots_of_another_training_are_not_returned_to(tmp_path, caplog):
     other = WeightSnapshots(small_trainer(), tmp_path)
     other.begin(0, "first")
