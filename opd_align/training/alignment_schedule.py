@@ -226,6 +226,14 @@ class AlignmentSchedule(TrainerCallback):
         own = {"ended_at": self.ended_at, "returned_to": self.returned_to, "run": self.run}
         save_json(self.trainer, state, STATE, {**self.log.state_dict(), **own})
 
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Removes the snapshots, unless the training may go on from its last checkpoint or a return to one failed."""
+        finished = self.ended_at is not None or state.global_step >= state.max_steps
+        if self.on_harm == "rollback" and finished and not self._failed:
+            self.snapshots.clear()
+
     # -- one evaluation
 
     def _judge(self) -> Strength:

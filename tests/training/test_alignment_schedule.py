@@ -312,3 +312,14 @@ def test_no_process_writes_before_all_have_cleaned_up(tmp_path, monkeypatch):
     monkeypatch.setattr(weight_snapshots, "on_all_ranks", meet)
     snapshots.begin(0, "run")
     assert stages == [("looking for snapshots", ())]
+
+
+def test_snapshots_are_removed_once_nothing_can_return_to_them(tmp_path):
+    schedule = scripted(tmp_path, {0: 0.4, 1: 0.4})
+    played = play(schedule, 3)
+    played.fire("on_train_end")
+    assert schedule.snapshots.steps == (0, 1), "another callback stopped it: it may be resumed"
+    played.state.max_steps = 3
+    played.fire("on_train_end")
+    assert schedule.snapshots.steps == ()
+    assert not schedule.snapshots.folder.exists()
