@@ -306,6 +306,7 @@ class AlignmentSchedule(TrainerCallback):
                 self._say("Cannot return to the weights of step %d, the present ones stay: %s", target, error)
                 return
         self.returned_to = target
+        trl_compat.discard_generated(self.trainer)
 
     def _readings(self) -> list[list[Reading]]:
         return [self.log.of(teacher) for teacher in self.log.teachers]

@@ -22,6 +22,7 @@ from opd_align.training.alignment_schedule import (
     schedule_strength,
     strength_of,
 )
+from opd_align.training.trl_compat import discard_generated
 from opd_align.training.weight_snapshots import WeightSnapshots
 from opd_align.types import OpdAlignError
 
@@ -242,6 +243,20 @@ def test_one_reading_does_not_end_a_training(tmp_path):
     held = scripted(tmp_path, {0: -0.5}, on_harm="zero")
     play(held, 1)
     assert held.strength == 0, "this can be taken back"
+
+
+def test_after_a_rollback_completions_and_weights_of_vllm_are_old(tmp_path):
+    schedule = scripted(tmp_path, {0: 0.4, 1: 0.4, 2: 0.4, 3: -0.5, 4: -0.5, 5: -0.5})
+    trainer = schedule.trainer
+    trainer.use_vllm, trainer.vllm_generation, trainer._last_loaded_step, trainer._buffered_inputs = (
+        True, SimpleNamespace(mode="server"), 4, [1, 2],
+    )  # fmt: skip
+    play(schedule, 10)
+    assert schedule.returned_to == 2
+    assert (trainer._last_loaded_step, trainer._buffered_inputs) == (-1, None)
+    plain = SimpleNamespace()
+    discard_generated(plain)
+    assert not vars(plain), "nothing is added"
 
 
 def test_a_rollback_that_fails_stops_with_the_present_weights(tmp_path, caplog):
