@@ -164,7 +164,9 @@ class AlignmentSchedule(TrainerCallback):
         self.callback, self.on_harm, self.when = callback, on_harm, when
         self.trainer = trainer = callback.adapter.trainer
         self.rewarded = hasattr(trainer, "distillation_weight") and callback.adapter.kind == "GRPOTrainer"
-        _check(trainer, callback, on_harm, rewarded=self.rewarded)
+        _check(trainer, callback, on_harm, when, rewarded=self.rewarded)
+        # Under DeepSpeed gradients cannot be reached: the strength is 1 until the training ends.
+        self._scales = self.rewarded or not trainer.is_deepspeed_enabled
         self.log = ReadingLog(callback.evaluator.distilled)
         folder = Path(trainer.args.output_dir) / FOLDER / "rollback"
         self.snapshots = WeightSnapshots(trainer, folder, place=snapshots, limit=max_snapshots)
@@ -176,7 +178,9 @@ class AlignmentSchedule(TrainerCallback):
 
     @property
     def strength(self) -> float:
-        return 0.0 if self.ended_at is not None else self._state.value
+        if self.ended_at is not None:
+            return 0.0
+        return self._state.value if self._scales else 1.0
 
     @property
     def level(self) -> Level:
@@ -191,6 +195,11 @@ class AlignmentSchedule(TrainerCallback):
         stored = load_json(self.trainer, state, STATE, "the schedule")
         self.log.load_state_dict(stored)
         self.ended_at, self.returned_to = stored.get("ended_at"), stored.get("returned_to")
+        if self.ended_at is not None and not self._scales:
+            raise OpdAlignError(
+                f"this training was ended by its AlignmentSchedule at step {self.ended_at}, so there is nothing to "
+                "resume. To train on, resume without the schedule, or from an earlier checkpoint"
+            )
         self._state = self._judge()
         with max_wait(args.ddp_timeout):
             self.run = stored.get("run") or on_all_ranks(lambda: uuid4().hex, "naming the training")[0]
@@ -200,7 +209,9 @@ class AlignmentSchedule(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._act(state, control)  # the evaluation before the first step, or of a callback that was added later
+        # The evaluation before the first step, or of a callback that was added later. Where gradients are out of reach,
+        # the step that follows cannot be held back: the training ends after it.
+        self._act(state, control, may_end=self._scales)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._act(state, control)
@@ -214,7 +225,7 @@ class AlignmentSchedule(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if self.rewarded or self.strength == 1:
+        if self.rewarded or not self._scales or self.strength == 1:
             return
         for weight in self.trainer.model.parameters():
             if weight.grad is not None and self.strength > 0:
@@ -239,7 +250,7 @@ class AlignmentSchedule(TrainerCallback):
     def _judge(self) -> Strength:
         return judge(self._readings(), min_readings=1 if self.on_harm == "zero" else MIN_READINGS)
 
-    def _act(self, state: TrainerState, control: TrainerControl) -> None:
+    def _act(self, state: TrainerState, control: TrainerControl, *, may_end: bool = True) -> None:
         step = state.global_step
         if self.ended_at is not None:
             return
@@ -257,7 +268,7 @@ class AlignmentSchedule(TrainerCallback):
             self._say(
                 "%s: the teacher %s (it helps with probability %.2f)", self._teachers, self.level, self._state.p_helps
             )
-        if raised and self.on_harm != "zero":
+        if raised and self.on_harm != "zero" and may_end:
             self._end(step, control)
 
     def _snapshot(self, step: int) -> None:
@@ -326,7 +337,7 @@ def schedule_strength(trainer: Any) -> float:
     return own[0] if own else 1.0
 
 
-def _check(trainer: Any, callback: Any, on_harm: OnHarm, *, rewarded: bool) -> None:
+def _check(trainer: Any, callback: Any, on_harm: OnHarm, when: str, *, rewarded: bool) -> None:
     """Refuses what a schedule cannot act on, before anything is trained."""
     kind = callback.adapter.kind
     if not rewarded and kind not in PURE:
@@ -343,6 +354,11 @@ def _check(trainer: Any, callback: Any, on_harm: OnHarm, *, rewarded: bool) -> N
         raise OpdAlignError(
             f"on_harm={on_harm!r} is not supported under DeepSpeed, which keeps weights and gradients elsewhere; use "
             "on_harm='stop' and keep checkpoints (save_steps), or DDP or FSDP2"
+        )
+    if trainer.is_deepspeed_enabled and when == "harms" and not rewarded:
+        raise OpdAlignError(
+            "when='harms' is not supported under DeepSpeed: the strength of a teacher that fades cannot be applied to "
+            "its gradients; use when='fades', or DDP or FSDP2"
         )
     trl_compat.check_trainer(type(trainer))
     trl_compat.check_attributes(trainer)

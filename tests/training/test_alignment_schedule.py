@@ -338,3 +338,23 @@ def test_snapshots_are_removed_once_nothing_can_return_to_them(tmp_path):
     played.fire("on_train_end")
     assert schedule.snapshots.steps == ()
     assert not schedule.snapshots.folder.exists()
+
+
+def test_deepspeed_never_trains_at_a_strength_that_is_not_applied(tmp_path, monkeypatch):
+    with pytest.raises(OpdAlignError, match="when='harms' is not supported under DeepSpeed"):
+        scripted(tmp_path, {}, deepspeed=True, on_harm="stop", when="harms")
+    schedule = scripted(tmp_path, {0: -0.5, 1: -0.5}, deepspeed=True, on_harm="stop")
+    played = play(schedule, 5)
+    assert schedule.ended_at == played.state.global_step == 1
+    stored = {"ended_at": 1, "readings": []}
+    monkeypatch.setattr("opd_align.training.alignment_schedule.load_json", lambda *_: stored)
+    with pytest.raises(OpdAlignError, match="ended by its AlignmentSchedule at step 1, so there is nothing to resume"):
+        play(scripted(tmp_path, {}, deepspeed=True, on_harm="stop"), 5, begin=1)
+
+
+def test_under_deepspeed_a_late_reading_acts_after_the_step(tmp_path):
+    schedule = scripted(tmp_path, {0: -0.5, 1: -0.5}, deepspeed=True, on_harm="stop")
+    schedule.trainer.callback_handler.callbacks.reverse()  # the callback evaluates after the schedule has looked
+    played = play(schedule, 5)
+    assert schedule.ended_at == played.state.global_step == 2
+    assert schedule.trainer._metrics["train"]["schedule/strength"] == [1, 0], "1: the step was made"
