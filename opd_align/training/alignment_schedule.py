@@ -192,6 +192,14 @@ class AlignmentSchedule(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        callbacks = self.trainer.callback_handler.callbacks
+        if not any(each is self for each in callbacks):
+            raise OpdAlignError("this AlignmentSchedule follows the callback of another trainer than the one it is in")
+        if not any(each is self.callback for each in callbacks):
+            raise OpdAlignError(
+                "the AlignmentCallback that this AlignmentSchedule follows was not added to the trainer; call "
+                "trainer.add_callback(callback) before you add the schedule"
+            )
         stored = load_json(self.trainer, state, STATE, "the schedule")
         self.log.load_state_dict(stored)
         self.ended_at, self.returned_to = stored.get("ended_at"), stored.get("returned_to")

@@ -358,3 +358,14 @@ def test_under_deepspeed_a_late_reading_acts_after_the_step(tmp_path):
     played = play(schedule, 5)
     assert schedule.ended_at == played.state.global_step == 2
     assert schedule.trainer._metrics["train"]["schedule/strength"] == [1, 0], "1: the step was made"
+
+
+def test_a_callback_that_was_not_added_is_noticed(tmp_path):
+    schedule = scripted(tmp_path, {})
+    schedule.trainer.callback_handler.callbacks.remove(schedule.callback)
+    with pytest.raises(OpdAlignError, match="was not added to the trainer"):
+        play(schedule, 1)
+    schedule = scripted(tmp_path, {})
+    schedule.trainer.callback_handler.callbacks.remove(schedule)
+    with pytest.raises(OpdAlignError, match="callback of another trainer"):
+        schedule.on_train_begin(schedule.trainer.args, SimpleNamespace(global_step=0), None)
