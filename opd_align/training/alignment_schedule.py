@@ -368,5 +368,10 @@ def _check(trainer: Any, callback: Any, on_harm: OnHarm, when: str, *, rewarded:
             "when='harms' is not supported under DeepSpeed: the strength of a teacher that fades cannot be applied to "
             "its gradients; use when='fades', or DDP or FSDP2"
         )
+    if on_harm == "rollback" and trainer.args.load_best_model_at_end:
+        raise OpdAlignError(
+            "load_best_model_at_end=True would replace the weights that a rollback returns to; set it to False, or use "
+            "on_harm='stop'"
+        )
     trl_compat.check_trainer(type(trainer))
     trl_compat.check_attributes(trainer)

@@ -369,3 +369,9 @@ def test_a_callback_that_was_not_added_is_noticed(tmp_path):
     schedule.trainer.callback_handler.callbacks.remove(schedule)
     with pytest.raises(OpdAlignError, match="callback of another trainer"):
         schedule.on_train_begin(schedule.trainer.args, SimpleNamespace(global_step=0), None)
+
+
+def test_the_best_model_at_the_end_would_undo_a_rollback(tmp_path):
+    with pytest.raises(OpdAlignError, match="load_best_model_at_end=True would replace the weights"):
+        scripted(tmp_path, {}, load_best=True)
+    assert scripted(tmp_path, {}, load_best=True, on_harm="stop").strength == 1
