@@ -355,8 +355,12 @@ def test_deepspeed_never_trains_at_a_strength_that_is_not_applied(tmp_path, monk
 def test_under_deepspeed_a_late_reading_acts_after_the_step(tmp_path):
     schedule = scripted(tmp_path, {0: -0.5, 1: -0.5}, deepspeed=True, on_harm="stop")
     schedule.trainer.callback_handler.callbacks.reverse()  # the callback evaluates after the schedule has looked
-    played = play(schedule, 5)
-    assert schedule.ended_at == played.state.global_step == 2
+    played = play(schedule, 1)
+    played.fire("on_step_begin")
+    assert (schedule.level, schedule.strength, schedule.ended_at) == ("harms", 1, None)
+    played.state.global_step += 1
+    played.fire("on_step_end")
+    assert (schedule.ended_at, played.control.should_training_stop) == (2, True)
     assert schedule.trainer._metrics["train"]["schedule/strength"] == [1, 0], "1: the step was made"
 
 
