@@ -84,7 +84,7 @@ class WeightSnapshots:
     def _is_own(self, step: int) -> bool:
         try:
             return bool(self._load(step, mapped=True)["run"] == self.run)
-        except Exception as error:  # a file that is cut raises whatever its readers raise
+        except (OpdAlignError, KeyError) as error:
             logger.warning("Removing a snapshot that cannot be read, of step %d: %s", step, error)
             return False
 
@@ -181,7 +181,11 @@ class WeightSnapshots:
         """The content of a snapshot; mapped: what is not looked at is not read."""
         if step in self._in_memory:
             return self._in_memory[step]
-        content: dict[str, Any] = torch.load(self._path(step), map_location="cpu", weights_only=True, mmap=mapped)
+        path = self._path(step)
+        try:
+            content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        except Exception as error:  # of many kinds; some advise to load what may be harmful
+            raise OpdAlignError(f"{path} is missing or damaged ({type(error).__name__})") from error
         return content
 
     def _read(self, step: int) -> dict[str, Any]:

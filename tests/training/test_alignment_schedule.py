@@ -270,6 +270,8 @@ def test_a_rollback_that_fails_stops_with_the_present_weights(tmp_path, caplog):
         before = weights(schedule.trainer)
         played.fire("on_step_end")
     assert "Cannot return to the weights of step 2, the present ones stay" in caplog.text
+    assert "rank-0.pt is missing or damaged" in caplog.text
+    assert "weights_only" not in caplog.text
     assert (schedule.returned_to, played.control.should_save) == (None, True)
     assert all(torch.equal(*each) for each in zip(before, weights(schedule.trainer), strict=True))
     played.fire("on_train_end")
