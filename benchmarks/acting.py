@@ -32,11 +32,11 @@ from _prediction_teachers import _noisy
 from alarm import COURSES, QUESTION_SD, QUESTIONS, STEPS
 
 from opd_align.backends.loading import load_model
-from opd_align.core.alarm import Reading, alarms
+from opd_align.core.alarm import LEVELS, Reading
 from opd_align.core.intervals import interval
 from opd_align.settings import Budget
 from opd_align.tasks import task
-from opd_align.training.alignment_schedule import best_step
+from opd_align.training.alignment_schedule import best_step, judge
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "mixture": {"steps": 40, "every": 10, "questions": 32, "away": 0.3, "initial": 32, "targeted": 64},
@@ -209,8 +209,7 @@ def scheduled(run: dict[str, Any]) -> dict[str, float]:
 def acted(readings: list[Reading], accuracy: dict[int, float]) -> dict[str, float]:
     """What each arm ends with, given the readings and the accuracy at their steps."""
     ungated, peak = accuracy[max(accuracy)], max(accuracy.values())
-    states = alarms(readings)
-    at = next((n for n, state in enumerate(states) if state.raised), None)
+    at = next((n for n in range(len(readings)) if LEVELS[judge([readings[: n + 1]]).level] < 0), None)
     found = {"before": accuracy[0], "peak": peak, "ungated": ungated, "stop": ungated, "rollback": ungated}
     if at is not None:
         until: list[Reading] = readings[: at + 1]

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any, Literal
+from uuid import uuid4
 
 import numpy as np
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -28,7 +29,7 @@ from opd_align.core.random_walk import Reading, cumulative_gain, expected_alignm
 from opd_align.report.history import FOLDER
 from opd_align.training import trl_compat
 from opd_align.training.alignment_readings import ReadingLog, distillation_objective, load_json, save_json
-from opd_align.training.distributed import max_wait
+from opd_align.training.distributed import RankNotResponding, max_wait, on_all_ranks
 from opd_align.training.model_state import preserve_rng_state
 from opd_align.training.weight_snapshots import Place, WeightSnapshots
 from opd_align.types import OpdAlignError
@@ -41,6 +42,9 @@ WHEN = ("fades", "harms")
 
 STATE = "opd_align_schedule.json"
 """File in a checkpoint with the state of the schedule."""
+
+MIN_READINGS = 2
+"""A teacher with fewer known readings counts as unsure before something is ended for good: one is often wrong."""
 
 PURE = ("DistillationTrainer", "GKDTrainer")
 """Trainers whose loss is the distillation loss alone."""
@@ -69,6 +73,17 @@ def strength_of(states: Sequence[Alarm]) -> Strength:
     value = {"helps": 1.0, "unsure": 1.0, "harms": 0.0}.get(best.level)
     # It fades from probability 0.5 on, and harms from 0.1 on: in between it gives way step by step.
     return Strength(best.level, best.p_helps, min(1.0, 2 * best.p_helps) if value is None else value)
+
+
+def judge(readings_of: Sequence[Sequence[Reading]], *, min_readings: int = MIN_READINGS) -> Strength:
+    """What the readings of all teachers say together; one with fewer known readings than that counts as unsure."""
+    unsure = Alarm(0, nan, nan, nan, nan, "unsure")
+    return strength_of(
+        [
+            alarms(readings)[-1] if sum(each.known for each in readings) >= min_readings else unsure
+            for readings in readings_of
+        ]
+    )
 
 
 def best_step(readings_of: Sequence[Sequence[Reading]], steps: Sequence[int]) -> int | None:
@@ -117,12 +132,13 @@ class AlignmentSchedule(TrainerCallback):
             evaluation at which the student was best as far as alignment can tell, then stop; a `GatedGRPOTrainer`
             continues from there with rewards alone. `"stop"`: stop, with the present weights (`GatedGRPOTrainer`:
             continue with rewards alone). `"zero"`: neither, the strength alone changes; without rewards, weights stay
-            as they are at strength 0.
+            as they are at strength 0. `"rollback"` and `"stop"` do nothing before each teacher has two known readings;
+            `"zero"`, which can be taken back, follows the first.
         when: `"fades"`: as soon as the teacher is more likely to harm than to help, after it has helped, or harms.
             `"harms"`: when it harms with probability 0.9.
         max_snapshots: How many snapshots are kept for a rollback.
-        snapshots: `"disk"`: in `<output_dir>/opd_align/rollback`, found again by a resumed training. `"memory"`: in
-            host memory.
+        snapshots: `"disk"`: in `<output_dir>/opd_align/rollback`, found again by a resumed training, and removed at
+            the end of the training. `"memory"`: in host memory.
 
     Attributes:
         strength: The present strength of the distillation loss, in [0, 1].
@@ -148,18 +164,23 @@ class AlignmentSchedule(TrainerCallback):
         self.callback, self.on_harm, self.when = callback, on_harm, when
         self.trainer = trainer = callback.adapter.trainer
         self.rewarded = hasattr(trainer, "distillation_weight") and callback.adapter.kind == "GRPOTrainer"
-        _check(trainer, callback, on_harm, rewarded=self.rewarded)
+        _check(trainer, callback, on_harm, when, rewarded=self.rewarded)
+        # Under DeepSpeed gradients cannot be reached: the strength is 1 until the training ends.
+        self._scales = self.rewarded or not trainer.is_deepspeed_enabled
         self.log = ReadingLog(callback.evaluator.distilled)
         folder = Path(trainer.args.output_dir) / FOLDER / "rollback"
         self.snapshots = WeightSnapshots(trainer, folder, place=snapshots, limit=max_snapshots)
         self._state = Strength()
         self.ended_at: int | None = None
         self.returned_to: int | None = None
-        self._warned = False
+        self.run = ""
+        self._warned = self._failed = False
 
     @property
     def strength(self) -> float:
-        return 0.0 if self.ended_at is not None else self._state.value
+        if self.ended_at is not None:
+            return 0.0
+        return self._state.value if self._scales else 1.0
 
     @property
     def level(self) -> Level:
@@ -171,17 +192,34 @@ class AlignmentSchedule(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        callbacks = self.trainer.callback_handler.callbacks
+        if not any(each is self for each in callbacks):
+            raise OpdAlignError("this AlignmentSchedule follows the callback of another trainer than the one it is in")
+        if not any(each is self.callback for each in callbacks):
+            raise OpdAlignError(
+                "the AlignmentCallback that this AlignmentSchedule follows was not added to the trainer; call "
+                "trainer.add_callback(callback) before you add the schedule"
+            )
         stored = load_json(self.trainer, state, STATE, "the schedule")
         self.log.load_state_dict(stored)
         self.ended_at, self.returned_to = stored.get("ended_at"), stored.get("returned_to")
-        self._state = strength_of(self._states())
-        if self.on_harm == "rollback":
-            self.snapshots.begin(state.global_step)
+        if self.ended_at is not None and not self._scales:
+            raise OpdAlignError(
+                f"this training was ended by its AlignmentSchedule at step {self.ended_at}, so there is nothing to "
+                "resume. To train on, resume without the schedule, or from an earlier checkpoint"
+            )
+        self._state = self._judge()
+        with max_wait(args.ddp_timeout):
+            self.run = stored.get("run") or on_all_ranks(lambda: uuid4().hex, "naming the training")[0]
+            if self.on_harm == "rollback":
+                self.snapshots.begin(state.global_step, self.run)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._act(state, control)  # the evaluation before the first step, or of a callback that was added later
+        # The evaluation before the first step, or of a callback that was added later. Where gradients are out of reach,
+        # the step that follows cannot be held back: the training ends after it.
+        self._act(state, control, may_end=self._scales)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._act(state, control)
@@ -195,7 +233,7 @@ class AlignmentSchedule(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if self.rewarded or self.strength == 1:
+        if self.rewarded or not self._scales or self.strength == 1:
             return
         for weight in self.trainer.model.parameters():
             if weight.grad is not None and self.strength > 0:
@@ -204,16 +242,23 @@ class AlignmentSchedule(TrainerCallback):
                 weight.grad = None  # an optimizer skips it: neither momentum nor weight decay moves the weight
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        own = {"ended_at": self.ended_at, "returned_to": self.returned_to}
+        own = {"ended_at": self.ended_at, "returned_to": self.returned_to, "run": self.run}
         save_json(self.trainer, state, STATE, {**self.log.state_dict(), **own})
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Removes the snapshots, unless the training may go on from its last checkpoint or a return to one failed."""
+        finished = self.ended_at is not None or state.global_step >= state.max_steps
+        if self.on_harm == "rollback" and finished and not self._failed:
+            self.snapshots.clear()
 
     # -- one evaluation
 
-    def _states(self) -> list[Alarm]:
-        found = [alarms(self.log.of(teacher)) for teacher in self.log.teachers]
-        return [states[-1] for states in found if states]
+    def _judge(self) -> Strength:
+        return judge(self._readings(), min_readings=1 if self.on_harm == "zero" else MIN_READINGS)
 
-    def _act(self, state: TrainerState, control: TrainerControl) -> None:
+    def _act(self, state: TrainerState, control: TrainerControl, *, may_end: bool = True) -> None:
         step = state.global_step
         if self.ended_at is not None:
             return
@@ -221,18 +266,17 @@ class AlignmentSchedule(TrainerCallback):
         evaluated = self.callback.schedule.last_step == step
         if rollback and evaluated and step not in self.snapshots.steps:
             self._snapshot(step)
-        if not self.log.take(self.callback):
-            return
-        self._state = strength_of(self._states())
-        if rollback:
-            self.snapshots.keep(gains(self._readings(), self.snapshots.steps))
+        if self.log.take(self.callback):
+            self._state = self._judge()
+        if rollback and evaluated:  # also while evaluations fail
+            self._keep_snapshots()
         raised = LEVELS[self.level] <= LEVELS[self.when]
         if raised and not self._warned:
             self._warned = True
             self._say(
                 "%s: the teacher %s (it helps with probability %.2f)", self._teachers, self.level, self._state.p_helps
             )
-        if raised and self.on_harm != "zero":
+        if raised and self.on_harm != "zero" and may_end:
             self._end(step, control)
 
     def _snapshot(self, step: int) -> None:
@@ -242,14 +286,17 @@ class AlignmentSchedule(TrainerCallback):
         except OSError as error:  # a full disk: the training goes on, with one snapshot less to return to
             logger.warning("No snapshot at step %d to return to: %s", step, error)
 
+    def _keep_snapshots(self) -> None:
+        # An evaluation outside of the training comes later: the snapshot before the latest one waits for it too.
+        latest = 1 if getattr(self.callback, "outside", None) is None else 2
+        gain_of = gains(self._readings(), self.snapshots.steps)
+        known = {step: gain for step, gain in gain_of.items() if self.log.step is not None and step <= self.log.step}
+        self.snapshots.keep(known, latest=latest)
+
     def _end(self, step: int, control: TrainerControl) -> None:
         self.ended_at = step
         if self.on_harm == "rollback":
-            with max_wait(self.trainer.args.ddp_timeout):
-                target = best_step(self._readings(), self.snapshots.common_steps())
-                if target is not None and target < step:
-                    self.snapshots.restore(target)
-                    self.returned_to = target
+            self._return(step)
         then = "continuing with rewards alone" if self.rewarded else "ending the training"
         if self.returned_to is None:
             self._say("Distillation ends at step %d, %s", step, then)
@@ -262,6 +309,23 @@ class AlignmentSchedule(TrainerCallback):
             control.should_training_stop = True
             # So that the last checkpoint has the weights that the training ends with.
             control.should_save = control.should_save or self.trainer.args.save_strategy != "no"
+
+    def _return(self, step: int) -> None:
+        """Returns to the best snapshot; if that fails, on all processes alike, the present weights stay."""
+        with max_wait(self.trainer.args.ddp_timeout):
+            target = best_step(self._readings(), self.snapshots.common_steps())
+            if target is None or target >= step:
+                return
+            try:
+                self.snapshots.restore(target)
+            except RankNotResponding:
+                raise
+            except OpdAlignError as error:
+                self._failed = True
+                self._say("Cannot return to the weights of step %d, the present ones stay: %s", target, error)
+                return
+        self.returned_to = target
+        trl_compat.discard_generated(self.trainer)
 
     def _readings(self) -> list[list[Reading]]:
         return [self.log.of(teacher) for teacher in self.log.teachers]
@@ -281,7 +345,7 @@ def schedule_strength(trainer: Any) -> float:
     return own[0] if own else 1.0
 
 
-def _check(trainer: Any, callback: Any, on_harm: OnHarm, *, rewarded: bool) -> None:
+def _check(trainer: Any, callback: Any, on_harm: OnHarm, when: str, *, rewarded: bool) -> None:
     """Refuses what a schedule cannot act on, before anything is trained."""
     kind = callback.adapter.kind
     if not rewarded and kind not in PURE:
@@ -298,6 +362,16 @@ def _check(trainer: Any, callback: Any, on_harm: OnHarm, *, rewarded: bool) -> N
         raise OpdAlignError(
             f"on_harm={on_harm!r} is not supported under DeepSpeed, which keeps weights and gradients elsewhere; use "
             "on_harm='stop' and keep checkpoints (save_steps), or DDP or FSDP2"
+        )
+    if trainer.is_deepspeed_enabled and when == "harms" and not rewarded:
+        raise OpdAlignError(
+            "when='harms' is not supported under DeepSpeed: the strength of a teacher that fades cannot be applied to "
+            "its gradients; use when='fades', or DDP or FSDP2"
+        )
+    if on_harm == "rollback" and trainer.args.load_best_model_at_end:
+        raise OpdAlignError(
+            "load_best_model_at_end=True would replace the weights that a rollback returns to; set it to False, or use "
+            "on_harm='stop'"
         )
     trl_compat.check_trainer(type(trainer))
     trl_compat.check_attributes(trainer)

@@ -248,6 +248,14 @@ def vllm_generation(trainer: Any) -> Any:
     return getattr(trainer, "vllm_generation", None) if getattr(trainer, "use_vllm", False) else None
 
 
+def discard_generated(trainer: Any) -> None:
+    """For weights that were replaced within a step: completions are generated again, and vLLM loads the weights."""
+    if vllm_generation(trainer) is not None and hasattr(trainer, "_last_loaded_step"):
+        trainer._last_loaded_step = -1
+    if hasattr(trainer, "_buffered_inputs"):
+        trainer._buffered_inputs = None
+
+
 @contextmanager
 def without_hooks(model: Any) -> Iterator[None]:
     """Within the block, forward passes of a ZeRO-3 model are not collective; its weights must be gathered."""

@@ -201,10 +201,11 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "IWOPDTrainer": ("beta", "lmbda", "teacher_model", "teacher_client", "use_vllm"),
     "DistillationTrainer": (
         "beta", "teacher_model", "_metrics", "_tokenizer", "eos_token_ids", "_forward_redirection", "use_vllm",
+        "_buffered_inputs",
     ),
     "GRPOTrainer": (
         "_metrics", "_tokenizer", "eos_token_ids", "reward_funcs", "tools", "environments", "use_vllm", "rollout_func",
-        "aux_loss_enabled", "router_aux_loss_coef",
+        "aux_loss_enabled", "router_aux_loss_coef", "_buffered_inputs",
     ),
     "RLOOTrainer": ("reward_funcs", "use_vllm", "aux_loss_enabled", "router_aux_loss_coef"),
     "SDPOTrainer": ("_metrics", "_tokenizer", "eos_token_ids", "reward_funcs", "teacher_model", "use_vllm"),

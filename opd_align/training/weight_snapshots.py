@@ -2,15 +2,17 @@
 
 Each process keeps what it holds itself: a full copy, or its shard under FSDP2. Snapshots on disk outlive the process
 and are found again by a resumed training; those in memory are faster and are lost. Which ones are kept when there are
-too many is decided by the caller's values. DeepSpeed keeps its weights elsewhere and is not supported.
+too many is decided by the caller's values. A snapshot names its training: those of another one are never returned to.
+What an optimizer keeps outside of its state (learning rates), a gradient scaler, random numbers and a reference model
+are not part of a snapshot. DeepSpeed keeps its weights elsewhere and is not supported.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,6 +45,7 @@ class WeightSnapshots:
         if limit < 2:
             raise OpdAlignError(f"max_snapshots must be at least 2, not {limit}: one to return to and the latest one")
         self.trainer, self.folder, self.place, self.limit = trainer, folder, place, limit
+        self.run = ""
         self._steps: list[int] = []
         self._in_memory: dict[int, dict[str, Any]] = {}
 
@@ -51,20 +54,39 @@ class WeightSnapshots:
         """The steps that can be returned to, ascending."""
         return tuple(self._steps)
 
-    def begin(self, step: int) -> None:
-        """Starts at a step: what an earlier training has left for later steps is removed, the rest is found again."""
-        self._in_memory = {at: each for at, each in self._in_memory.items() if at <= step}
+    def begin(self, step: int, run: str = "") -> None:
+        """Starts at a step; all processes must call this, and none of them takes a snapshot before all are ready.
+
+        Snapshots of later steps and of other trainings are removed, the rest is found again.
+
+        Args:
+            step: The step; 0 for a training from its beginning.
+            run: Names the training; a resumed one has the name of the one that it continues.
+        """
+        self.run = run
+        on_all_ranks(lambda: self._find(step), "looking for snapshots")
+
+    def _find(self, step: int) -> None:
         found = {*self._in_memory}
         if self.place == "disk":
             for path in self.folder.glob(f"step-*/{self._file_name}"):
-                at = int(match[1]) if (match := re.fullmatch(r"step-(\d+)", path.parent.name)) else step + 1
-                found.add(at)
-        # A training from its beginning shares nothing with what is in the folder, not even its first weights.
+                if match := re.fullmatch(r"step-(\d+)", path.parent.name):
+                    found.add(int(match[1]))
+            for path in self.folder.glob(f"step-*/{Path(self._file_name).stem}.new"):
+                path.unlink(missing_ok=True)  # half written when a training was killed
         for at in sorted(found):
-            if at > step or step == 0:
+            # A training from its beginning shares nothing with what is in the folder, not even its first weights.
+            if at > step or step == 0 or not self._is_own(at):
                 self._remove(at)
                 found.discard(at)
         self._steps = sorted(found)
+
+    def _is_own(self, step: int) -> bool:
+        try:
+            return bool(self._load(step, mapped=True)["run"] == self.run)
+        except (OpdAlignError, KeyError) as error:
+            logger.warning("Removing a snapshot that cannot be read, of step %d: %s", step, error)
+            return False
 
     def common_steps(self) -> list[int]:
         """The steps that every process can return to; all of them must call this."""
@@ -73,27 +95,43 @@ class WeightSnapshots:
 
     def take(self, step: int) -> None:
         """Keeps the present state; a snapshot of the same step is replaced."""
-        content = {"weights": [_to_host(weight) for weight in self._weights()], "optimizer": self._optimizer_state()}
+        weights = [_to_host(weight) for weight in self._weights()]
+        content = {"run": self.run, "weights": weights, "optimizer": self._optimizer_state()}
         if self.place == "memory":
             self._in_memory[step] = content
         else:
             path = self._path(step)
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_suffix(".new")
-            torch.save(content, temporary)
-            temporary.rename(path)
+            try:
+                torch.save(content, temporary)
+                temporary.rename(path)
+            except (OSError, RuntimeError) as error:  # a full disk is a RuntimeError of torch.save
+                with suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+                raise OSError(str(error)) from error
         self._steps = sorted({*self._steps, step})
 
-    def keep(self, value_of: Mapping[int, float]) -> None:
-        """Removes snapshots above the limit, those of the smallest values first; the latest one stays."""
+    def keep(self, value_of: Mapping[int, float], *, latest: int = 1) -> None:
+        """Removes snapshots above the limit, those of the smallest values first; the latest ones stay."""
+        latest = min(latest, self.limit - 1)  # one to return to
         while len(self._steps) > self.limit:
-            worst = min(self._steps[:-1], key=lambda step: (value_of.get(step, -float("inf")), step))
+            worst = min(self._steps[:-latest], key=lambda step: (value_of.get(step, -float("inf")), step))
             self._remove(worst)
             self._steps.remove(worst)
 
+    def clear(self) -> None:
+        """Removes all snapshots of this process."""
+        for step in self._steps:
+            self._remove(step)
+        self._steps = []
+        for folder in (*self.folder.glob("step-*"), self.folder):
+            with suppress(OSError):
+                folder.rmdir()  # unless another process still has its own there
+
     @torch.no_grad()
     def restore(self, step: int) -> None:
-        """Returns to a snapshot, on all processes or, if one of them cannot read its own, on none."""
+        """Returns to a snapshot, on all processes or, if one of them cannot read or use its own, on none."""
         (content,) = on_all_ranks_locally(lambda: self._read(step), "reading a snapshot")
         for weight, stored in zip(self._weights(), content["weights"], strict=True):
             _local(weight).copy_(stored)
@@ -139,18 +177,42 @@ class WeightSnapshots:
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:06d}" / self._file_name
 
-    def _read(self, step: int) -> dict[str, Any]:
+    def _load(self, step: int, *, mapped: bool = False) -> dict[str, Any]:
+        """The content of a snapshot; mapped: what is not looked at is not read."""
         if step in self._in_memory:
             return self._in_memory[step]
-        content: dict[str, Any] = torch.load(self._path(step), map_location="cpu", weights_only=True)
+        path = self._path(step)
+        try:
+            content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        except Exception as error:  # of many kinds; some advise to load what may be harmful
+            raise OpdAlignError(f"{path} is missing or damaged ({type(error).__name__})") from error
+        return content
+
+    def _read(self, step: int) -> dict[str, Any]:
+        """A snapshot that fits this training; raises before anything is changed if it does not."""
+        content = self._load(step)
+        if content["run"] != self.run:
+            raise OpdAlignError(f"the snapshot of step {step} is of another training")
+        shapes = [tuple(each.shape) for each in content["weights"]]
+        expected = [tuple(_local(each).shape) for each in self._weights()]
+        optimized = self._optimized()
+        fits = shapes == expected and len(content["optimizer"]) == len(optimized)
+        for weight, values in zip(optimized, content["optimizer"], strict=False):
+            present = self.trainer.optimizer.state.get(weight, {})
+            for name, value in values.items():
+                before = present.get(name)
+                if isinstance(value, Tensor) and isinstance(before, Tensor):
+                    fits &= value.shape == _local(before).shape
+        if not fits:
+            raise OpdAlignError(f"the snapshot of step {step} has weights or optimizer states of other shapes")
         return content
 
     def _remove(self, step: int) -> None:
         self._in_memory.pop(step, None)
         if self.place == "disk":
             self._path(step).unlink(missing_ok=True)
-            if not any(self._path(step).parent.glob("*.pt")):
-                shutil.rmtree(self._path(step).parent, ignore_errors=True)
+            with suppress(OSError):
+                self._path(step).parent.rmdir()  # unless another process still has its own there
 
 
 def on_all_ranks_locally(work: Any, stage: str) -> list[Any]:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support.gated_runs import QUIET, distillation, gkd, grpo, models, prompts, verifier
+from support.scripted_schedule import Scripted, ScriptedSchedule
 from support.trainings import ARITHMETIC, TINY, held_out
 from transformers import TrainerCallback, set_seed
 from trl import DistillationConfig, DistillationTrainer
@@ -39,40 +40,6 @@ RUNS = {
     "distillation": (distillation, DistillationTrainer, GatedDistillationTrainer, "keep", SHORT),
     "gkd": (gkd, GKDTrainer, GatedGKDTrainer, "trl", {"lmbda": 0.5, "max_new_tokens": 16}),
 }
-
-
-class Scripted(TrainerCallback):
-    """Stands for a callback: at its steps, an evaluation has found what the script says."""
-
-    def __init__(self, trainer, script, teachers=("teacher",), kind="DistillationTrainer"):
-        self.adapter = SimpleNamespace(trainer=trainer, kind=kind)
-        self.evaluator = SimpleNamespace(distilled=list(teachers))
-        self.settings = SimpleNamespace(objectives=[SimpleNamespace(name="jsd_1", signal="teacher")])
-        self.schedule = SimpleNamespace(last_step=None)
-        self.script, self.latest, self.latest_step = script, object(), None
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        self.on_step_end(args, state, control)
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step in self.script:
-            self.latest_step = self.schedule.last_step = state.global_step
-
-
-class ScriptedSchedule(AlignmentSchedule):
-    """A schedule that reads the script instead of analyses."""
-
-    def __init__(self, callback, **options):
-        super().__init__(callback, **options)
-        self.log.take = self.take
-
-    def take(self, callback):
-        step = callback.latest_step
-        if step is None or (self.log.step is not None and step <= self.log.step):
-            return False
-        self.log.step = step
-        self.log.readings.setdefault(("teacher", "all"), []).append(Reading(step, callback.script[step], 0.05))
-        return True
 
 
 def scheduled(kind, script, **options):
