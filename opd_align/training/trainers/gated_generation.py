@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from opd_align.training.gate_runtime import (
     token_lists,
 )
 from opd_align.training.gates import compute_weights
+from opd_align.training.trainers.mixed_loss import TEACHER
 from opd_align.training.trl_compat import (
     DistillationTrainer,
     is_conversational,
@@ -98,17 +100,34 @@ def weighted_divergence(
 ) -> Iterator[None]:
     """Within this context, TRL's chunked loss gets divergences that are weighted by the gate."""
     batch = runtime.make_batch(inputs["completion_ids"], _loss_mask(inputs), inputs.get(OUTCOME), inputs.get(SCORES))
+    mixed = TEACHER in inputs
+    if mixed:
+        # A process comes here once per teacher in its own micro-batch, so not as often as the others: nothing here may
+        # wait for them. Weights that are spread over processes, which would need it, are refused with several teachers.
+        batch = replace(batch, gather=_own_process)
 
     def weighted(call: KernelCall) -> tuple[Tensor, Tensor]:
         if WEIGHTS in inputs:
             weights_BT = inputs[WEIGHTS]
         else:
-            weights_BT = compute_weights(runtime.gate, replace(batch, measure=call.measure))
+            gather = partial(_refuse_gather, runtime) if mixed else batch.gather
+            weights_BT = compute_weights(runtime.gate, replace(batch, measure=call.measure, gather=gather))
         runtime.record(batch, weights_BT, call.scatter(call.divergence_N.detach()), divided_by)
         return call.weighted(weights_BT), call.entropy_N
 
     with replaced_kernel(batch, weighted, beta=beta):
         yield
+
+
+def _own_process(values: Tensor) -> Tensor:
+    return values
+
+
+def _refuse_gather(runtime: GateRuntime, values: Tensor) -> Tensor:
+    raise OpdAlignError(
+        f"gate {runtime.gate.name!r} compares tokens of all processes within the loss, which is not possible with "
+        "several teachers; use a gate that looks at each token by itself, or GatedGKDTrainer"
+    )
 
 
 def _loss_mask(inputs: dict[str, Any]) -> Tensor:
