@@ -115,7 +115,7 @@ def weighted_divergence(
         runtime.record(batch, weights_BT, call.scatter(call.divergence_N.detach()), divided_by)
         return call.weighted(weights_BT), call.entropy_N
 
-    with replaced_kernel(batch, weighted, beta=beta):
+    with replaced_kernel(batch, weighted, beta=beta, teacher_leaves=mixed):
         yield
 
 
