@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.gated_runs import QUIET, distillation, gkd, grpo, models, prompts, verifier
+from support.gated_runs import QUIET, dialogues, distillation, gkd, grpo, models, prompts, verifier
 from support.trainings import ARITHMETIC, TINY, held_out
 from transformers import TrainerCallback, set_seed
 from trl import DistillationConfig, DistillationTrainer
@@ -28,6 +28,7 @@ from opd_align.training import (
     TeacherMix,
 )
 from opd_align.training.alignment_schedule import STATE
+from opd_align.training.teacher_pool import TeacherPool
 from opd_align.types import OpdAlignError
 
 pytestmark = [pytest.mark.training, pytest.mark.filterwarnings("ignore")]
@@ -180,6 +181,35 @@ def test_a_mix_has_the_gradient_of_each_rollouts_own_teacher(name, tmp_path, mon
     monkeypatch.setattr(TeacherMix, "draw", lambda mix, rows: torch.full((len(rows),), -1).numpy())
     nothing = run(gated_class, tmp_path, teacher_model=two(), options=options, **own)
     assert all(not gradient.any() for gradient in nothing.gradients[0].values())
+
+
+class Away(TeacherPool):
+    """On a CPU there is nowhere to go: here the weights of a teacher in host memory are not numbers."""
+
+    def _make_room(self, name):
+        for each, model in self._models.items():
+            for weight in model.parameters():
+                kept = vars(weight).setdefault("kept", weight.data)
+                weight.data = kept if each == name else torch.full_like(kept, torch.nan)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_teachers_that_take_turns_on_the_device_give_the_same_training(name, tmp_path, monkeypatch):
+    run, _, gated_class, _, options = RUNS[name]
+    data = {"distillation": prompts, "gkd": dialogues}[name](4)
+    options = options | {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4}
+    own = {"gate": Open(), "denominator": "keep", "eval_dataset": data, "options": options}
+    monkeypatch.setattr(TeacherMix, "draw", lambda mix, rows: torch.tensor([0, 1, 0, 1]).numpy())
+    both = run(gated_class, tmp_path, teacher_model=two(), **own)
+    monkeypatch.setattr("opd_align.training.teacher_mix.TeacherPool", Away)
+    in_turn = run(gated_class, tmp_path, teacher_model=two(one_at_a_time=True), **own)
+    assert same(in_turn.gradients[0], both.gradients[0])
+    assert same(in_turn.weights, both.weights)
+    losses = [
+        [row["eval_loss"] for row in each.trainer.state.log_history if "eval_loss" in row] for each in (both, in_turn)
+    ]
+    assert len(losses[0]) == 2
+    assert losses[0] == losses[1]
 
 
 def test_grpo_distills_from_a_mix_too(tmp_path):

@@ -28,7 +28,7 @@ from opd_align.training.gates import DENOMINATORS, GateBatch, Measure, compute_w
 from opd_align.training.measures import measure_logits
 from opd_align.training.rewards import CORRECT_FROM, TIMEOUT_S
 from opd_align.training.teacher_mix import NONE
-from opd_align.training.trainers.mixed_loss import routed_teacher, take_mix
+from opd_align.training.trainers.mixed_loss import routed_teacher, take_mix, use_first_teacher
 from opd_align.training.trl_compat import DataCollatorForChatML, GKDTrainer, unwrap_model_for_generation
 from opd_align.types import OpdAlignError
 
@@ -263,6 +263,7 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
         micro_batch = inputs.get(MICRO_BATCH)
         if micro_batch is None:
             self._gate_runtime.check_evaluation(model)
+            use_first_teacher(self._teacher_mix)
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         with (
             routed_teacher(self, self._teacher_mix, micro_batch.teacher_B),
