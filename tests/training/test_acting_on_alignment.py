@@ -20,6 +20,7 @@ from opd_align.core.random_walk import Reading
 from opd_align.training import (
     AlignmentCallback,
     AlignmentSchedule,
+    DivergenceAbove,
     GatedDistillationTrainer,
     GatedGKDTrainer,
     GatedGRPOTrainer,
@@ -181,6 +182,34 @@ def test_a_mix_has_the_gradient_of_each_rollouts_own_teacher(name, tmp_path, mon
     monkeypatch.setattr(TeacherMix, "draw", lambda mix, rows: torch.full((len(rows),), -1).numpy())
     nothing = run(gated_class, tmp_path, teacher_model=two(), options=options, **own)
     assert all(not gradient.any() for gradient in nothing.gradients[0].values())
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_rollouts_without_a_teacher_are_not_in_the_sum_of_weights(name, tmp_path, monkeypatch):
+    run, _, gated_class, _, options = RUNS[name]
+    options = FIRST | options | ({"lmbda": 0.0} if name == "gkd" else {})
+    logs = {}
+    for drawn in ([0, -1, 1, -1], [-1, 0, -1, 1], [0, 0, 0, 0]):
+        monkeypatch.setattr(TeacherMix, "draw", lambda mix, rows, drawn=drawn: torch.tensor(drawn).numpy())
+        for denominator in ("renormalise", "keep"):
+            own = {"teacher_model": two(), "gate": Open(), "denominator": denominator, "options": options}
+            (logs[tuple(drawn), denominator],) = run(gated_class, tmp_path, **own).logs
+    one, other, every = [logs[drawn, "renormalise"] for drawn in ((0, -1, 1, -1), (-1, 0, -1, 1), (0, 0, 0, 0))]
+    tokens = every["gate/denominator"]
+    assert 0 < one["gate/denominator"] < tokens
+    assert one["gate/denominator"] + other["gate/denominator"] == tokens
+    assert one["gate/denominator"] == one["gate/tokens_distilled"]
+    assert one["gate/loss_open"] == pytest.approx(one["gate/kept_divergence"]), "of those that have a teacher"
+    assert {logs[drawn, "keep"]["gate/denominator"] for drawn, _ in logs} == {tokens}
+
+
+def test_rollouts_without_a_teacher_are_not_in_a_quantile(tmp_path, monkeypatch):
+    """Their divergence from no teacher is large: in the quantile, it would drop all tokens of the others."""
+    monkeypatch.setattr(TeacherMix, "draw", lambda mix, rows: torch.tensor([0, -1, -1, -1]).numpy())
+    own = {"teacher_model": two(), "gate": DivergenceAbove(quantile=0.5), "denominator": "renormalise"}
+    (row,) = gkd(GatedGKDTrainer, tmp_path, options=FIRST, **own).logs
+    assert row["gate/sequences_kept"] == 1, "of those that have a teacher"
+    assert row["gate/tokens_kept"] == pytest.approx(0.5, abs=0.05)
 
 
 class Away(TeacherPool):

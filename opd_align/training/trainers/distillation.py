@@ -60,8 +60,8 @@ class GatedDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         generated = super()._generate_and_score_completions(inputs)
         if self.model.training:
-            prepare_generation(self, inputs, generated, self.args.gradient_accumulation_steps)
             draw_teachers(self._teacher_mix, inputs, generated)
+            prepare_generation(self, inputs, generated, self.args.gradient_accumulation_steps)
         return generated
 
     def _compute_loss(self, unwrapped_student: Any, inputs: dict[str, Any], num_items_in_batch: Any) -> Any:

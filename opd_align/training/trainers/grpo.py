@@ -115,11 +115,13 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         generated = super()._generate_and_score_completions(inputs)
         if self.model.training:
-            prepare_generation(self, inputs, generated, self.args.steps_per_generation)
             draw_teachers(self._teacher_mix, inputs, generated)
+            prepare_generation(self, inputs, generated, self.args.steps_per_generation)
             if OUTCOME in generated:
                 outcome_B, advantages = generated[OUTCOME], generated["advantages"]
-                distilled_B = (outcome_B == Outcome.INCORRECT) & is_distilled(generated, outcome_B)
+                distilled_B, with_teacher_B = outcome_B == Outcome.INCORRECT, is_distilled(generated)
+                if with_teacher_B is not None:
+                    distilled_B = distilled_B & with_teacher_B
                 strength = schedule_strength(self)
                 left = 0.0 if strength == 1 else (1 - strength) * advantages
                 generated["advantages"] = torch.where(distilled_B, left, advantages)

@@ -51,9 +51,9 @@ def use_first_teacher(mix: TeacherMix | None) -> None:
         mix.pool[mix.names[0]]
 
 
-def is_distilled(batch: dict[str, Any], like_B: Tensor) -> Tensor:
-    """Which rollouts have a teacher: all of them, unless every teacher harms on their kind."""
-    return batch[TEACHER] != NONE if TEACHER in batch else torch.ones_like(like_B, dtype=torch.bool)
+def is_distilled(batch: dict[str, Any]) -> Tensor | None:
+    """Which rollouts have a teacher: not those on whose kind every teacher harms; `None` without several teachers."""
+    return batch[TEACHER] != NONE if TEACHER in batch else None
 
 
 def sum_over_teachers(
