@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +17,9 @@ from opd_align.training.alignment_readings import ReadingLog
 from opd_align.training.calibrated_gate import CalibratedDivergence
 from opd_align.training.gates import DivergenceAbove, Open
 from opd_align.training.teacher_mix import NONE, TeacherMix
+from opd_align.training.trainers.grpo import GatedGRPOTrainer
+from opd_align.training.trainers.mixed_loss import TEACHER
+from opd_align.training.trl_compat import GRPOTrainer
 from opd_align.types import OpdAlignError
 
 
@@ -227,3 +231,14 @@ def test_one_at_a_time_keeps_one_model_and_measures_each_in_turn():
         measured.append(name)
         mix.log.readings.setdefault((name, "all"), []).append(Reading(step, 0.1, 0.1))
     assert measured == ["a", "b", "c", "a"]
+
+
+def test_grpo_does_not_fall_back_to_the_first_teacher(monkeypatch):
+    """Without the student's hidden states, the loss of each teacher's own rollouts cannot be computed."""
+    own = object.__new__(GatedGRPOTrainer)
+    own.accelerator, own.distillation_beta = SimpleNamespace(num_processes=1), 1.0
+    own._teacher_mix, own._student_states, own._gate_runtime = two(), None, None
+    monkeypatch.setattr(GatedGRPOTrainer, "_keep_student_states", lambda self, student: nullcontext())
+    monkeypatch.setattr(GRPOTrainer, "_compute_loss", lambda self, model, inputs: torch.zeros(()))
+    with pytest.raises(OpdAlignError, match="no forward pass of the student's backbone"):
+        own._both_losses(None, {TEACHER: torch.tensor([0, 1])}, torch.ones(()))

@@ -155,8 +155,13 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                     found: tuple[Tensor, ...] = DistillationTrainer._compute_loss(self, student, part, share)
                     return found
 
-            if TEACHER in inputs and self._teacher_mix is not None and self._student_states is not None:
+            if TEACHER in inputs and self._teacher_mix is not None:
                 states = self._student_states
+                if states is None:
+                    raise OpdAlignError(
+                        f"GRPOTrainer's loss made no forward pass of the student's backbone, whose hidden states the "
+                        f"loss of several teachers needs: {trl_compat.untested()}"
+                    )
                 distillation_loss, *_ = sum_over_teachers(self, self._teacher_mix, inputs, states, loss_of)
             else:
                 distillation_loss, *_ = loss_of(inputs)
