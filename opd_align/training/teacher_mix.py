@@ -123,6 +123,8 @@ class TeacherMix:
             raise OpdAlignError(
                 f"kind={self.kind!r} is not a column of the data set; its columns are {', '.join(columns)}"
             )
+        if self.fixed is not None and self.kind is not None:
+            self._check_fixed(_values(trainer.train_dataset, self.kind))
         if self.several and measuring_pass:
             raise OpdAlignError(
                 f"gate {gate.name!r} compares all tokens of a step before the loss (a quantile, or weights that depend "
@@ -137,6 +139,14 @@ class TeacherMix:
         self.pool.attach(trainer)
         self.trainer = trainer
         trainer.add_callback(MixUpdates(self))
+
+    def _check_fixed(self, kinds: set[str]) -> None:
+        unknown = sorted(kinds - set(self.fixed or kinds))
+        if unknown:
+            raise OpdAlignError(
+                f"the data set has questions of the kind {unknown[0]!r} and weights={{...}} has none for them; it has "
+                f"weights for {', '.join(map(repr, self.fixed or ()))}"
+            )
 
     def follow(self, callback: Any) -> None:
         """Takes the weights from this callback's evaluations; call it once, after `trainer.add_callback(callback)`."""
@@ -216,13 +226,16 @@ class TeacherMix:
         """
         if self.callback is None and self.fixed is None and self.several:
             self._warn(("unfollowed",), "TeacherMix follows no callback, all weights are equal; call follow(callback)")
+        kinds = [ALL if self.kind is None else str(row[self.kind]) for row in rows]
+        if self.fixed is not None:
+            self._check_fixed(set(kinds))  # of an iterable data set they are not known before
         step, rank = self.trainer.state.global_step, self.trainer.accelerator.process_index
         self._draws = self._draws + 1 if step == self._draws_at else 0
         self._draws_at = step
         uniform_B = np.random.default_rng([self.seed, step, rank, self._draws]).random(len(rows))
         drawn = []
-        for row, uniform in zip(rows, uniform_B, strict=True):
-            cumulative_K = np.cumsum(self.weights_of(ALL if self.kind is None else str(row[self.kind])))
+        for kind, uniform in zip(kinds, uniform_B, strict=True):
+            cumulative_K = np.cumsum(self.weights_of(kind))
             last = int(np.searchsorted(cumulative_K, cumulative_K[-1]))  # the last teacher with a weight
             chosen = min(int(np.searchsorted(cumulative_K, uniform, side="right")), last)
             drawn.append(chosen if cumulative_K[-1] > 0 else NONE)

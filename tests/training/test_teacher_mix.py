@@ -137,6 +137,19 @@ def test_following_a_callback_is_checked():
         fixed.follow(callback_of(own, []))
 
 
+def test_fixed_weights_must_have_every_kind_of_the_data_set():
+    mix = two(kind="kind", weights={"easy": {"a": 1.0}, "hrad": {"b": 1.0}})
+    own = trainer()
+    own.train_dataset = {"kind": ["easy", "hard"]}
+    with pytest.raises(OpdAlignError, match="of the kind 'hard' and weights={...} has none .* for 'easy', 'hrad'"):
+        mix.attach(own, Open(), measuring_pass=False)
+    own.train_dataset = iter([])  # an iterable one: its kinds are not known before
+    mix.attach(own, Open(), measuring_pass=False)
+    assert mix.draw([{"kind": "easy"}, {"kind": "hrad"}]).tolist() == [0, 1]
+    with pytest.raises(OpdAlignError, match="of the kind 'hard' and weights={...} has none"):
+        mix.draw([{"kind": "easy"}, {"kind": "hard"}])
+
+
 def test_each_kind_gets_the_teacher_that_helps_there(caplog):
     mix = two(kind="kind", floor=0.05)
     mix.trainer = trainer()
