@@ -65,7 +65,8 @@ class TeacherMix:
         strategy: `"thompson"`: a teacher's weight is the probability that it is the best one for the kind.
             `"expected_gain"`: proportional to the expected positive part of its alignment.
         floor: Smallest weight of a teacher that does not surely harm.
-        live: Whether every evaluation updates the weights; if not, they stay what the first known ones make them.
+        live: Whether every evaluation updates the weights; if not, those of a kind stay as they are once there is a
+            known evaluation of every teacher on it.
         one_at_a_time: Whether only one teacher may be on the device. Each micro-batch then moves or loads every teacher
             that it needs, and each evaluation measures one teacher, in turn.
         seed: Of the draws.
@@ -97,7 +98,7 @@ class TeacherMix:
         self.trainer: Any = None
         self.callback: Any = None
         self.log = ReadingLog(self.names)
-        self._frozen = False
+        self._frozen: set[str] = set()
         self._warned: set[tuple[str, ...]] = set()
         self._draws_at, self._draws = -1, 0
 
@@ -195,9 +196,11 @@ class TeacherMix:
 
     def _update(self) -> None:
         """The weights of all kinds from the readings so far."""
-        if self.fixed is not None or (self._frozen and not self.live):
+        if self.fixed is not None:
             return
         for kind in self.log.kinds:
+            if kind in self._frozen and not self.live:
+                continue
             readings = [self.log.of(name, kind) for name in self.names]
             harmful = [bool(each) and alarms(each)[-1].level == "harms" for each in readings]
             posteriors = [(filtered(each) or [None])[-1] for each in readings]
@@ -212,7 +215,8 @@ class TeacherMix:
                     self._warn((kind,), "Every teacher harms on %s: nothing is distilled there", _said(kind))
             else:  # one teacher is always used: an AlignmentSchedule decides whether
                 self.weights[kind] = np.ones(1)
-            self._frozen |= any(each.known for one in readings for each in one)
+            if all(any(each.known for each in one) for one in readings):
+                self._frozen.add(kind)
 
     def weights_of(self, kind: str) -> Floats:
         """The weights on questions of a kind; equal for a kind that is not known."""
@@ -258,18 +262,18 @@ class TeacherMix:
 
     def state_dict(self) -> dict[str, Any]:
         weights = {kind: [float(each) for each in weight_K] for kind, weight_K in self.weights.items()}
-        return {**self.log.state_dict(), "names": self.names, "weights": weights, "frozen": self._frozen}
+        return {**self.log.state_dict(), "names": self.names, "weights": weights, "frozen": sorted(self._frozen)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues with the state of a checkpoint; an empty one is that of a new training."""
         self.log.load_state_dict(state)
-        self._frozen = False
+        self._frozen = set()
         if self.fixed is not None:
             return
         self.weights = {}
-        if not self.live and state.get("frozen") and tuple(state.get("names", ())) == self.names:
-            self.weights = {kind: np.array(each, np.float64) for kind, each in state["weights"].items()}
-            self._frozen = True
+        if not self.live and tuple(state.get("names", ())) == self.names:
+            self._frozen = {kind for kind in state["frozen"] if kind in self.log.kinds}
+            self.weights = {kind: np.array(state["weights"][kind], np.float64) for kind in self._frozen}
         self._update()
 
     def _warn(self, key: tuple[str, ...], message: str, *args: Any) -> None:

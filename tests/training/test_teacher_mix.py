@@ -214,6 +214,24 @@ def test_weights_are_restored_and_frozen_ones_stay():
     assert mix.weights["all"].tolist() == [0.5, 0.5], "a new training"
 
 
+def test_weights_are_frozen_by_kind_once_every_teacher_is_known_there():
+    mix = two(kind="kind", live=False)
+    means = {("a", "easy"): [0.3], ("b", "easy"): [0.0], ("a", "hard"): [0.3]}
+    with_readings(mix, means)  # b has not been measured on hard ones
+    easy, hard = mix.weights["easy"].tolist(), mix.weights["hard"].tolist()
+    means |= {("a", "easy"): [0.3, -0.5], ("b", "easy"): [0.0, 0.5], ("b", "hard"): [0.6]}
+    with_readings(mix, means)
+    assert mix.weights["easy"].tolist() == easy
+    assert mix.weights["hard"].tolist() != hard
+    hard = mix.weights["hard"].tolist()
+    with_readings(mix, means | {("b", "hard"): [0.6, -0.6]})
+    assert mix.weights["hard"].tolist() == hard
+    resumed = two(kind="kind", live=False)
+    resumed.log = ReadingLog(resumed.names, mix.log.kind_of)
+    resumed.load_state_dict(json.loads(json.dumps(mix.state_dict(), allow_nan=False)))
+    assert [resumed.weights[kind].tolist() for kind in ("easy", "hard")] == [easy, hard]
+
+
 def test_unknown_readings_are_stored():
     mix = with_readings(two(), {("a", "all"): [0.3], ("b", "all"): [0.1]}, error=float("nan"))
     assert mix.weights["all"].tolist() == [0.5, 0.5]
