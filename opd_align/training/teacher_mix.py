@@ -314,6 +314,12 @@ class MixUpdates(TrainerCallback):
         self.mix = mix
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        callback, handler = self.mix.callback, self.mix.trainer.callback_handler
+        if callback is not None and not any(each is callback for each in handler.callbacks):
+            raise OpdAlignError(
+                "the TeacherMix follows a callback that the trainer does not have, so it would never be evaluated; "
+                "call trainer.add_callback(callback) before mix.follow(callback)"
+            )
         self.mix.load_state_dict(load_json(self.mix.trainer, state, STATE, "the mix of teachers"))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

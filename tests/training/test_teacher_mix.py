@@ -150,6 +150,20 @@ def test_fixed_weights_must_have_every_kind_of_the_data_set():
         mix.draw([{"kind": "easy"}, {"kind": "hard"}])
 
 
+def test_a_callback_that_the_trainer_does_not_have_is_refused_when_training_begins():
+    own, mix = trainer(), two()
+    updates = []
+    own.add_callback, own.remove_callback = updates.append, updates.remove
+    own.callback_handler = SimpleNamespace(callbacks=updates)
+    mix.attach(own, Open(), measuring_pass=False)
+    callback = callback_of(own, [])
+    mix.follow(callback)
+    with pytest.raises(OpdAlignError, match=r"call trainer.add_callback\(callback\) before mix.follow"):
+        updates[0].on_train_begin(None, own.state, None)
+    own.add_callback(callback)
+    updates[0].on_train_begin(None, own.state, None)
+
+
 def test_each_kind_gets_the_teacher_that_helps_there(caplog):
     mix = two(kind="kind", floor=0.05)
     mix.trainer = trainer()
