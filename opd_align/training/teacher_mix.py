@@ -15,7 +15,9 @@ step and process only, so the trainer's own random numbers are untouched and a r
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import isfinite
 from typing import Any
 
@@ -158,7 +160,10 @@ class TeacherMix:
         if callback.outside is not None:
             raise OpdAlignError("a TeacherMix needs evaluations inside the training: AlignmentCallback(where='inside')")
         distillation_objective(callback.settings)
-        self.log = ReadingLog(self.names, self._kinds_of(callback.evaluator.held_out.questions))
+        kind_of = self._kinds_of(callback.evaluator.held_out.questions)
+        self.log = ReadingLog(self.names, kind_of)
+        if kind_of is not None:
+            _alternate(callback.evaluator, kind_of)
         self.callback = callback
         self._update()
         # The last callback: what it reads has been evaluated by then.
@@ -218,6 +223,17 @@ class TeacherMix:
             if all(any(each.known for each in one) for one in readings):
                 self._frozen.add(kind)
 
+    def _warn_of_unknown(self) -> None:
+        """After an evaluation: a kind that it could not tell anything about keeps equal weights."""
+        for kind in self.log.kinds if self.several else ():
+            if not any(each.known for name in self.names for each in self.log.of(name, kind)):
+                self._warn(
+                    ("unknown", kind, ""),
+                    "Nothing is known of %s after the evaluation at step %s: weights are equal there. At least %d of "
+                    "them must be evaluated: if this stays, raise max_overhead, or have more of them held out",
+                    _said(kind), self.log.step, MIN_QUESTIONS,
+                )  # fmt: skip
+
     def weights_of(self, kind: str) -> Floats:
         """The weights on questions of a kind; equal for a kind that is not known."""
         return self.weights.get(kind, np.full(len(self.names), 1 / len(self.names)))
@@ -271,8 +287,9 @@ class TeacherMix:
         if self.fixed is not None:
             return
         self.weights = {}
-        if not self.live and tuple(state.get("names", ())) == self.names:
-            self._frozen = {kind for kind in state["frozen"] if kind in self.log.kinds}
+        frozen = state.get("frozen")
+        if not self.live and isinstance(frozen, list) and tuple(state.get("names", ())) == self.names:
+            self._frozen = set(frozen) & set(self.log.kinds)
             self.weights = {kind: np.array(state["weights"][kind], np.float64) for kind in self._frozen}
         self._update()
 
@@ -337,11 +354,22 @@ class MixUpdates(TrainerCallback):
     def _take(self) -> None:
         if self.mix.callback is not None and self.mix.log.take(self.mix.callback):
             self.mix._update()
+            self.mix._warn_of_unknown()
 
 
 def mix_of(trainer: Any) -> TeacherMix | None:
     """The mix that a trainer distills from; `None` without one."""
     return getattr(trainer, "_teacher_mix", None)
+
+
+def _alternate(evaluator: Any, kind_of: Mapping[str, str]) -> None:
+    """Small evaluations take the first held-out questions: now they are of each kind in turn."""
+    turn_of, seen = {}, Counter[str]()
+    for question in evaluator.held_out.questions:
+        turn_of[question.id] = seen[kind_of[question.id]]
+        seen[kind_of[question.id]] += 1
+    questions = tuple(sorted(evaluator.held_out.questions, key=lambda question: turn_of[question.id]))
+    evaluator.held_out = evaluator.evaluation.held_out = replace(evaluator.held_out, questions=questions)
 
 
 def _said(kind: str) -> str:

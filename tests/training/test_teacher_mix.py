@@ -16,6 +16,7 @@ from opd_align.core.random_walk import Reading
 from opd_align.training.alignment_readings import ReadingLog
 from opd_align.training.calibrated_gate import CalibratedDivergence
 from opd_align.training.gates import DivergenceAbove, Open
+from opd_align.training.held_out import HeldOut
 from opd_align.training.teacher_mix import NONE, TeacherMix
 from opd_align.training.trainers.grpo import GatedGRPOTrainer
 from opd_align.training.trainers.mixed_loss import TEACHER
@@ -148,6 +149,30 @@ def test_fixed_weights_must_have_every_kind_of_the_data_set():
     assert mix.draw([{"kind": "easy"}, {"kind": "hrad"}]).tolist() == [0, 1]
     with pytest.raises(OpdAlignError, match="of the kind 'hard' and weights={...} has none"):
         mix.draw([{"kind": "easy"}, {"kind": "hard"}])
+
+
+def test_small_evaluations_have_questions_of_every_kind(caplog):
+    own, mix = trainer(), two(kind="kind")
+    own.train_dataset, updates = {"kind": ["easy", "hard"]}, []
+    own.add_callback, own.remove_callback = updates.append, updates.remove
+    own.callback_handler = SimpleNamespace(callbacks=updates)
+    mix.attach(own, Open(), measuring_pass=False)
+    kinds = ["easy"] * 5 + ["hard"] * 4  # as a sorted data set has them
+    callback = callback_of(own, [])
+    held_out = HeldOut(tuple(question(f"q{n}", kind=kind) for n, kind in enumerate(kinds)), None)
+    callback.evaluator.held_out, callback.evaluator.evaluation = held_out, SimpleNamespace(held_out=held_out)
+    mix.follow(callback)
+    ordered = callback.evaluator.evaluation.held_out.questions
+    assert [each.id for each in ordered] == ["q0", "q5", "q1", "q6", "q2", "q7", "q3", "q8", "q4"]
+    assert callback.evaluator.held_out.questions == ordered
+    # What no evaluation has told anything about is said, once.
+    mix.log.take = lambda callback: True
+    mix.log.step, mix.log.readings = 0, {("a", "easy"): [Reading(0, 0.1, 0.1)]}
+    with caplog.at_level(logging.WARNING):
+        updates[0].on_step_begin(None, own.state, None)
+        updates[0].on_step_begin(None, own.state, None)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("Nothing is known of questions of the kind 'hard' after the evaluation at step 0")
 
 
 def test_a_callback_that_the_trainer_does_not_have_is_refused_when_training_begins():
