@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from opd_align.backends.loading import load_model
 from opd_align.core.metric_registry import parse_key
 from opd_align.core.random_walk import Reading
 from opd_align.training.alignment_readings import ReadingLog
@@ -278,6 +279,16 @@ def test_unknown_readings_are_stored():
     resumed = two()
     resumed.load_state_dict(stored)
     assert not any(reading.known for reading in resumed.log.of("a"))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_teacher_given_by_its_path_has_the_precision_that_it_was_saved_in(dtype, tmp_path):
+    teacher = load_model("embedded:teacher")
+    teacher.model.to(dtype).save_pretrained(tmp_path)
+    teacher.tokenizer.save_pretrained(tmp_path)
+    model = TeacherMix({"a": str(tmp_path)}).pool.first_model()
+    assert {weight.dtype for weight in model.parameters()} == {dtype}
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), teacher.model.parameters()))
 
 
 def test_one_at_a_time_keeps_one_model_and_measures_each_in_turn():
