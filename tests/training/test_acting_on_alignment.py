@@ -21,6 +21,7 @@ from opd_align.training import (
     AlignmentCallback,
     AlignmentSchedule,
     DivergenceAbove,
+    FunctionGate,
     GatedDistillationTrainer,
     GatedGKDTrainer,
     GatedGRPOTrainer,
@@ -210,6 +211,14 @@ def test_rollouts_without_a_teacher_are_not_in_a_quantile(tmp_path, monkeypatch)
     (row,) = gkd(GatedGKDTrainer, tmp_path, options=FIRST, **own).logs
     assert row["gate/sequences_kept"] == 1, "of those that have a teacher"
     assert row["gate/tokens_kept"] == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_gate_that_gathers_within_the_loss_is_refused(tmp_path):
+    """Processes compute the loss as often as they have teachers: one that waits for the others would wait forever."""
+    gate = FunctionGate(lambda batch: batch.measure("kl") >= batch.gather(batch.measure("kl")).mean(), measures=("kl",))
+    own = {"teacher_model": two(), "gate": gate, "denominator": "keep", "options": FIRST | SHORT}
+    with pytest.raises(OpdAlignError, match="compares tokens of all processes within the loss"):
+        distillation(GatedDistillationTrainer, tmp_path, **own)
 
 
 class Away(TeacherPool):
