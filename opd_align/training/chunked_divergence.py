@@ -43,10 +43,22 @@ class KernelCall:
         arguments: What TRL called the kernel with.
         batch: The completions.
         beta: Replaces the trainer's beta; `None` keeps it.
+        teacher_leaves: Whether the teacher may be moved to host memory before the backward pass.
     """
 
-    def __init__(self, arguments: tuple[Any, ...], batch: GateBatch, beta: float | None = None) -> None:
+    def __init__(
+        self,
+        arguments: tuple[Any, ...],
+        batch: GateBatch,
+        beta: float | None = None,
+        *,
+        teacher_leaves: bool = False,
+    ) -> None:
         self.student, self.teacher = arguments[0:3], arguments[3:6]
+        if teacher_leaves:
+            # The backward pass reads the teacher's head again. `Module.to` exchanges the data of a parameter, and what
+            # autograd has saved is the parameter; a detached one keeps the data that it had.
+            self.teacher = tuple(None if each is None else each.detach() for each in self.teacher)
         own_beta, self.temperature, *scales = arguments[6:]
         self.student_scale, self.teacher_scale = tuple(scales[0:2]), tuple(scales[2:4])
         self.beta = own_beta if beta is None else beta
@@ -133,11 +145,13 @@ KernelReplacement = Callable[[KernelCall], tuple[Tensor, Tensor]]
 
 
 @contextmanager
-def replaced_kernel(batch: GateBatch, replacement: KernelReplacement, *, beta: float | None = None) -> Iterator[None]:
-    """Within this context TRL's loss gets what `replacement` returns; `beta`, if given, replaces the trainer's."""
+def replaced_kernel(
+    batch: GateBatch, replacement: KernelReplacement, *, beta: float | None = None, teacher_leaves: bool = False
+) -> Iterator[None]:
+    """Within this context TRL's loss gets what `replacement` returns; see `KernelCall` for the options."""
 
     def apply(*arguments: Any) -> tuple[Tensor, Tensor]:
-        return replacement(KernelCall(arguments, batch, beta))
+        return replacement(KernelCall(arguments, batch, beta, teacher_leaves=teacher_leaves))
 
     with trl_compat.replaced_kernel(apply):
         yield

@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -189,12 +190,24 @@ class GateRuntime:
         return GateBatch(token_ids_BT, mask_BT.bool(), outcome_B, measure, self._gather, self.eps, score_BT)
 
     def weights_and_denominator(
-        self, batches: Sequence[GateBatch], measured: Sequence[Mapping[str, Tensor]] = ()
+        self,
+        batches: Sequence[GateBatch],
+        measured: Sequence[Mapping[str, Tensor]] = (),
+        distilled: Sequence[Tensor | None] = (),
     ) -> tuple[list[Tensor] | None, Tensor]:
-        """The weights of each micro-batch, `None` if they depend on the loss's forward pass, and the denominator."""
+        """The weights of each micro-batch, `None` if they depend on the loss's forward pass, and the denominator.
+
+        Args:
+            batches: The micro-batches.
+            measured: The measures of each; empty if the gate needs none, or reads them in the loss.
+            distilled: Which completions of each have a teacher; `None`, or an empty list: all of them. The others
+                count as tokens, but are neither weighted nor compared with.
+        """
         tokens = self._sum(torch.stack([batch.mask_BT.sum() for batch in batches]).sum())
         if self.gate.measures and not measured:
             return None, tokens
+        if distilled:
+            batches = [only_distilled(*each) for each in zip(batches, distilled, strict=True)]
         weights = compute_weights(self.gate, concatenate_batches(batches, measured))
         rows = torch.split(weights, [len(batch.mask_BT) for batch in batches])
         weights_of = [part[:, : batch.mask_BT.shape[1]] for part, batch in zip(rows, batches, strict=True)]
@@ -319,6 +332,13 @@ def coarsest_eps(mixed_precision: str, *models: Any) -> float:
 def _weights_name(model: Any) -> str:
     dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
     return " and ".join(sorted(dtypes))
+
+
+def only_distilled(batch: GateBatch, distilled_B: Tensor | None) -> GateBatch:
+    """The batch with a mask of the completions that have a teacher; `None`: all of them."""
+    if distilled_B is None:
+        return batch
+    return replace(batch, mask_BT=batch.mask_BT & distilled_B.to(batch.mask_BT.device).unsqueeze(1))
 
 
 def safe_denominator(denominator: Tensor) -> Tensor:

@@ -15,7 +15,9 @@ step and process only, so the trainer's own random numbers are untouched and a r
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import isfinite
 from typing import Any
 
@@ -65,7 +67,8 @@ class TeacherMix:
         strategy: `"thompson"`: a teacher's weight is the probability that it is the best one for the kind.
             `"expected_gain"`: proportional to the expected positive part of its alignment.
         floor: Smallest weight of a teacher that does not surely harm.
-        live: Whether every evaluation updates the weights; if not, they stay what the first known ones make them.
+        live: Whether every evaluation updates the weights; if not, those of a kind stay as they are once there is a
+            known evaluation of every teacher on it.
         one_at_a_time: Whether only one teacher may be on the device. Each micro-batch then moves or loads every teacher
             that it needs, and each evaluation measures one teacher, in turn.
         seed: Of the draws.
@@ -97,7 +100,7 @@ class TeacherMix:
         self.trainer: Any = None
         self.callback: Any = None
         self.log = ReadingLog(self.names)
-        self._frozen = False
+        self._frozen: set[str] = set()
         self._warned: set[tuple[str, ...]] = set()
         self._draws_at, self._draws = -1, 0
 
@@ -123,6 +126,8 @@ class TeacherMix:
             raise OpdAlignError(
                 f"kind={self.kind!r} is not a column of the data set; its columns are {', '.join(columns)}"
             )
+        if self.fixed is not None and self.kind is not None:
+            self._check_fixed(_values(trainer.train_dataset, self.kind))
         if self.several and measuring_pass:
             raise OpdAlignError(
                 f"gate {gate.name!r} compares all tokens of a step before the loss (a quantile, or weights that depend "
@@ -138,6 +143,14 @@ class TeacherMix:
         self.trainer = trainer
         trainer.add_callback(MixUpdates(self))
 
+    def _check_fixed(self, kinds: set[str]) -> None:
+        unknown = sorted(kinds - set(self.fixed or kinds))
+        if unknown:
+            raise OpdAlignError(
+                f"the data set has questions of the kind {unknown[0]!r} and weights={{...}} has none for them; it has "
+                f"weights for {', '.join(map(repr, self.fixed or ()))}"
+            )
+
     def follow(self, callback: Any) -> None:
         """Takes the weights from this callback's evaluations; call it once, after `trainer.add_callback(callback)`."""
         if self.fixed is not None:
@@ -147,7 +160,10 @@ class TeacherMix:
         if callback.outside is not None:
             raise OpdAlignError("a TeacherMix needs evaluations inside the training: AlignmentCallback(where='inside')")
         distillation_objective(callback.settings)
-        self.log = ReadingLog(self.names, self._kinds_of(callback.evaluator.held_out.questions))
+        kind_of = self._kinds_of(callback.evaluator.held_out.questions)
+        self.log = ReadingLog(self.names, kind_of)
+        if kind_of is not None:
+            _alternate(callback.evaluator, kind_of)
         self.callback = callback
         self._update()
         # The last callback: what it reads has been evaluated by then.
@@ -185,9 +201,11 @@ class TeacherMix:
 
     def _update(self) -> None:
         """The weights of all kinds from the readings so far."""
-        if self.fixed is not None or (self._frozen and not self.live):
+        if self.fixed is not None:
             return
         for kind in self.log.kinds:
+            if kind in self._frozen and not self.live:
+                continue
             readings = [self.log.of(name, kind) for name in self.names]
             harmful = [bool(each) and alarms(each)[-1].level == "harms" for each in readings]
             posteriors = [(filtered(each) or [None])[-1] for each in readings]
@@ -202,7 +220,19 @@ class TeacherMix:
                     self._warn((kind,), "Every teacher harms on %s: nothing is distilled there", _said(kind))
             else:  # one teacher is always used: an AlignmentSchedule decides whether
                 self.weights[kind] = np.ones(1)
-            self._frozen |= any(each.known for one in readings for each in one)
+            if all(any(each.known for each in one) for one in readings):
+                self._frozen.add(kind)
+
+    def _warn_of_unknown(self) -> None:
+        """After an evaluation: a kind that it could not tell anything about keeps equal weights."""
+        for kind in self.log.kinds if self.several else ():
+            if not any(each.known for name in self.names for each in self.log.of(name, kind)):
+                self._warn(
+                    ("unknown", kind, ""),
+                    "Nothing is known of %s after the evaluation at step %s: weights are equal there. At least %d of "
+                    "them must be evaluated: if this stays, raise max_overhead, or have more of them held out",
+                    _said(kind), self.log.step, MIN_QUESTIONS,
+                )  # fmt: skip
 
     def weights_of(self, kind: str) -> Floats:
         """The weights on questions of a kind; equal for a kind that is not known."""
@@ -216,13 +246,16 @@ class TeacherMix:
         """
         if self.callback is None and self.fixed is None and self.several:
             self._warn(("unfollowed",), "TeacherMix follows no callback, all weights are equal; call follow(callback)")
+        kinds = [ALL if self.kind is None else str(row[self.kind]) for row in rows]
+        if self.fixed is not None:
+            self._check_fixed(set(kinds))  # of an iterable data set they are not known before
         step, rank = self.trainer.state.global_step, self.trainer.accelerator.process_index
         self._draws = self._draws + 1 if step == self._draws_at else 0
         self._draws_at = step
         uniform_B = np.random.default_rng([self.seed, step, rank, self._draws]).random(len(rows))
         drawn = []
-        for row, uniform in zip(rows, uniform_B, strict=True):
-            cumulative_K = np.cumsum(self.weights_of(ALL if self.kind is None else str(row[self.kind])))
+        for kind, uniform in zip(kinds, uniform_B, strict=True):
+            cumulative_K = np.cumsum(self.weights_of(kind))
             last = int(np.searchsorted(cumulative_K, cumulative_K[-1]))  # the last teacher with a weight
             chosen = min(int(np.searchsorted(cumulative_K, uniform, side="right")), last)
             drawn.append(chosen if cumulative_K[-1] > 0 else NONE)
@@ -245,18 +278,19 @@ class TeacherMix:
 
     def state_dict(self) -> dict[str, Any]:
         weights = {kind: [float(each) for each in weight_K] for kind, weight_K in self.weights.items()}
-        return {**self.log.state_dict(), "names": self.names, "weights": weights, "frozen": self._frozen}
+        return {**self.log.state_dict(), "names": self.names, "weights": weights, "frozen": sorted(self._frozen)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues with the state of a checkpoint; an empty one is that of a new training."""
         self.log.load_state_dict(state)
-        self._frozen = False
+        self._frozen = set()
         if self.fixed is not None:
             return
         self.weights = {}
-        if not self.live and state.get("frozen") and tuple(state.get("names", ())) == self.names:
-            self.weights = {kind: np.array(each, np.float64) for kind, each in state["weights"].items()}
-            self._frozen = True
+        frozen = state.get("frozen")
+        if not self.live and isinstance(frozen, list) and tuple(state.get("names", ())) == self.names:
+            self._frozen = set(frozen) & set(self.log.kinds)
+            self.weights = {kind: np.array(state["weights"][kind], np.float64) for kind in self._frozen}
         self._update()
 
     def _warn(self, key: tuple[str, ...], message: str, *args: Any) -> None:
@@ -297,6 +331,12 @@ class MixUpdates(TrainerCallback):
         self.mix = mix
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        callback, handler = self.mix.callback, self.mix.trainer.callback_handler
+        if callback is not None and not any(each is callback for each in handler.callbacks):
+            raise OpdAlignError(
+                "the TeacherMix follows a callback that the trainer does not have, so it would never be evaluated; "
+                "call trainer.add_callback(callback) before mix.follow(callback)"
+            )
         self.mix.load_state_dict(load_json(self.mix.trainer, state, STATE, "the mix of teachers"))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -314,11 +354,22 @@ class MixUpdates(TrainerCallback):
     def _take(self) -> None:
         if self.mix.callback is not None and self.mix.log.take(self.mix.callback):
             self.mix._update()
+            self.mix._warn_of_unknown()
 
 
 def mix_of(trainer: Any) -> TeacherMix | None:
     """The mix that a trainer distills from; `None` without one."""
     return getattr(trainer, "_teacher_mix", None)
+
+
+def _alternate(evaluator: Any, kind_of: Mapping[str, str]) -> None:
+    """Small evaluations take the first held-out questions: now they are of each kind in turn."""
+    turn_of, seen = {}, Counter[str]()
+    for question in evaluator.held_out.questions:
+        turn_of[question.id] = seen[kind_of[question.id]]
+        seen[kind_of[question.id]] += 1
+    questions = tuple(sorted(evaluator.held_out.questions, key=lambda question: turn_of[question.id]))
+    evaluator.held_out = evaluator.evaluation.held_out = replace(evaluator.held_out, questions=questions)
 
 
 def _said(kind: str) -> str:

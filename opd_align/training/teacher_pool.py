@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from opd_align.backends.loading import load_model
+from opd_align.backends.loading import DTYPES, load_config, load_model
 from opd_align.teachers.contexts import CONTEXTS, Context
 from opd_align.training import trl_compat
 from opd_align.training.model_state import is_zero3
@@ -91,7 +91,9 @@ class TeacherPool(Mapping[str, Any]):
     def _load(self, name: str) -> Any:
         source = self.sources[name]
         if isinstance(source, str):
-            return load_model(source, device="cpu").model
+            # In the precision that it was saved in: in float32 it would take twice the memory on the device.
+            saved = str(getattr(load_config(source), "dtype", None)).removeprefix("torch.")
+            return load_model(source, device="cpu", dtype=saved if saved in DTYPES else "auto").model
         return source if hasattr(source, "get_output_embeddings") else source()
 
     def _prepare(self, name: str) -> Any:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.gated_runs import QUIET, distillation, gkd, grpo, models, prompts, verifier
+from support.gated_runs import QUIET, dialogues, distillation, gkd, grpo, models, prompts, verifier
 from support.scripted_schedule import Scripted, ScriptedSchedule
 from support.trainings import ARITHMETIC, TINY, held_out
 from transformers import TrainerCallback, set_seed
@@ -21,6 +21,8 @@ from opd_align.core.random_walk import Reading
 from opd_align.training import (
     AlignmentCallback,
     AlignmentSchedule,
+    DivergenceAbove,
+    FunctionGate,
     GatedDistillationTrainer,
     GatedGKDTrainer,
     GatedGRPOTrainer,
@@ -29,6 +31,7 @@ from opd_align.training import (
     TeacherMix,
 )
 from opd_align.training.alignment_schedule import STATE
+from opd_align.training.teacher_pool import TeacherPool
 from opd_align.types import OpdAlignError
 
 pytestmark = [pytest.mark.training, pytest.mark.filterwarnings("ignore")]
@@ -147,6 +150,71 @@ def test_a_mix_has_the_gradient_of_each_rollouts_own_teacher(name, tmp_path, mon
     monkeypatch.setattr(TeacherMix, "draw", lambda mix, rows: torch.full((len(rows),), -1).numpy())
     nothing = run(gated_class, tmp_path, teacher_model=two(), options=options, **own)
     assert all(not gradient.any() for gradient in nothing.gradients[0].values())
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_rollouts_without_a_teacher_are_not_in_the_sum_of_weights(name, tmp_path, monkeypatch):
+    run, _, gated_class, _, options = RUNS[name]
+    options = FIRST | options | ({"lmbda": 0.0} if name == "gkd" else {})
+    logs = {}
+    for drawn in ([0, -1, 1, -1], [-1, 0, -1, 1], [0, 0, 0, 0]):
+        monkeypatch.setattr(TeacherMix, "draw", lambda mix, rows, drawn=drawn: torch.tensor(drawn).numpy())
+        for denominator in ("renormalise", "keep"):
+            own = {"teacher_model": two(), "gate": Open(), "denominator": denominator, "options": options}
+            (logs[tuple(drawn), denominator],) = run(gated_class, tmp_path, **own).logs
+    one, other, every = [logs[drawn, "renormalise"] for drawn in ((0, -1, 1, -1), (-1, 0, -1, 1), (0, 0, 0, 0))]
+    tokens = every["gate/denominator"]
+    assert 0 < one["gate/denominator"] < tokens
+    assert one["gate/denominator"] + other["gate/denominator"] == tokens
+    assert one["gate/denominator"] == one["gate/tokens_distilled"]
+    assert one["gate/loss_open"] == pytest.approx(one["gate/kept_divergence"]), "of those that have a teacher"
+    assert {logs[drawn, "keep"]["gate/denominator"] for drawn, _ in logs} == {tokens}
+
+
+def test_rollouts_without_a_teacher_are_not_in_a_quantile(tmp_path, monkeypatch):
+    """Their divergence from no teacher is large: in the quantile, it would drop all tokens of the others."""
+    monkeypatch.setattr(TeacherMix, "draw", lambda mix, rows: torch.tensor([0, -1, -1, -1]).numpy())
+    own = {"teacher_model": two(), "gate": DivergenceAbove(quantile=0.5), "denominator": "renormalise"}
+    (row,) = gkd(GatedGKDTrainer, tmp_path, options=FIRST, **own).logs
+    assert row["gate/sequences_kept"] == 1, "of those that have a teacher"
+    assert row["gate/tokens_kept"] == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_gate_that_gathers_within_the_loss_is_refused(tmp_path):
+    """Processes compute the loss as often as they have teachers: one that waits for the others would wait forever."""
+    gate = FunctionGate(lambda batch: batch.measure("kl") >= batch.gather(batch.measure("kl")).mean(), measures=("kl",))
+    own = {"teacher_model": two(), "gate": gate, "denominator": "keep", "options": FIRST | SHORT}
+    with pytest.raises(OpdAlignError, match="compares tokens of all processes within the loss"):
+        distillation(GatedDistillationTrainer, tmp_path, **own)
+
+
+class Away(TeacherPool):
+    """On a CPU there is nowhere to go: here the weights of a teacher in host memory are not numbers."""
+
+    def _make_room(self, name):
+        for each, model in self._models.items():
+            for weight in model.parameters():
+                kept = vars(weight).setdefault("kept", weight.data)
+                weight.data = kept if each == name else torch.full_like(kept, torch.nan)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_teachers_that_take_turns_on_the_device_give_the_same_training(name, tmp_path, monkeypatch):
+    run, _, gated_class, _, options = RUNS[name]
+    data = {"distillation": prompts, "gkd": dialogues}[name](4)
+    options = options | {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4}
+    own = {"gate": Open(), "denominator": "keep", "eval_dataset": data, "options": options}
+    monkeypatch.setattr(TeacherMix, "draw", lambda mix, rows: torch.tensor([0, 1, 0, 1]).numpy())
+    both = run(gated_class, tmp_path, teacher_model=two(), **own)
+    monkeypatch.setattr("opd_align.training.teacher_mix.TeacherPool", Away)
+    in_turn = run(gated_class, tmp_path, teacher_model=two(one_at_a_time=True), **own)
+    assert same(in_turn.gradients[0], both.gradients[0])
+    assert same(in_turn.weights, both.weights)
+    losses = [
+        [row["eval_loss"] for row in each.trainer.state.log_history if "eval_loss" in row] for each in (both, in_turn)
+    ]
+    assert len(losses[0]) == 2
+    assert losses[0] == losses[1]
 
 
 def test_grpo_distills_from_a_mix_too(tmp_path):

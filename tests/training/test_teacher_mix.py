@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from opd_align.backends.loading import load_model
 from opd_align.core.metric_registry import parse_key
 from opd_align.core.random_walk import Reading
 from opd_align.training.alignment_readings import ReadingLog
 from opd_align.training.calibrated_gate import CalibratedDivergence
 from opd_align.training.gates import DivergenceAbove, Open
+from opd_align.training.held_out import HeldOut
 from opd_align.training.teacher_mix import NONE, TeacherMix
+from opd_align.training.trainers.grpo import GatedGRPOTrainer
+from opd_align.training.trainers.mixed_loss import TEACHER
+from opd_align.training.trl_compat import GRPOTrainer
 from opd_align.types import OpdAlignError
 
 
@@ -133,6 +139,59 @@ def test_following_a_callback_is_checked():
         fixed.follow(callback_of(own, []))
 
 
+def test_fixed_weights_must_have_every_kind_of_the_data_set():
+    mix = two(kind="kind", weights={"easy": {"a": 1.0}, "hrad": {"b": 1.0}})
+    own = trainer()
+    own.train_dataset = {"kind": ["easy", "hard"]}
+    with pytest.raises(
+        OpdAlignError, match=r"of the kind 'hard' and weights=\{\.\.\.\} has none .* for 'easy', 'hrad'"
+    ):
+        mix.attach(own, Open(), measuring_pass=False)
+    own.train_dataset = iter([])  # an iterable one: its kinds are not known before
+    mix.attach(own, Open(), measuring_pass=False)
+    assert mix.draw([{"kind": "easy"}, {"kind": "hrad"}]).tolist() == [0, 1]
+    with pytest.raises(OpdAlignError, match=r"of the kind 'hard' and weights=\{\.\.\.\} has none"):
+        mix.draw([{"kind": "easy"}, {"kind": "hard"}])
+
+
+def test_small_evaluations_have_questions_of_every_kind(caplog):
+    own, mix = trainer(), two(kind="kind")
+    own.train_dataset, updates = {"kind": ["easy", "hard"]}, []
+    own.add_callback, own.remove_callback = updates.append, updates.remove
+    own.callback_handler = SimpleNamespace(callbacks=updates)
+    mix.attach(own, Open(), measuring_pass=False)
+    kinds = ["easy"] * 5 + ["hard"] * 4  # as a sorted data set has them
+    callback = callback_of(own, [])
+    held_out = HeldOut(tuple(question(f"q{n}", kind=kind) for n, kind in enumerate(kinds)), None)
+    callback.evaluator.held_out, callback.evaluator.evaluation = held_out, SimpleNamespace(held_out=held_out)
+    mix.follow(callback)
+    ordered = callback.evaluator.evaluation.held_out.questions
+    assert [each.id for each in ordered] == ["q0", "q5", "q1", "q6", "q2", "q7", "q3", "q8", "q4"]
+    assert callback.evaluator.held_out.questions == ordered
+    # What no evaluation has told anything about is said, once.
+    mix.log.take = lambda callback: True
+    mix.log.step, mix.log.readings = 0, {("a", "easy"): [Reading(0, 0.1, 0.1)]}
+    with caplog.at_level(logging.WARNING):
+        updates[0].on_step_begin(None, own.state, None)
+        updates[0].on_step_begin(None, own.state, None)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("Nothing is known of questions of the kind 'hard' after the evaluation at step 0")
+
+
+def test_a_callback_that_the_trainer_does_not_have_is_refused_when_training_begins():
+    own, mix = trainer(), two()
+    updates = []
+    own.add_callback, own.remove_callback = updates.append, updates.remove
+    own.callback_handler = SimpleNamespace(callbacks=updates)
+    mix.attach(own, Open(), measuring_pass=False)
+    callback = callback_of(own, [])
+    mix.follow(callback)
+    with pytest.raises(OpdAlignError, match=r"call trainer.add_callback\(callback\) before mix.follow"):
+        updates[0].on_train_begin(None, own.state, None)
+    own.add_callback(callback)
+    updates[0].on_train_begin(None, own.state, None)
+
+
 def test_each_kind_gets_the_teacher_that_helps_there(caplog):
     mix = two(kind="kind", floor=0.05)
     mix.trainer = trainer()
@@ -197,6 +256,24 @@ def test_weights_are_restored_and_frozen_ones_stay():
     assert mix.weights["all"].tolist() == [0.5, 0.5], "a new training"
 
 
+def test_weights_are_frozen_by_kind_once_every_teacher_is_known_there():
+    mix = two(kind="kind", live=False)
+    means = {("a", "easy"): [0.3], ("b", "easy"): [0.0], ("a", "hard"): [0.3]}
+    with_readings(mix, means)  # b has not been measured on hard ones
+    easy, hard = mix.weights["easy"].tolist(), mix.weights["hard"].tolist()
+    means |= {("a", "easy"): [0.3, -0.5], ("b", "easy"): [0.0, 0.5], ("b", "hard"): [0.6]}
+    with_readings(mix, means)
+    assert mix.weights["easy"].tolist() == easy
+    assert mix.weights["hard"].tolist() != hard
+    hard = mix.weights["hard"].tolist()
+    with_readings(mix, means | {("b", "hard"): [0.6, -0.6]})
+    assert mix.weights["hard"].tolist() == hard
+    resumed = two(kind="kind", live=False)
+    resumed.log = ReadingLog(resumed.names, mix.log.kind_of)
+    resumed.load_state_dict(json.loads(json.dumps(mix.state_dict(), allow_nan=False)))
+    assert [resumed.weights[kind].tolist() for kind in ("easy", "hard")] == [easy, hard]
+
+
 def test_unknown_readings_are_stored():
     mix = with_readings(two(), {("a", "all"): [0.3], ("b", "all"): [0.1]}, error=float("nan"))
     assert mix.weights["all"].tolist() == [0.5, 0.5]
@@ -204,6 +281,17 @@ def test_unknown_readings_are_stored():
     resumed = two()
     resumed.load_state_dict(stored)
     assert not any(reading.known for reading in resumed.log.of("a"))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_teacher_given_by_its_path_has_the_precision_that_it_was_saved_in(dtype, tmp_path):
+    teacher = load_model("embedded:teacher")
+    teacher.model.to(dtype).save_pretrained(tmp_path)
+    teacher.tokenizer.save_pretrained(tmp_path)
+    model = TeacherMix({"a": str(tmp_path)}).pool.first_model()
+    assert {weight.dtype for weight in model.parameters()} == {dtype}
+    pairs = zip(model.parameters(), teacher.model.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
 
 
 def test_one_at_a_time_keeps_one_model_and_measures_each_in_turn():
@@ -227,3 +315,14 @@ def test_one_at_a_time_keeps_one_model_and_measures_each_in_turn():
         measured.append(name)
         mix.log.readings.setdefault((name, "all"), []).append(Reading(step, 0.1, 0.1))
     assert measured == ["a", "b", "c", "a"]
+
+
+def test_grpo_does_not_fall_back_to_the_first_teacher(monkeypatch):
+    """Without the student's hidden states, the loss of each teacher's own rollouts cannot be computed."""
+    own = object.__new__(GatedGRPOTrainer)
+    own.accelerator, own.distillation_beta = SimpleNamespace(num_processes=1), 1.0
+    own._teacher_mix, own._student_states, own._gate_runtime = two(), None, None
+    monkeypatch.setattr(GatedGRPOTrainer, "_keep_student_states", lambda self, student: nullcontext())
+    monkeypatch.setattr(GRPOTrainer, "_compute_loss", lambda self, model, inputs: torch.zeros(()))
+    with pytest.raises(OpdAlignError, match="no forward pass of the student's backbone"):
+        own._both_losses(None, {TEACHER: torch.tensor([0, 1])}, torch.ones(()))

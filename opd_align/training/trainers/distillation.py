@@ -11,7 +11,13 @@ from opd_align.training import trl_compat
 from opd_align.training.gate_runtime import GateRuntime, safe_denominator
 from opd_align.training.rewards import CORRECT_FROM, TIMEOUT_S
 from opd_align.training.trainers.gated_generation import DENOMINATOR, prepare_generation, weighted_divergence
-from opd_align.training.trainers.mixed_loss import TEACHER, draw_teachers, sum_over_teachers, take_mix
+from opd_align.training.trainers.mixed_loss import (
+    TEACHER,
+    draw_teachers,
+    sum_over_teachers,
+    take_mix,
+    use_first_teacher,
+)
 from opd_align.training.trl_compat import DistillationTrainer
 
 
@@ -54,13 +60,14 @@ class GatedDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         generated = super()._generate_and_score_completions(inputs)
         if self.model.training:
-            prepare_generation(self, inputs, generated, self.args.gradient_accumulation_steps)
             draw_teachers(self._teacher_mix, inputs, generated)
+            prepare_generation(self, inputs, generated, self.args.gradient_accumulation_steps)
         return generated
 
     def _compute_loss(self, unwrapped_student: Any, inputs: dict[str, Any], num_items_in_batch: Any) -> Any:
         if DENOMINATOR not in inputs:
             self._gate_runtime.check_evaluation(self.model)
+            use_first_teacher(self._teacher_mix)
             return super()._compute_loss(unwrapped_student, inputs, num_items_in_batch)
         count = safe_denominator(inputs[DENOMINATOR])
         share = count / self.accelerator.num_processes

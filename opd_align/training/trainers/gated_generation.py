@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,9 +22,11 @@ from opd_align.training.gate_runtime import (
     decode_completions,
     evaluation_mode,
     is_truncated,
+    only_distilled,
     token_lists,
 )
 from opd_align.training.gates import compute_weights
+from opd_align.training.trainers.mixed_loss import TEACHER, is_distilled
 from opd_align.training.trl_compat import (
     DistillationTrainer,
     is_conversational,
@@ -39,7 +42,7 @@ OUTCOME, SCORES, WEIGHTS, DENOMINATOR = "gate_outcome", "gate_scores", "gate_wei
 def prepare_generation(
     trainer: Any, inputs: list[dict[str, Any]], generated: dict[str, Any], micro_batches: int
 ) -> None:
-    """Verifies a generation batch and adds outcomes, weights and denominator to it."""
+    """Verifies a generation batch and adds outcomes, weights and denominator to it; teachers have been drawn."""
     runtime: GateRuntime = trainer._gate_runtime
     trl_compat.check_generated(trainer, generated)
     outcome_B = score_BT = None
@@ -59,7 +62,7 @@ def prepare_generation(
         generated.update({key: value for key, value in known.items() if value is not None})
     measured = [_measure(trainer, generated, micro_batches)] if runtime.needs_measuring_pass else []
     batch = runtime.make_batch(generated["completion_ids"], _loss_mask(generated), outcome_B, score_BT)
-    weights, generated[DENOMINATOR] = runtime.weights_and_denominator([batch], measured)
+    weights, generated[DENOMINATOR] = runtime.weights_and_denominator([batch], measured, [is_distilled(generated)])
     if weights is not None:
         generated[WEIGHTS] = weights[0]
 
@@ -98,17 +101,35 @@ def weighted_divergence(
 ) -> Iterator[None]:
     """Within this context, TRL's chunked loss gets divergences that are weighted by the gate."""
     batch = runtime.make_batch(inputs["completion_ids"], _loss_mask(inputs), inputs.get(OUTCOME), inputs.get(SCORES))
+    mixed = TEACHER in inputs
+    if mixed:
+        # A process comes here once per teacher in its own micro-batch, so not as often as the others: nothing here may
+        # wait for them. Weights that are spread over processes, which would need it, are refused with several teachers.
+        batch = replace(batch, gather=_own_process)
+    gated = only_distilled(batch, is_distilled(inputs))
 
     def weighted(call: KernelCall) -> tuple[Tensor, Tensor]:
         if WEIGHTS in inputs:
             weights_BT = inputs[WEIGHTS]
         else:
-            weights_BT = compute_weights(runtime.gate, replace(batch, measure=call.measure))
-        runtime.record(batch, weights_BT, call.scatter(call.divergence_N.detach()), divided_by)
+            gather = partial(_refuse_gather, runtime) if mixed else batch.gather
+            weights_BT = compute_weights(runtime.gate, replace(gated, measure=call.measure, gather=gather))
+        runtime.record(gated, weights_BT, call.scatter(call.divergence_N.detach()), divided_by)
         return call.weighted(weights_BT), call.entropy_N
 
-    with replaced_kernel(batch, weighted, beta=beta):
+    with replaced_kernel(batch, weighted, beta=beta, teacher_leaves=mixed):
         yield
+
+
+def _own_process(values: Tensor) -> Tensor:
+    return values
+
+
+def _refuse_gather(runtime: GateRuntime, values: Tensor) -> Tensor:
+    raise OpdAlignError(
+        f"gate {runtime.gate.name!r} compares tokens of all processes within the loss, which is not possible with "
+        "several teachers; use a gate that looks at each token by itself, or GatedGKDTrainer"
+    )
 
 
 def _loss_mask(inputs: dict[str, Any]) -> Tensor:

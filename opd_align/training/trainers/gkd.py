@@ -20,6 +20,7 @@ from opd_align.training.gate_runtime import (
     evaluation_mode,
     is_truncated,
     left_align,
+    only_distilled,
     safe_denominator,
     scatter,
     token_lists,
@@ -28,7 +29,7 @@ from opd_align.training.gates import DENOMINATORS, GateBatch, Measure, compute_w
 from opd_align.training.measures import measure_logits
 from opd_align.training.rewards import CORRECT_FROM, TIMEOUT_S
 from opd_align.training.teacher_mix import NONE
-from opd_align.training.trainers.mixed_loss import routed_teacher, take_mix
+from opd_align.training.trainers.mixed_loss import routed_teacher, take_mix, use_first_teacher
 from opd_align.training.trl_compat import DataCollatorForChatML, GKDTrainer, unwrap_model_for_generation
 from opd_align.types import OpdAlignError
 
@@ -158,7 +159,8 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
         measured = []
         if self._gate_runtime.needs_measuring_pass:
             measured = [self._measure(*each) for each in zip(inputs_of, batches, teachers, strict=True)]
-        weights, denominator = self._gate_runtime.weights_and_denominator(batches, measured)
+        distilled = [None if teacher_B is None else teacher_B != NONE for teacher_B in teachers]
+        weights, denominator = self._gate_runtime.weights_and_denominator(batches, measured, distilled)
         for number, inputs in enumerate(inputs_of):
             weights_BT = None if weights is None else weights[number]
             inputs[MICRO_BATCH] = GatedMicroBatch(batches[number], weights_BT, denominator, teachers[number])
@@ -263,6 +265,7 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
         micro_batch = inputs.get(MICRO_BATCH)
         if micro_batch is None:
             self._gate_runtime.check_evaluation(model)
+            use_first_teacher(self._teacher_mix)
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         with (
             routed_teacher(self, self._teacher_mix, micro_batch.teacher_B),
@@ -303,11 +306,11 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
         completion_BT, mask_BT = labels_BT != -100, micro_batch.batch.mask_BT
         measure = self._measure_of(micro_batch.batch, student_logits, teacher_logits, labels_BT)
         batch = replace(micro_batch.batch, measure=measure)
+        if micro_batch.teacher_B is not None:
+            batch = only_distilled(batch, micro_batch.teacher_B != NONE)
         weights_BT = micro_batch.weights_BT
         if weights_BT is None:
             weights_BT = compute_weights(runtime.gate, batch)
-        if micro_batch.teacher_B is not None:
-            weights_BT = weights_BT.masked_fill((micro_batch.teacher_B == NONE).unsqueeze(1), 0.0)
         weights_N = weights_BT[mask_BT]
 
         def divergence(positions_BT: Tensor) -> Tensor:

@@ -115,11 +115,13 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         generated = super()._generate_and_score_completions(inputs)
         if self.model.training:
-            prepare_generation(self, inputs, generated, self.args.steps_per_generation)
             draw_teachers(self._teacher_mix, inputs, generated)
+            prepare_generation(self, inputs, generated, self.args.steps_per_generation)
             if OUTCOME in generated:
                 outcome_B, advantages = generated[OUTCOME], generated["advantages"]
-                distilled_B = (outcome_B == Outcome.INCORRECT) & is_distilled(generated, outcome_B)
+                distilled_B, with_teacher_B = outcome_B == Outcome.INCORRECT, is_distilled(generated)
+                if with_teacher_B is not None:
+                    distilled_B = distilled_B & with_teacher_B
                 strength = schedule_strength(self)
                 left = 0.0 if strength == 1 else (1 - strength) * advantages
                 generated["advantages"] = torch.where(distilled_B, left, advantages)
@@ -153,8 +155,13 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                     found: tuple[Tensor, ...] = DistillationTrainer._compute_loss(self, student, part, share)
                     return found
 
-            if TEACHER in inputs and self._teacher_mix is not None and self._student_states is not None:
+            if TEACHER in inputs and self._teacher_mix is not None:
                 states = self._student_states
+                if states is None:
+                    raise OpdAlignError(
+                        f"GRPOTrainer's loss made no forward pass of the student's backbone, whose hidden states the "
+                        f"loss of several teachers needs: {trl_compat.untested()}"
+                    )
                 distillation_loss, *_ = sum_over_teachers(self, self._teacher_mix, inputs, states, loss_of)
             else:
                 distillation_loss, *_ = loss_of(inputs)

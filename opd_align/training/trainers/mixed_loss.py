@@ -45,9 +45,15 @@ def draw_teachers(mix: TeacherMix | None, rows: Sequence[dict[str, Any]], genera
         generated[TEACHER] = torch.from_numpy(mix.draw(rows)).to(generated["completion_ids"].device)
 
 
-def is_distilled(batch: dict[str, Any], like_B: Tensor) -> Tensor:
-    """Which rollouts have a teacher: all of them, unless every teacher harms on their kind."""
-    return batch[TEACHER] != NONE if TEACHER in batch else torch.ones_like(like_B, dtype=torch.bool)
+def use_first_teacher(mix: TeacherMix | None) -> None:
+    """Brings the first teacher, which the trainer's own evaluations are made with, to the device if it was away."""
+    if mix is not None and mix.several:
+        mix.pool[mix.names[0]]
+
+
+def is_distilled(batch: dict[str, Any]) -> Tensor | None:
+    """Which rollouts have a teacher: not those on whose kind every teacher harms; `None` without several teachers."""
+    return batch[TEACHER] != NONE if TEACHER in batch else None
 
 
 def sum_over_teachers(
