@@ -14,7 +14,13 @@ from typing import Any
 
 from opd_align.backends.exact import ExactFamily
 from opd_align.core.engine import Analysis
-from opd_align.core.metric_registry import EVALUATION_METRICS, GATE_METRICS, METRICS, recorded_metrics
+from opd_align.core.metric_registry import (
+    EVALUATION_METRICS,
+    GATE_METRICS,
+    LOGGED_BY_TRAINERS,
+    METRICS,
+    recorded_metrics,
+)
 from opd_align.core.objectives import Objective, ReverseKL
 from opd_align.runs.execute import analyze_into
 from opd_align.settings import Budget, Settings
@@ -105,7 +111,7 @@ def synthetic_training(
     folder = output_dir / "opd_align"
     folder.mkdir(parents=True)
     half_widths = {metric.half_width for metric in METRICS}
-    recorded = [one for one in METRICS if (one.logged or one.stem in half_widths) and one.level != "gate"]
+    recorded = [one for one in METRICS if (one.logged or one.stem in half_widths) and one not in LOGGED_BY_TRAINERS]
     recorded = [one for one in recorded if one.unit not in ("histogram", "table", "HTML", "level")]
     with (folder / "history.jsonl").open("w", encoding="utf-8") as file:
         for at in range(evaluations):

@@ -90,7 +90,7 @@ def test_own_questions_in_a_csv_file(tmp_path):
             ("Ann has 5 pens and buys 6. How many now?", "11"),
         ]
         csv.writer(file).writerows([("question", "answer"), *rows])
-    task = ["--set", "task={name: mine, kind: number}", "--set", "sampling.max_tokens=200"]
+    task = ["--set", "task={name: mine, kind: number}", "--set", "sampling.max_tokens=200", "--teachers", "Self-1C"]
     output = run(
         tmp_path, "opd-align", "analyze", "--student", "embedded:student", "--data", "mine.csv", *task, "--dry-run"
     )
