@@ -123,13 +123,13 @@ $(VLLM_STAMP): constraints-vllm.txt
 test-vllm: $(VLLM_STAMP) ## a real vLLM engine and a real vLLM server on this machine's CPU
 	VLLM_CPU_KVCACHE_SPACE=1 $(VLLM_BIN)/python -m pytest -m vllm tests/with_vllm $(ARGS)
 
+# Small sizes show that the scripts run, not how fast: two at a time.
 bench: setup ## every benchmark, results in build/bench/*.json; QUICK=1 for small sizes
 	@test -n "$(BENCHMARKS)" || { echo "no benchmarks found in benchmarks/" >&2; exit 1; }
 	@mkdir -p build/bench
-	@set -e; for script in $(BENCHMARKS); do \
-		echo "-- $$script"; \
-		$(BIN)/python $$script $(if $(QUICK),--quick) --json build/bench/$$(basename $$script .py).json; \
-	done
+	@printf '%s\n' $(BENCHMARKS) | xargs -n 1 -P $(if $(QUICK),2,1) sh -c 'name=$$(basename $$0 .py); \
+		$(BIN)/python $$0 $(if $(QUICK),--quick) --json build/bench/$$name.json > build/bench/$$name.log 2>&1; code=$$?; \
+		echo "-- $$0"; cat build/bench/$$name.log; exit $$code'
 
 bench-vllm: setup $(VLLM_STAMP) ## our vLLM backend beside raw vLLM, result in build/bench/vllm.json; QUICK=1 for small sizes
 	@mkdir -p build/bench
