@@ -252,6 +252,22 @@ def simulate(trainings: int = 400) -> dict[str, Any]:
     return found
 
 
+def ended_at_zero(trainings: int = 2000) -> dict[str, Any]:
+    """Share of simulated trainings that a schedule ends by an evaluation, where the true alignment is always 0."""
+    found: dict[str, Any] = {}
+    for questions in (32, 128):
+        error = QUESTION_SD / questions**0.5
+        for required in (1, 2):
+            rng, ends = np.random.default_rng(questions), []
+            for _ in range(trainings):
+                readings = [Reading(STEPS * n, mean, error) for n, mean in enumerate(rng.normal(0, error, 6))]
+                judged = (judge([readings[: n + 1]], min_readings=required).level for n in range(6))
+                ends.append(next((n + 1 for n, level in enumerate(judged) if LEVELS[level] < 0), 7))
+            text = ", ".join(f"evaluation {n}: {np.mean(np.array(ends) <= n):.1%}" for n in (1, 2, 6))
+            found[f"{questions} questions, {required} reading{'s' * (required > 1)}"] = text
+    return found
+
+
 def measure(folder: Path, regimes: Iterable[str], seeds: Sequence[int]) -> dict[str, Any]:
     """Makes the trainings that are not finished; returns the tables of all that are."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -281,14 +297,17 @@ def main() -> None:
             for settings in SETTINGS.values():
                 settings |= QUICK
             COMMON["accuracy_questions"] = 16
-            found = measure(Path(folder), SETTINGS, range(1)) | {"simulated": simulate(20)}
+            found = measure(Path(folder), SETTINGS, range(1)) | {
+                "simulated": simulate(20),
+                "ended at 0": ended_at_zero(20),
+            }
     elif arguments.simulate:
-        found = {"simulated": simulate()}
+        found = {"simulated": simulate(), "ended at 0": ended_at_zero()}
     else:
         regimes = [arguments.regime] if arguments.regime else sorted(SETTINGS)
         seeds = range(0 if arguments.report else arguments.seeds)
         found = measure(arguments.folder, regimes, [arguments.first_seed + seed for seed in seeds])
-        found |= {"simulated": simulate()}
+        found |= {"simulated": simulate(), "ended at 0": ended_at_zero()}
     for name, table in found.items():
         print(f"\n{name}")
         for key, value in table.items():

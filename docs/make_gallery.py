@@ -23,7 +23,7 @@ GALLERY = ROOT / "docs" / "gallery"
 RUNS = ROOT / "runs" / "gallery"
 EXAMPLE = ROOT / "examples" / "smollm2_boolq"
 MAX_BYTES = 3 * 2**20
-MACHINE_PATH = re.compile(r"file://|(?<![\w.<])/(?:home|root|tmp|work|Users|mnt|opt|var)/")
+MACHINE_PATH = re.compile(r"file://|(?<![\w.<])/(?:home|root|tmp|work(?:space)?|Users|mnt|opt|var)/")
 """What a page that is shipped must not contain: an absolute path of the machine on which it was made."""
 PAGES = {"demo": "#tokens", "smollm2": "#verdict", "training": "#overview"}
 """Page → the part of it that its picture shows."""

@@ -32,10 +32,10 @@ def test_a_page_is_linked_with_a_picture_and_can_be_shipped(name: str) -> None:
     assert picture.stat().st_size < 2**20
 
 
-@pytest.mark.parametrize("content", ["x /home/me/runs x", 'open("/tmp/a")', "file:///C:/runs", ">/work/main/a<"])
+@pytest.mark.parametrize("content", ["x /home/me/runs x", 'open("/tmp/a")', "file:///C:/runs", ">/mnt/data/a<"])
 def test_a_page_with_a_path_of_a_machine_is_refused(content: str, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text(f"<p>{content}</p></html>", encoding="utf-8")
     assert len(make_gallery.problems(page)) == 1
-    page.write_text("<p>and/or</p><a href='https://example.org/tmp/x'></work/></html>", encoding="utf-8")
+    page.write_text("<p>and/or</p><a href='https://example.org/tmp/x'></mnt/></html>", encoding="utf-8")
     assert make_gallery.problems(page) == []
