@@ -156,8 +156,10 @@ def run(regime: str, arm: str, seed: int, file: Path) -> None:
     trainer.train()
     history = output / "opd_align" / "history.jsonl"
     lines = [json.loads(line) for line in history.read_text().splitlines()] if needs_alignment else []
+    steps = [row for row in trainer.state.log_history if "gate/denominator" in row]
     found = {
         "settings": settings, "arm": arm, "seed": seed, "seconds": time.monotonic() - start, "accuracy": measured,
+        "tokens": [row["gate/denominator"] for row in steps], "distilled": [row["gate/tokens_distilled"] for row in steps],
         "history": [{"step": line["step"], "metrics": line["metrics"]} for line in lines],
         "weights": {kind: list(each) for kind, each in mix.weights.items()},
     }  # fmt: skip
