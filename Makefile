@@ -139,8 +139,8 @@ bench-vllm: setup $(VLLM_STAMP) ## our vLLM backend beside raw vLLM, result in b
 prediction: setup ## does alignment predict what training gains? docs/prediction.md (an hour or two on a free core; resumes)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/prediction.py --json build/prediction/figures.json --markdown build/prediction/tables.md --picture build/prediction/prediction.svg
 
-recipes-results: setup ## gates and controls on the embedded models: recipes/RESULTS.md (half an hour on two free cores)
-	$(BIN)/python recipes/compare.py
+recipes-results: setup ## gates, mixes and schedules on the embedded models: recipes/RESULTS.md (hours on two cores; resumes)
+	$(BIN)/python benchmarks/comparison.py
 
 docs: setup ## build the documentation into build/docs; warnings and broken links are errors
 	$(BIN)/python docs/generate.py --check

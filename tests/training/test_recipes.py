@@ -374,7 +374,6 @@ def test_the_command_line_lists_and_starts_recipes(capsys, monkeypatch):
     listed = capsys.readouterr().out
     assert all(recipe in listed for recipe in RECIPES)
     assert "embedded_models" not in listed
-    assert "compare" not in listed
     started = []
     monkeypatch.setattr(
         subprocess, "run", lambda command: started.append(command) or subprocess.CompletedProcess([], 3)

@@ -1,0 +1,355 @@
+"""Statistics of the finished runs of `comparison.py`, and recipes/RESULTS.md from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _comparison_plot import draw
+from _comparison_regimes import ARM_TEXTS, CONTROL, CONTROLLED, GATES, ORACLES, REGIMES, SCHEDULES, control_of
+from _comparison_schedule import acted, best_by_pass_rate, readings_of
+from _comparison_training import settings_of
+
+from opd_align.core.intervals import Estimate, interval
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+ALIGNMENT = "/alignment/weighted"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """The runs of one arm; rows of the arrays are seeds, columns evaluations."""
+
+    seeds: list[int]
+    steps: list[int]
+    accuracy: Floats
+    tokens: Floats
+    distilled: Floats
+    by_kind: Mapping[str, Floats] = field(default_factory=dict)
+    alignment: Floats | None = None
+
+    @staticmethod
+    def of(runs: list[dict[str, Any]]) -> Arm:
+        """Accuracy at the evaluations that all runs have."""
+        runs = sorted(runs, key=lambda run: run["seed"])
+        steps = sorted(set.intersection(*({int(step) for step in run["accuracy"]} for run in runs)))
+
+        def until(per_step: list[float]) -> list[float]:
+            total = np.concatenate([[0.0], np.cumsum(per_step)])
+            return [float(total[step]) for step in steps]
+
+        def accuracy(kind: str) -> Floats:
+            return np.array([[run["accuracy"][str(step)][kind] for step in steps] for run in runs])
+
+        histories = [run["history"] for run in runs]
+        known = runs[0]["arm"] == "ungated" and all([line["step"] for line in each] == steps for each in histories)
+        return Arm(
+            [run["seed"] for run in runs],
+            steps,
+            accuracy("all"),
+            np.array([until(run["tokens"]) for run in runs]),
+            np.array([until(run["distilled"]) for run in runs]),
+            {kind: accuracy(kind) for kind in ("two", "three")},
+            np.array([[_alignment(line) for line in history] for history in histories]) if known else None,
+        )
+
+    def at(self, steps: list[int]) -> Arm:
+        """At these evaluations alone."""
+        own = [self.steps.index(step) for step in steps]
+        columns = {name: getattr(self, name)[:, own] for name in ("accuracy", "tokens", "distilled")}
+        by_kind = {kind: each[:, own] for kind, each in self.by_kind.items()}
+        return replace(self, steps=steps, by_kind=by_kind, alignment=None, **columns)
+
+    @property
+    def final(self) -> Floats:
+        return self.accuracy[:, -1]
+
+    @property
+    def over_training(self) -> Floats:
+        """Mean accuracy over all evaluations after step 0, one number per seed."""
+        return self.accuracy[:, 1:].mean(1)
+
+    @property
+    def share(self) -> float:
+        """Share of the training tokens that were distilled."""
+        return float((self.distilled[:, -1] / self.tokens[:, -1]).mean())
+
+    def until_accuracy(self, target: float, spent: Floats) -> Floats:
+        """What was spent until the accuracy first reaches the target, interpolated between evaluations."""
+        found = []
+        for accuracy, own in zip(self.accuracy, spent, strict=True):
+            above = np.flatnonzero(accuracy >= target)
+            if not len(above):
+                found.append(np.nan)
+            elif above[0] == 0:
+                found.append(0.0)
+            else:
+                after = int(above[0])
+                share = (target - accuracy[after - 1]) / (accuracy[after] - accuracy[after - 1])
+                found.append(own[after - 1] + share * (own[after] - own[after - 1]))
+        return np.array(found)
+
+
+def _alignment(line: Mapping[str, Any]) -> float:
+    (value,) = [value for name, value in line["metrics"].items() if name.endswith(ALIGNMENT)]
+    return float("nan") if value is None else float(value)
+
+
+Regimes = Mapping[str, Mapping[str, Arm]]
+
+
+def finished(file: Path) -> dict[str, Any] | None:
+    """A run that has ended and has the present settings."""
+    if not file.is_file():
+        return None
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found if found["settings"] == settings_of(found["regime"]) else None
+
+
+def load(folder: Path) -> dict[str, dict[str, Arm]]:
+    """The arms of each regime that have runs, in the order of `ARM_TEXTS`."""
+    runs = [run for file in sorted(folder.glob("*-*-*.json")) if (run := finished(file))]
+    found: dict[str, dict[str, Arm]] = {}
+    for name, regime in REGIMES.items():
+        own = [run for run in runs if run["regime"] == name]
+        # Before training, all arms of a seed have the same student: it is measured once.
+        before = {run["seed"]: run["accuracy"]["0"] for run in own if run["arm"] == regime.reference}
+        own = [run | {"accuracy": {"0": before[run["seed"]]} | run["accuracy"]} for run in own if run["seed"] in before]
+        arms = {arm: Arm.of(of) for arm in ARM_TEXTS if (of := [run for run in own if run["arm"] == arm])}
+        plain = [run for run in own if run["arm"] == "ungated"]
+        if arms:
+            found[name] = arms | {arm: scheduled(arm, plain, arms["ungated"]) for arm in regime.derived if plain}
+    return found
+
+
+def scheduled(arm: str, runs: list[dict[str, Any]], plain: Arm) -> Arm:
+    """A schedule's arm: the ungated training until it acts, afterwards the student that it ends with."""
+    accuracy, tokens = plain.accuracy.copy(), plain.tokens.copy()
+    for row, run in enumerate(sorted(runs, key=lambda run: run["seed"])):
+        if arm == "early_stopping":
+            at, ends_with = plain.steps[-1], best_by_pass_rate(run["history"])
+        else:
+            found = acted(readings_of(run["history"]))
+            at, ends_with = found.at or plain.steps[-1], getattr(found, arm)
+        after = plain.steps.index(at)
+        accuracy[row, after:] = accuracy[row, plain.steps.index(ends_with)]
+        tokens[row, after:] = tokens[row, after]
+    return Arm(plain.seeds, plain.steps, accuracy, plain.tokens, tokens)
+
+
+# -- differences
+
+
+def difference(one: Arm, other: Arm, what: Callable[[Arm], Floats]) -> Estimate:
+    """Mean difference, paired by seed: runs of one seed see the same questions in the same order."""
+    shared = [seed for seed in one.seeds if seed in other.seeds]
+    steps = [step for step in one.steps if step in other.steps]
+    sides = [what(arm.at(steps))[[arm.seeds.index(seed) for seed in shared]] for arm in (one, other)]
+    return interval(sides[0] - sides[1])
+
+
+def final(arm: Arm) -> Floats:
+    return arm.final
+
+
+def over_training(arm: Arm) -> Floats:
+    return arm.over_training
+
+
+def harm_prevented(arm: Arm, plain: Arm) -> Estimate:
+    """Share of the ungated training's loss of accuracy that does not happen: ratio of means, jackknife over seeds."""
+    rows = [plain.seeds.index(seed) for seed in arm.seeds if seed in plain.seeds]
+    own = [arm.seeds.index(plain.seeds[row]) for row in rows]
+    lost = (plain.accuracy[:, 0] - plain.final)[rows]
+    kept = arm.final[own] - plain.final[rows]
+    n = len(rows)
+    if n < 2:
+        return Estimate(float(kept.sum() / lost.sum()), float("nan"), n)
+    left_out = (kept.sum() - kept) / (lost.sum() - lost)
+    pseudo = n * kept.sum() / lost.sum() - (n - 1) * left_out
+    return Estimate(float(kept.sum() / lost.sum()), interval(pseudo).half_width, n)
+
+
+def verdict_of(value: Estimate, better: str, worse: str) -> str:
+    if value.mean - value.half_width > 0:
+        return better
+    return worse if value.mean + value.half_width < 0 else "inconclusive"
+
+
+def formatted(value: Estimate, digits: int = 3, *, signed: bool = False) -> str:
+    mean = f"{value.mean:{'+' if signed else ''}.{digits}f}"
+    return mean if np.isnan(value.half_width) else f"{mean} ± {value.half_width:.{digits}f}"
+
+
+def worse_than_plain(arms: Mapping[str, Arm]) -> list[str]:
+    """Arms, controls aside, that end below plain distillation by more than their interval."""
+    return [
+        name
+        for name, arm in arms.items()
+        if name != "ungated"
+        and not name.startswith(CONTROL)
+        and verdict_of(difference(arm, arms["ungated"], final), "", "worse") == "worse"
+    ]
+
+
+def must_show(regimes: Regimes) -> dict[str, str]:
+    """The questions that the comparison was made for, each with its answer."""
+    found: dict[str, str] = {}
+    if {"mix", "A", "B", "equal"} <= set(regimes.get("mixture", {})):
+        arms = regimes["mixture"]
+        better = max(("A", "B"), key=lambda name: float(arms[name].final.mean()))
+        for name, text in ((better, "the better single teacher"), ("equal", "equal weights")):
+            gap = difference(arms["mix"], arms[name], final)
+            verdict = verdict_of(gap, "`TeacherMix` ends above", "`TeacherMix` ends below")
+            found[f"Two teachers, `TeacherMix` − {text}"] = f"{formatted(gap, signed=True)}: {verdict}"
+    if "harmful" in regimes and len(regimes["harmful"]) > 1:
+        arms = regimes["harmful"]
+        for name in ("rollback", "stop", "sign_agrees", "oracle_sign"):
+            if name in arms:
+                share = harm_prevented(arms[name], arms["ungated"])
+                verdict = "at least 80 %" if share.mean >= 0.8 else "less than 80 %"
+                found[f"Harmful teacher, share of the lost accuracy that `{name}` keeps"] = (
+                    f"{formatted(share, 2)}: {verdict}"
+                )
+    if "rollback" in regimes.get("ruin", {}):
+        arms = regimes["ruin"]
+        plain = arms["ungated"]
+        best = int(plain.accuracy.mean(0).argmax())
+        peak = interval(plain.accuracy[:, best])
+        for name in ("rollback", "stop", "early_stopping"):
+            own = interval(arms[name].final - plain.accuracy[:, best])
+            each = interval(arms[name].final - plain.accuracy.max(1))
+            inside = "within the interval" if own.mean + own.half_width >= 0 else "below the peak"
+            found[f"Ruin, `{name}` − the peak of the ungated mean ({formatted(peak)}, step {plain.steps[best]})"] = (
+                f"{formatted(own, signed=True)}: {inside}; − each seed's own best evaluation "
+                f"{formatted(each, signed=True)}"
+            )
+    if len(regimes.get("good", {})) > 1:
+        worse = worse_than_plain(regimes["good"])
+        found["Good teacher, arms that end below plain distillation by more than their interval"] = (
+            ", ".join(f"`{name}`" for name in worse) or "none"
+        )
+    return found
+
+
+# -- the page
+
+
+def write_results(folder: Path, target: Path) -> None:
+    regimes = load(folder)
+    if not regimes:
+        raise SystemExit(f"no finished runs in {folder}; run without --report first")
+    lines = [
+        "# Comparison of gates, mixes and schedules",
+        "",
+        "Generated by `make recipes-results` ([benchmarks/comparison.py](../benchmarks/comparison.py)); do not edit.",
+        "",
+        "The embedded student is trained with teachers of five kinds (on-policy, KL(student ‖ teacher), 16 completions "
+        "per step). Accuracy: single samples on 256 held-out questions, which no arm looks at. ± is the 95 % t "
+        "interval over seeds; differences are paired by seed. With so many arms, about one in twenty intervals misses "
+        "its true value. AdamW is nearly invariant to the scale of the loss, so a gate does not reduce the step size "
+        "for the tokens that it keeps.",
+        "",
+        "![Accuracy at the end of each arm, as a difference to plain distillation](results.svg)",
+        "",
+        "## In short",
+        "",
+        *(f"- {name}: {value}." for name, value in must_show(regimes).items()),
+        *conclusions(regimes),
+    ]
+    for name, arms in regimes.items():
+        lines += ["", *section(name, arms)]
+    target.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    target.with_name("results.svg").write_text(draw(regimes, difference, final), encoding="utf-8")
+    print(f"{target}\n{target.with_name('results.svg')}")
+
+
+def conclusions(regimes: Regimes) -> Iterator[str]:
+    """Which gates are better or worse than plain distillation, and than random tokens of the same number."""
+    for regime in ("good", "noisy", "harmful"):
+        arms = regimes.get(regime, {})
+        if len(arms) < 2:
+            continue
+        compared = {name: arms[name] for name in (*GATES, *ORACLES) if name in arms}
+        sides: dict[str, list[str]] = {"better": [], "worse": []}
+        for name, arm in compared.items():
+            side = verdict_of(difference(arm, arms["ungated"], over_training), "better", "worse")
+            sides.get(side, []).append(f"`{name}`")
+        words = [f"{side} are {', '.join(names)}" for side, names in sides.items() if names]
+        yield (
+            f"- {REGIMES[regime].title}, mean over training compared with plain distillation: "
+            f"{'; '.join(words) or 'no gate differs'}{'; the others are inconclusive' if words else ''}."
+        )
+
+
+def section(regime: str, arms: Mapping[str, Arm]) -> Iterator[str]:
+    about, plain = REGIMES[regime], arms.get("ungated")
+    reference = arms[about.reference]
+    shared = sorted(set.intersection(*(set(arm.steps) for arm in arms.values())))
+    arms = {name: arm.at(shared) for name, arm in arms.items()}
+    counts = sorted({len(arm.seeds) for arm in arms.values()})
+    steps = about.settings["steps"]
+    yield f"## {about.title}"
+    yield ""
+    yield f"{about.text} {steps} steps, {' to '.join(map(str, counts))} seeds per arm."
+    yield ""
+    relation = f"− {about.reference}" if about.reference == "ungated" else f"`{about.reference}` − arm"
+    columns = ["arm", "distills", "accuracy at the end", relation, "mean over training", relation]
+    columns += ["− its control", "distilled share"] if "ungated" in arms else ["two steps", "three steps"]
+    yield f"| {' | '.join(columns)} |"
+    yield "|---" * len(columns) + "|"
+    for name, arm in arms.items():
+        pair = (arm, reference) if about.reference == "ungated" else (reference, arm)
+        gaps = [
+            "" if name == about.reference else formatted(difference(*pair, what), signed=True)
+            for what in (final, over_training)
+        ]
+        cells = [f"`{name}`", ARM_TEXTS[name], formatted(interval(arm.final)), gaps[0]]
+        cells += [formatted(interval(arm.over_training)), gaps[1]]
+        if "ungated" in arms:
+            control = control_of(name) if name in GATES else None
+            against = difference(arm, arms[control], over_training) if control in arms else None
+            cells += ["" if against is None else formatted(against, signed=True), f"{arm.share:.2f}"]
+        else:
+            cells += [formatted(interval(arm.by_kind[kind][:, -1])) for kind in ("two", "three")]
+        yield f"| {' | '.join(cells)} |"
+    before = interval(reference.accuracy[:, 0])
+    yield ""
+    yield f"The student before training: {formatted(before)}."
+    if any(name in arms for name in SCHEDULES):
+        yield (
+            "Schedules are read from the ungated training: until they act, a training with them is the same to the "
+            "bit. Their distilled share counts the steps until then."
+        )
+    yield ""
+    yield f"Until an accuracy of {about.target}:"
+    yield ""
+    yield "| arm | steps | training tokens | distilled tokens | seeds that reached it |"
+    yield "|---|---|---|---|---|"
+    for name, arm in arms.items():
+        if name in SCHEDULES:
+            continue
+        spent = [np.tile(np.array(arm.steps, float), (len(arm.seeds), 1)), arm.tokens, arm.distilled]
+        needed = [arm.until_accuracy(about.target, each) for each in spent]
+        reached = np.isfinite(needed[0])
+        cells = [f"{each[reached].mean():,.0f}" if reached.any() else "–" for each in needed]
+        yield f"| `{name}` | {' | '.join(cells)} | {reached.sum()} of {len(reached)} |"
+    if plain is not None and plain.alignment is not None:
+        yield ""
+        yield (
+            f"Alignment of the ungated training (SR-weighted, {about.settings['questions']} held-out questions), and "
+            "its accuracy:"
+        )
+        yield ""
+        yield "| | " + " | ".join(f"step {step}" for step in plain.steps) + " |"
+        yield "|---" * (len(plain.steps) + 1) + "|"
+        for label, values, signed in (("alignment", plain.alignment, True), ("accuracy", plain.accuracy, False)):
+            means = [formatted(interval(column[np.isfinite(column)]), 2, signed=signed) for column in values.T]
+            yield f"| {label} | " + " | ".join(means) + " |"
+
+
+assert set(CONTROLLED) <= set(GATES)

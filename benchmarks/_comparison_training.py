@@ -1,0 +1,184 @@
+"""One training of `comparison.py`: a regime, an arm, a seed.
+
+All arms of a regime train the same student (`GatedDistillationTrainer`, KL(student ‖ teacher), on-policy) on the same
+questions in the same order. Held-out accuracy is that of single samples at temperature 1, on questions that are neither
+trained on nor seen by `AlignmentCallback`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from _comparison_oracle import OracleGate
+from _comparison_regimes import ARITHMETIC, COMMON, CONTROL, REGIMES, kind_of, of_both_kinds, row_of, teachers_of
+
+from opd_align.backends.loading import load_model
+from opd_align.settings import Budget
+from opd_align.training import AlignmentCallback, GatedDistillationTrainer, TeacherMix
+from opd_align.training.contrast import sample_hints
+from opd_align.training.gates import FunctionGate, Gate, GateBatch
+from opd_align.training.published_gates import named_gate
+from opd_align.types import Outcome
+
+NAMES = {
+    "ungated": "open",
+    "incorrect": "incorrect_only",
+    "divergence": "divergence",
+    "both": "incorrect_only*divergence",
+    "sign_agrees": "sign_agrees",
+    "teachable": "teachable",
+    "entropy_divergence": "entropy_divergence",
+    "first_part": "first_part",
+    "contrastive": "contrastive_contexts",
+}
+"""Gates of the recipe `distillation_gates` by arm."""
+
+
+def settings_of(regime: str) -> dict[str, Any]:
+    return {**REGIMES[regime].settings, **COMMON}
+
+
+def gate_of(arm: str, seed: int, verifier: Any) -> Gate:
+    """The gate of an arm, or its control: the same weights, at random tokens or at random rollouts."""
+    if not arm.startswith(CONTROL):
+        return named_gate(NAMES.get(arm, "open"), verifier, unknown="drop")
+    gate = gate_of(arm.removeprefix(CONTROL), seed, verifier)
+    # A separate generator, so that the training draws the same random numbers as in the other arms.
+    generator = torch.Generator().manual_seed(seed)
+
+    def random_rollouts(batch: GateBatch) -> torch.Tensor:
+        assert batch.outcome_B is not None
+        shuffled = torch.randperm(len(batch.outcome_B), generator=generator)
+        return (batch.outcome_B[shuffled] == Outcome.INCORRECT).float().unsqueeze(1) * batch.mask_BT
+
+    def random_tokens(batch: GateBatch) -> torch.Tensor:
+        weights_BT = gate(batch)
+        values = weights_BT[batch.mask_BT]
+        weights_BT[batch.mask_BT] = values[torch.randperm(len(values), generator=generator)]
+        return weights_BT
+
+    function = random_rollouts if arm == f"{CONTROL}incorrect" else random_tokens
+    return FunctionGate(function, arm, gate.measures, gate.needs_global_batch, gate.verifier)
+
+
+class HeldOutAccuracy:
+    """Accuracy of single samples on held-out questions, of all and by kind."""
+
+    def __init__(self, tokenizer: Any, seed: int) -> None:
+        self.tokenizer, self.seed = tokenizer, seed
+        self.questions = ARITHMETIC.load(split="test", limit=COMMON["accuracy_questions"])
+        self.kind_N = np.array([kind_of(question) for question in self.questions])
+        conversations = [ARITHMETIC.messages(question) for question in self.questions]
+        texts = tokenizer.apply_chat_template(conversations, add_generation_prompt=True, tokenize=False)
+        self.inputs = tokenizer(texts, padding=True, padding_side="left", add_special_tokens=False, return_tensors="pt")
+
+    def __call__(self, model: Any) -> dict[str, float]:
+        model.eval()
+        with torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(self.seed)
+            generated = model.generate(
+                **self.inputs, do_sample=True, top_k=0, top_p=1.0, temperature=1.0,
+                max_new_tokens=COMMON["max_completion_length"], pad_token_id=self.tokenizer.pad_token_id,
+            )  # fmt: skip
+        model.train()
+        new = generated[:, self.inputs["input_ids"].shape[1] :]
+        replies = self.tokenizer.batch_decode(new, skip_special_tokens=True)
+        verdicts = ARITHMETIC.verifier(completions=replies, answer=[each.answer for each in self.questions])
+        right_N = np.array(verdicts) == 1
+        by_kind = {kind: float(right_N[self.kind_N == kind].mean()) for kind in ("two", "three")}
+        return {"all": float(right_N.mean()), **by_kind}
+
+
+def train(regime: str, arm: str, seed: int, file: Path) -> None:
+    """Trains one arm with one seed; writes what it measured to the file."""
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import DistillationConfig
+
+    settings = settings_of(regime)
+    loaded = load_model("embedded:student")
+    student, tokenizer = loaded.model, loaded.tokenizer
+    teachers = teachers_of(regime, seed, tokenizer)
+    weights = {"mix": None, "equal": dict.fromkeys(teachers, 1.0), "A": {"A": 1.0}, "B": {"B": 1.0}}
+    by_kind = "kind" if arm == "mix" else None
+    mix = TeacherMix(teachers, weights=weights.get(arm, dict.fromkeys(teachers, 1.0)), kind=by_kind, seed=seed)
+    trained = ARITHMETIC.load(split="train", limit=settings["steps"] * settings["batch"], seed=seed)
+    rows = [row_of(question) for question in trained]
+    if arm == "contrastive":
+        longest = settings["max_completion_length"]
+        hints = sample_hints(student, tokenizer, ARITHMETIC, trained, max_tokens=longest)
+        rows = [{**row, **hints[question.id]} for row, question in zip(rows, trained, strict=True)]
+    gate = gate_of(arm, seed, ARITHMETIC.verifier)
+    if arm.startswith("oracle_"):
+        (teacher,) = teachers.values()
+        gate = OracleGate(ARITHMETIC, teacher, tokenizer, mode=arm.removeprefix("oracle_"), seed=seed)
+    output = file.with_suffix("")
+    trainer = GatedDistillationTrainer(
+        model=student,
+        # A single teacher as it is: some gates need all tokens of a step first, which a mix does not support.
+        teacher_model=mix if len(teachers) > 1 else next(iter(teachers.values())),
+        gate=gate,
+        denominator="keep",
+        processing_class=tokenizer,
+        train_dataset=Dataset.from_list(rows),
+        args=DistillationConfig(
+            output_dir=str(output), max_steps=settings["steps"], per_device_train_batch_size=settings["batch"],
+            learning_rate=settings["learning_rate"], lr_scheduler_type="constant", beta=1.0, temperature=1.0,
+            max_completion_length=settings["max_completion_length"], gradient_checkpointing=False, logging_steps=1,
+            save_strategy="no", report_to="none", disable_tqdm=True, use_cpu=True, bf16=False, seed=seed,
+        ),
+    )  # fmt: skip
+    accuracy = HeldOutAccuracy(tokenizer, seed)
+    measured: dict[int, dict[str, float]] = {}
+    aligned = arm in ("ungated", "mix")
+    # Half as often without a schedule; before training all arms have the same student.
+    measure_every = settings["every"] * (1 if aligned or regime == "mixture" else 2)
+
+    class Measure(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+            if aligned:
+                measured[0] = accuracy(model)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+            if state.global_step % measure_every == 0:
+                measured[state.global_step] = accuracy(model)
+                print(state.global_step, measured[state.global_step], flush=True)
+
+    if aligned:
+        held_out = of_both_kinds(settings["questions"], offset=settings["accuracy_questions"])
+        callback = AlignmentCallback(
+            trainer, [row_of(question) for question in held_out], ARITHMETIC, every_n_steps=settings["every"],
+            budget=Budget(settings["initial"], settings["targeted"], allocation="adaptive", rounds=2),
+            max_overhead=None, on_error="raise",
+        )  # fmt: skip
+        trainer.add_callback(callback)
+        if arm == "mix":
+            mix.follow(callback)
+    trainer.add_callback(Measure())
+    start = time.monotonic()
+    trainer.train()
+
+    history = output / "opd_align" / "history.jsonl"
+    lines = [json.loads(line) for line in history.read_text().splitlines()] if aligned else []
+    steps = [row for row in trainer.state.log_history if "gate/denominator" in row]
+    found = {
+        "regime": regime,
+        "arm": arm,
+        "seed": seed,
+        "settings": settings,
+        "seconds": time.monotonic() - start,
+        "accuracy": measured,
+        # With denominator="keep" this is the number of all completion tokens.
+        "tokens": [row["gate/denominator"] for row in steps],
+        "distilled": [row["gate/tokens_distilled"] for row in steps],
+        "history": [{"step": line["step"], "metrics": line["metrics"]} for line in lines],
+        "weights": {kind: list(each) for kind, each in mix.weights.items()} if arm == "mix" else {},
+    }
+    temporary = file.with_suffix(".new")
+    temporary.write_text(json.dumps(found, indent=1))
+    temporary.rename(file)

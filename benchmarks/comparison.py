@@ -1,0 +1,118 @@
+"""Compares gates, mixes of teachers and schedules: trains the embedded models with all of them, several seeds each.
+
+    make recipes-results                            # all runs, two at a time; continues after an interruption
+    python benchmarks/comparison.py --report        # only the tables and the plot, from the finished runs
+    python benchmarks/comparison.py --regimes harmful --arms ungated sign_agrees
+
+Each run is a process of its own and writes a file to build/comparison; recipes/RESULTS.md and its plots are made from
+these files alone. `--quick` makes two steps of some arms in one process: it shows that the script works, nothing more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from _comparison_regimes import ARM_TEXTS, COMMON, REGIMES, SHORT
+from _comparison_results import finished, load, must_show, write_results
+from _comparison_training import train
+
+SEEDS = 5
+QUICK = {"steps": 2, "every": 1, "questions": 8, "initial": 16, "targeted": 16}
+QUICK_RUNS = (
+    ("good", "ungated"), ("good", "sign_agrees"), ("good", "control_sign_agrees"), ("harmful", "oracle_sign"),
+    ("mixture", "mix"), ("mixture", "equal"),
+)  # fmt: skip
+Run = tuple[str, str, int]
+
+
+def file_of(folder: Path, run: Run) -> Path:
+    return folder / "{}-{}-{}.json".format(*run)
+
+
+def wanted_runs(regimes: Sequence[str], arms: Sequence[str], seeds: int) -> list[Run]:
+    """Seeds in the outer loop: after an interruption all arms have about the same number of runs."""
+    return [
+        (regime, arm, seed)
+        for seed in range(seeds)
+        for regime in regimes
+        for arm in REGIMES[regime].trained
+        if arm in arms
+    ]
+
+
+def run_all(folder: Path, wanted: Sequence[Run], processes: int) -> None:
+    """Runs what has no result file yet, several at a time."""
+    missing = [run for run in wanted if finished(file_of(folder, run)) is None]
+    print(f"{len(wanted) - len(missing)} of {len(wanted)} runs are finished", flush=True)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+
+    def run_one(run: Run) -> None:
+        file = file_of(folder, run)
+        command = [sys.executable, __file__, "--folder", str(folder), "--one", *map(str, run)]
+        with file.with_suffix(".log").open("w") as output:
+            code = subprocess.run(command, env=environment, stdout=output, stderr=subprocess.STDOUT).returncode
+        if code:
+            raise SystemExit(f"{run} failed: see {file.with_suffix('.log')}")
+        print("{}, {}, seed {}: {:.0f} s".format(*run, json.loads(file.read_text())["seconds"]), flush=True)
+
+    with ThreadPoolExecutor(processes) as pool:
+        for _ in pool.map(run_one, missing):
+            pass
+
+
+def quick(folder: Path) -> None:
+    """A few steps of some arms; every regime has the settings of a small one."""
+    for regime in REGIMES.values():
+        regime.settings.update(QUICK)  # type: ignore[attr-defined]
+    SHORT.update(QUICK)
+    COMMON["accuracy_questions"] = 16
+    for regime, arm in QUICK_RUNS:
+        train(regime, arm, 0, file_of(folder, (regime, arm, 0)))
+    write_results(folder, folder / "RESULTS.md")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--folder", type=Path, default=Path("build/comparison"), help="folder of the result files")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "recipes" / "RESULTS.md")
+    parser.add_argument("--regimes", nargs="+", choices=list(REGIMES), default=list(REGIMES))
+    parser.add_argument("--arms", nargs="+", choices=list(ARM_TEXTS), default=list(ARM_TEXTS))
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="seeds per arm")
+    parser.add_argument("--processes", type=int, default=2, help="number of runs at a time")
+    parser.add_argument("--report", action="store_true", help="no training, only tables and plots")
+    parser.add_argument("--one", nargs=3, metavar=("REGIME", "ARM", "SEED"), help="a single run, in this process")
+    parser.add_argument("--quick", action="store_true", help="a few steps of some arms: the figures mean nothing")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    arguments = parser.parse_args()
+    if arguments.one:
+        regime, arm, seed = arguments.one
+        train(regime, arm, int(seed), file_of(arguments.folder, (regime, arm, int(seed))))
+        return
+    if arguments.quick:
+        with TemporaryDirectory() as folder:
+            quick(Path(folder))
+            found = must_show(load(Path(folder)))
+    else:
+        arguments.folder.mkdir(parents=True, exist_ok=True)
+        if not arguments.report:
+            run_all(
+                arguments.folder, wanted_runs(arguments.regimes, arguments.arms, arguments.seeds), arguments.processes
+            )
+        write_results(arguments.folder, arguments.out)
+        found = must_show(load(arguments.folder))
+    for name, value in found.items():
+        print(f"{name}: {value}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

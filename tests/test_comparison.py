@@ -1,0 +1,229 @@
+"""The comparison of gates, mixes and schedules, on runs with known results."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from opd_align.core.alarm import Reading
+from opd_align.training import GateBatch
+from opd_align.training.gates import compute_weights
+from opd_align.types import Outcome
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+ALIGNMENT = "opd_align/teacher/reverse_kl/alignment/weighted"
+
+
+@pytest.fixture(scope="module")
+def modules():
+    sys.path.insert(0, str(BENCHMARKS))
+    names = ("regimes", "training", "schedule", "results", "plot")
+    yield SimpleNamespace(**{name: import_module(f"_comparison_{name}") for name in names})
+    sys.path.remove(str(BENCHMARKS))
+
+
+def a_run(modules, regime, arm, seed, final, *, share=1.0, alignment=0.3, accuracy=None):
+    """Accuracy changes linearly from 0.5, or as given; 100 tokens per step, a share of them distilled."""
+    settings = modules.training.settings_of(regime)
+    every, steps = settings["every"], settings["steps"]
+    evaluated = range(0, steps + 1, every)
+    values = accuracy or [0.5 + (final - 0.5) * step / steps for step in evaluated]
+    alignments = alignment if isinstance(alignment, list) else [alignment] * len(evaluated)
+    return {
+        "regime": regime,
+        "arm": arm,
+        "seed": seed,
+        "settings": settings,
+        "seconds": 10.0,
+        "accuracy": {
+            str(step): dict.fromkeys(("all", "two", "three"), value)
+            for step, value in zip(evaluated, values, strict=True)
+        },
+        "tokens": [100.0] * steps,
+        "distilled": [100.0 * share] * steps,
+        "history": [
+            {
+                "step": step,
+                "metrics": {
+                    ALIGNMENT: mean,
+                    f"{ALIGNMENT}_half_width": 0.1,
+                    "opd_align/student/pass_rate": value,
+                },
+            }
+            for step, mean, value in zip(evaluated, alignments, values, strict=True)
+            if arm in ("ungated", "mix")
+        ],
+        "weights": {},
+    }
+
+
+def store(folder, *runs):
+    for run in runs:
+        (folder / "{regime}-{arm}-{seed}.json".format(**run)).write_text(json.dumps(run))
+
+
+@pytest.fixture
+def runs(modules, tmp_path):
+    for seed in range(3):
+        offset = 0.01 * seed
+        store(
+            tmp_path,
+            a_run(modules, "good", "ungated", seed, 0.8 + offset),
+            a_run(modules, "good", "incorrect", seed, 0.9 + offset, share=0.25),
+            a_run(modules, "good", "control_incorrect", seed, 0.6 + offset, share=0.25),
+            a_run(modules, "good", "divergence", seed, 0.7 + offset, share=0.2),
+            a_run(modules, "harmful", "ungated", seed, 0.3 + offset, alignment=-0.4),
+            a_run(modules, "harmful", "sign_agrees", seed, 0.4 + offset, share=0.4),
+        )
+        for arm, final in (("mix", 0.9), ("A", 0.8), ("B", 0.7), ("equal", 0.75)):
+            store(tmp_path, a_run(modules, "mixture", arm, seed, final + offset))
+        course = [0.5, 0.6, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
+        store(
+            tmp_path,
+            a_run(
+                modules, "ruin", "ungated", seed, 0.1, accuracy=course,
+                alignment=[0.5, 0.4, 0.2, -0.3, -0.4, -0.5, -0.5, -0.5, -0.5],
+            ),
+        )  # fmt: skip
+    return tmp_path
+
+
+def test_statistics_of_known_runs(modules, runs):
+    arms = modules.results.load(runs)["good"]
+    assert list(arms) == [
+        "ungated",
+        "incorrect",
+        "divergence",
+        "control_incorrect",
+        "stop",
+        "rollback",
+        "early_stopping",
+    ]
+    assert arms["incorrect"].tokens[0].tolist() == [0, 600, 1200, 1800, 2400]
+    assert arms["incorrect"].share == pytest.approx(0.25)
+    gap = modules.results.difference(arms["incorrect"], arms["ungated"], modules.results.final)
+    assert gap.mean == pytest.approx(0.1)
+    assert gap.half_width == pytest.approx(0, abs=1e-9)  # paired: what is common to a seed cancels
+    # From 0.5 to 0.9 in 600 distilled tokens: 0.8 is reached after three quarters of them.
+    spent = arms["incorrect"].distilled
+    assert arms["incorrect"].until_accuracy(0.8, spent)[0] == pytest.approx(450)
+    assert all(needed != needed for needed in arms["control_incorrect"].until_accuracy(0.8, spent))
+    assert arms["incorrect"].until_accuracy(0.5, spent).tolist() == [0, 0, 0]  # reached from the start
+
+
+def test_the_share_of_harm_that_is_prevented(modules, runs):
+    arms = modules.results.load(runs)["harmful"]
+    # Lost without a gate: 0.2, 0.19, 0.18; the gate keeps 0.1 of it each time.
+    share = modules.results.harm_prevented(arms["sign_agrees"], arms["ungated"])
+    assert share.mean == pytest.approx(0.3 / 0.57)
+    assert 0 < share.half_width < 0.1
+    # A teacher that harms from the start: the schedule returns to the student before training.
+    assert modules.results.harm_prevented(arms["rollback"], arms["ungated"]).mean == pytest.approx(1)
+    assert 0 < modules.results.harm_prevented(arms["stop"], arms["ungated"]).mean < 1
+    assert arms["rollback"].share < 1
+
+
+def test_a_schedule_returns_to_the_peak(modules, runs):
+    arms = modules.results.load(runs)["ruin"]
+    assert arms["rollback"].final.tolist() == pytest.approx([0.7] * 3)
+    assert arms["early_stopping"].final.tolist() == pytest.approx([0.7] * 3)
+    assert (arms["stop"].final < 0.7).all()
+    assert (arms["stop"].final > arms["ungated"].final).all()
+
+
+def test_a_schedule_that_never_acts_ends_like_the_training(modules):
+    found = modules.schedule.acted([Reading(step, 0.5, 0.05) for step in (0, 10, 20)])
+    assert (found.at, found.stop, found.rollback) == (None, 20, 20)
+
+
+def test_the_results_are_generated_from_the_files_alone(modules, runs):
+    modules.results.write_results(runs, runs / "RESULTS.md")
+    text = (runs / "RESULTS.md").read_text()
+    assert "| `incorrect` | tokens of incorrect rollouts | 0.910 ± 0.025 | +0.100 ± 0.000 |" in text
+    assert "`TeacherMix` − the better single teacher: +0.100 ± 0.000: `TeacherMix` ends above." in text
+    assert "share of the lost accuracy that `rollback` keeps: 1.00 ± 0.00: at least 80 %." in text
+    assert "by more than their interval: `divergence`." in text
+    assert "better are `incorrect`; worse are `divergence`" in text
+    assert "nan" not in text
+    plot = (runs / "results.svg").read_text()
+    assert plot.count("<polyline") == 2 + 4  # ruin: ungated and rollback; mixture: four arms
+    assert "nan" not in plot
+
+
+def test_arms_are_compared_at_the_evaluations_that_both_have(modules, tmp_path):
+    gated = a_run(modules, "noisy", "incorrect", 0, 0.9)
+    gated["accuracy"] = {step: gated["accuracy"][step] for step in ("12", "24")}  # as without a schedule
+    store(tmp_path, a_run(modules, "noisy", "ungated", 0, 0.7), gated, a_run(modules, "noisy", "divergence", 1, 0.9))
+    arms = modules.results.load(tmp_path)["noisy"]
+    assert arms["incorrect"].accuracy[0].tolist() == pytest.approx([0.5, 0.7, 0.9])  # before: of the same seed
+    gap = modules.results.difference(arms["incorrect"], arms["ungated"], modules.results.over_training)
+    assert gap.mean == pytest.approx((0.1 + 0.2) / 2)
+    assert "divergence" not in arms  # no ungated run of its seed yet
+    modules.results.write_results(tmp_path, tmp_path / "RESULTS.md")
+
+
+def test_no_runs_no_results(modules, tmp_path):
+    with pytest.raises(SystemExit, match="no finished runs"):
+        modules.results.write_results(tmp_path, tmp_path / "RESULTS.md")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(0.47, 0.92, [0.5, 0.6, 0.7, 0.8, 0.9]), (-0.31, 0.91, [0.0, 0.5]), (0, 30395, [0, 10000, 20000, 30000])],
+)
+def test_ticks_are_round(modules, low, high, expected):
+    assert modules.plot.ticks(low, high) == pytest.approx(expected)
+
+
+def test_runs_with_other_settings_are_ignored(modules, runs):
+    other = a_run(modules, "good", "ungated", 0, 0.7)
+    other["settings"] = other["settings"] | {"batch": 1}
+    store(runs, other)
+    assert modules.results.load(runs)["good"]["ungated"].seeds == [1, 2]
+    assert modules.results.finished(runs / "good-ungated-0.json") is None
+    assert modules.results.finished(runs / "no-0.json") is None
+
+
+def test_verdicts_depend_on_the_interval(modules):
+    verdict, estimate = modules.results.verdict_of, modules.results.Estimate
+    assert verdict(estimate(0.1, 0.05, 5), "up", "down") == "up"
+    assert verdict(estimate(-0.1, 0.05, 5), "up", "down") == "down"
+    assert verdict(estimate(0.1, 0.2, 5), "up", "down") == "inconclusive"
+    assert verdict(estimate(0.1, float("nan"), 1), "up", "down") == "inconclusive"
+
+
+def test_controls_have_the_size_of_their_arms(modules):
+    outcomes = torch.tensor([Outcome.CORRECT] * 5 + [Outcome.INCORRECT] * 3)
+    mask = torch.ones(8, 500).bool()
+    values = {name: torch.rand(8, 500) for name in ("kl", "student_entropy", "teacher_mass")}
+    values |= {name: torch.randn(8, 500) for name in ("student_log_prob", "teacher_log_prob")}
+
+    def kept(arm, seed=0):
+        batch = GateBatch(torch.zeros(8, 500), mask, outcomes, values.__getitem__)
+        return compute_weights(modules.training.gate_of(arm, seed, lambda **columns: []), batch)
+
+    for name in modules.regimes.CONTROLLED:
+        own, control = kept(name), kept(f"control_{name}")
+        assert own.sum() == control.sum() > 0
+        assert not torch.equal(own, control)
+        assert torch.equal(control, kept(f"control_{name}"))
+        assert not torch.equal(control, kept(f"control_{name}", 1))
+    # Whole rollouts at random, where the gate keeps whole rollouts.
+    assert set(kept("control_incorrect").sum(1).tolist()) == {0, 500}
+    for name, other in modules.regimes.SAME_CONTROL.items():
+        if name != "contrastive":  # needs a trainer
+            assert kept(name).sum().item() == kept(other).sum().item()
+    assert kept("ungated").mean() == 1
+
+
+def test_every_gate_of_the_comparison_has_a_control_and_a_text(modules):
+    regimes = modules.regimes
+    assert all(regimes.control_of(name) in regimes.ARM_TEXTS for name in regimes.GATES)
+    for regime in regimes.REGIMES.values():
+        assert {*regime.trained, *regime.derived} <= set(regimes.ARM_TEXTS)
