@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 from _comparison_plot import draw
 from _comparison_regimes import ARM_TEXTS, CONTROL, CONTROLLED, GATES, ORACLES, REGIMES, SCHEDULES, control_of
 from _comparison_schedule import acted, best_by_pass_rate, readings_of
-from _comparison_training import settings_of
+from _comparison_store import Run
 
 from opd_align.core.intervals import Estimate, interval
 
@@ -33,7 +32,7 @@ class Arm:
     alignment: Floats | None = None
 
     @staticmethod
-    def of(runs: list[dict[str, Any]]) -> Arm:
+    def of(runs: list[Run]) -> Arm:
         """Accuracy at the evaluations that all runs have."""
         runs = sorted(runs, key=lambda run: run["seed"])
         steps = sorted(set.intersection(*({int(step) for step in run["accuracy"]} for run in runs)))
@@ -102,17 +101,8 @@ def _alignment(line: Mapping[str, Any]) -> float:
 Regimes = Mapping[str, Mapping[str, Arm]]
 
 
-def finished(file: Path) -> dict[str, Any] | None:
-    """A run that has ended and has the present settings."""
-    if not file.is_file():
-        return None
-    found: dict[str, Any] = json.loads(file.read_text())
-    return found if found["settings"] == settings_of(found["regime"]) else None
-
-
-def load(folder: Path) -> dict[str, dict[str, Arm]]:
+def load(runs: Collection[Run]) -> dict[str, dict[str, Arm]]:
     """The arms of each regime that have runs, in the order of `ARM_TEXTS`."""
-    runs = [run for file in sorted(folder.glob("*-*-*.json")) if (run := finished(file))]
     found: dict[str, dict[str, Arm]] = {}
     for name, regime in REGIMES.items():
         own = [run for run in runs if run["regime"] == name]
@@ -126,7 +116,7 @@ def load(folder: Path) -> dict[str, dict[str, Arm]]:
     return found
 
 
-def scheduled(arm: str, runs: list[dict[str, Any]], plain: Arm) -> Arm:
+def scheduled(arm: str, runs: list[Run], plain: Arm) -> Arm:
     """A schedule's arm: the ungated training until it acts, afterwards the student that it ends with."""
     accuracy, tokens = plain.accuracy.copy(), plain.tokens.copy()
     for row, run in enumerate(sorted(runs, key=lambda run: run["seed"])):
@@ -239,10 +229,8 @@ def must_show(regimes: Regimes) -> dict[str, str]:
 # -- the page
 
 
-def write_results(folder: Path, target: Path) -> None:
-    regimes = load(folder)
-    if not regimes:
-        raise SystemExit(f"no finished runs in {folder}; run without --report first")
+def write_results(regimes: Regimes, target: Path) -> None:
+    """The tables, and the plot beside them."""
     lines = [
         "# Comparison of gates, mixes and schedules",
         "",

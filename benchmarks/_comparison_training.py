@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 from _comparison_oracle import OracleGate
-from _comparison_regimes import ARITHMETIC, COMMON, CONTROL, REGIMES, kind_of, of_both_kinds, row_of, teachers_of
+from _comparison_regimes import ARITHMETIC, COMMON, CONTROL, kind_of, of_both_kinds, row_of, teachers_of
+from _comparison_store import settings_of
 
 from opd_align.backends.loading import load_model
 from opd_align.settings import Budget
@@ -37,10 +38,6 @@ NAMES = {
     "contrastive": "contrastive_contexts",
 }
 """Gates of the recipe `distillation_gates` by arm."""
-
-
-def settings_of(regime: str) -> dict[str, Any]:
-    return {**REGIMES[regime].settings, **COMMON}
 
 
 def gate_of(arm: str, seed: int, verifier: Any) -> Gate:

@@ -4,8 +4,9 @@
     python benchmarks/comparison.py --report        # only the tables and the plot, from the finished runs
     python benchmarks/comparison.py --regimes harmful --arms ungated sign_agrees
 
-Each run is a process of its own and writes a file to build/comparison; recipes/RESULTS.md and its plots are made from
-these files alone. `--quick` makes two steps of some arms in one process: it shows that the script works, nothing more.
+Each run is a process of its own and writes a file to build/comparison; benchmarks/comparison_results.json has all that
+were made so far, and they are not made again. recipes/RESULTS.md and its plot are made from them alone. `--quick`
+makes two steps of some arms in one process: it shows that the script works, nothing more.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from _comparison_regimes import ARM_TEXTS, COMMON, REGIMES, SHORT
-from _comparison_results import finished, load, must_show, write_results
+from _comparison_results import load, must_show, write_results
+from _comparison_store import STORED, Key, file_of, runs_in, store
 from _comparison_training import train
 
 SEEDS = 5
@@ -30,14 +32,9 @@ QUICK_RUNS = (
     ("good", "ungated"), ("good", "sign_agrees"), ("good", "control_sign_agrees"), ("harmful", "oracle_sign"),
     ("mixture", "mix"), ("mixture", "equal"),
 )  # fmt: skip
-Run = tuple[str, str, int]
 
 
-def file_of(folder: Path, run: Run) -> Path:
-    return folder / "{}-{}-{}.json".format(*run)
-
-
-def wanted_runs(regimes: Sequence[str], arms: Sequence[str], seeds: int) -> list[Run]:
+def wanted_runs(regimes: Sequence[str], arms: Sequence[str], seeds: int) -> list[Key]:
     """Seeds in the outer loop: after an interruption all arms have about the same number of runs."""
     return [
         (regime, arm, seed)
@@ -48,13 +45,14 @@ def wanted_runs(regimes: Sequence[str], arms: Sequence[str], seeds: int) -> list
     ]
 
 
-def run_all(folder: Path, wanted: Sequence[Run], processes: int) -> None:
+def run_all(folder: Path, wanted: Sequence[Key], processes: int) -> None:
     """Runs what has no result file yet, several at a time."""
-    missing = [run for run in wanted if finished(file_of(folder, run)) is None]
+    known = runs_in(folder, STORED)
+    missing = [run for run in wanted if run not in known]
     print(f"{len(wanted) - len(missing)} of {len(wanted)} runs are finished", flush=True)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
 
-    def run_one(run: Run) -> None:
+    def run_one(run: Key) -> None:
         file = file_of(folder, run)
         command = [sys.executable, __file__, "--folder", str(folder), "--one", *map(str, run)]
         with file.with_suffix(".log").open("w") as output:
@@ -76,7 +74,6 @@ def quick(folder: Path) -> None:
     COMMON["accuracy_questions"] = 16
     for regime, arm in QUICK_RUNS:
         train(regime, arm, 0, file_of(folder, (regime, arm, 0)))
-    write_results(folder, folder / "RESULTS.md")
 
 
 def main() -> None:
@@ -97,17 +94,23 @@ def main() -> None:
         train(regime, arm, int(seed), file_of(arguments.folder, (regime, arm, int(seed))))
         return
     if arguments.quick:
-        with TemporaryDirectory() as folder:
-            quick(Path(folder))
-            found = must_show(load(Path(folder)))
+        with TemporaryDirectory() as temporary:
+            folder = Path(temporary)
+            quick(folder)
+            regimes = load(runs_in(folder).values())
+            write_results(regimes, folder / "RESULTS.md")
     else:
         arguments.folder.mkdir(parents=True, exist_ok=True)
         if not arguments.report:
-            run_all(
-                arguments.folder, wanted_runs(arguments.regimes, arguments.arms, arguments.seeds), arguments.processes
-            )
-        write_results(arguments.folder, arguments.out)
-        found = must_show(load(arguments.folder))
+            wanted = wanted_runs(arguments.regimes, arguments.arms, arguments.seeds)
+            run_all(arguments.folder, wanted, arguments.processes)
+        runs = runs_in(arguments.folder, STORED)
+        if not runs:
+            raise SystemExit(f"no finished runs in {arguments.folder}; run without --report first")
+        store(runs.values(), STORED)
+        regimes = load(runs.values())
+        write_results(regimes, arguments.out)
+    found = must_show(regimes)
     for name, value in found.items():
         print(f"{name}: {value}")
     if arguments.json:

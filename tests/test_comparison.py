@@ -23,14 +23,14 @@ ALIGNMENT = "opd_align/teacher/reverse_kl/alignment/weighted"
 @pytest.fixture(scope="module")
 def modules():
     sys.path.insert(0, str(BENCHMARKS))
-    names = ("regimes", "training", "schedule", "results", "plot")
+    names = ("regimes", "training", "schedule", "store", "results", "plot")
     yield SimpleNamespace(**{name: import_module(f"_comparison_{name}") for name in names})
     sys.path.remove(str(BENCHMARKS))
 
 
 def a_run(modules, regime, arm, seed, final, *, share=1.0, alignment=0.3, accuracy=None):
     """Accuracy changes linearly from 0.5, or as given; 100 tokens per step, a share of them distilled."""
-    settings = modules.training.settings_of(regime)
+    settings = modules.store.settings_of(regime)
     every, steps = settings["every"], settings["steps"]
     evaluated = range(0, steps + 1, every)
     values = accuracy or [0.5 + (final - 0.5) * step / steps for step in evaluated]
@@ -61,6 +61,10 @@ def a_run(modules, regime, arm, seed, final, *, share=1.0, alignment=0.3, accura
         ],
         "weights": {},
     }
+
+
+def regimes_in(modules, folder):
+    return modules.results.load(modules.store.runs_in(folder).values())
 
 
 def store(folder, *runs):
@@ -95,7 +99,7 @@ def runs(modules, tmp_path):
 
 
 def test_statistics_of_known_runs(modules, runs):
-    arms = modules.results.load(runs)["good"]
+    arms = regimes_in(modules, runs)["good"]
     assert list(arms) == [
         "ungated",
         "incorrect",
@@ -118,7 +122,7 @@ def test_statistics_of_known_runs(modules, runs):
 
 
 def test_the_share_of_harm_that_is_prevented(modules, runs):
-    arms = modules.results.load(runs)["harmful"]
+    arms = regimes_in(modules, runs)["harmful"]
     # Lost without a gate: 0.2, 0.19, 0.18; the gate keeps 0.1 of it each time.
     share = modules.results.harm_prevented(arms["sign_agrees"], arms["ungated"])
     assert share.mean == pytest.approx(0.3 / 0.57)
@@ -130,7 +134,7 @@ def test_the_share_of_harm_that_is_prevented(modules, runs):
 
 
 def test_a_schedule_returns_to_the_peak(modules, runs):
-    arms = modules.results.load(runs)["ruin"]
+    arms = regimes_in(modules, runs)["ruin"]
     assert arms["rollback"].final.tolist() == pytest.approx([0.7] * 3)
     assert arms["early_stopping"].final.tolist() == pytest.approx([0.7] * 3)
     assert (arms["stop"].final < 0.7).all()
@@ -143,7 +147,7 @@ def test_a_schedule_that_never_acts_ends_like_the_training(modules):
 
 
 def test_the_results_are_generated_from_the_files_alone(modules, runs):
-    modules.results.write_results(runs, runs / "RESULTS.md")
+    modules.results.write_results(regimes_in(modules, runs), runs / "RESULTS.md")
     text = (runs / "RESULTS.md").read_text()
     assert "| `incorrect` | tokens of incorrect rollouts | 0.910 ± 0.025 | +0.100 ± 0.000 |" in text
     assert "`TeacherMix` − the better single teacher: +0.100 ± 0.000: `TeacherMix` ends above." in text
@@ -160,17 +164,31 @@ def test_arms_are_compared_at_the_evaluations_that_both_have(modules, tmp_path):
     gated = a_run(modules, "noisy", "incorrect", 0, 0.9)
     gated["accuracy"] = {step: gated["accuracy"][step] for step in ("12", "24")}  # as without a schedule
     store(tmp_path, a_run(modules, "noisy", "ungated", 0, 0.7), gated, a_run(modules, "noisy", "divergence", 1, 0.9))
-    arms = modules.results.load(tmp_path)["noisy"]
+    arms = regimes_in(modules, tmp_path)["noisy"]
     assert arms["incorrect"].accuracy[0].tolist() == pytest.approx([0.5, 0.7, 0.9])  # before: of the same seed
     gap = modules.results.difference(arms["incorrect"], arms["ungated"], modules.results.over_training)
     assert gap.mean == pytest.approx((0.1 + 0.2) / 2)
     assert "divergence" not in arms  # no ungated run of its seed yet
-    modules.results.write_results(tmp_path, tmp_path / "RESULTS.md")
+    modules.results.write_results(regimes_in(modules, tmp_path), tmp_path / "RESULTS.md")
 
 
-def test_no_runs_no_results(modules, tmp_path):
-    with pytest.raises(SystemExit, match="no finished runs"):
-        modules.results.write_results(tmp_path, tmp_path / "RESULTS.md")
+def test_stored_runs_give_the_same_results(modules, runs):
+    file = runs / "all.json"
+    known = modules.store.runs_in(runs)
+    modules.store.store(known.values(), file)
+    (runs / "none").mkdir()
+    assert modules.store.runs_in(runs / "none", file).keys() == known.keys()
+    texts = []
+    for number, found in enumerate((known, modules.store.runs_in(runs / "none", file))):
+        modules.results.write_results(modules.results.load(found.values()), runs / f"{number}.md")
+        texts.append((runs / f"{number}.md").read_text())
+    assert texts[0] == texts[1]
+
+
+def test_the_page_of_results_is_that_of_the_stored_runs(modules, tmp_path):
+    stored = modules.store.runs_in(tmp_path, modules.store.STORED)
+    modules.results.write_results(modules.results.load(stored.values()), tmp_path / "RESULTS.md")
+    assert (tmp_path / "RESULTS.md").read_text() == (BENCHMARKS.parent / "recipes" / "RESULTS.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -185,9 +203,8 @@ def test_runs_with_other_settings_are_ignored(modules, runs):
     other = a_run(modules, "good", "ungated", 0, 0.7)
     other["settings"] = other["settings"] | {"batch": 1}
     store(runs, other)
-    assert modules.results.load(runs)["good"]["ungated"].seeds == [1, 2]
-    assert modules.results.finished(runs / "good-ungated-0.json") is None
-    assert modules.results.finished(runs / "no-0.json") is None
+    assert regimes_in(modules, runs)["good"]["ungated"].seeds == [1, 2]
+    assert ("good", "ungated", 0) not in modules.store.runs_in(runs)
 
 
 def test_verdicts_depend_on_the_interval(modules):
