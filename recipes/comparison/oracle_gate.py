@@ -44,6 +44,8 @@ INITIAL_SHARE = 0.25
 """Share of the rollouts that start at the prompt; the others start at children along the completion."""
 ROUNDS = 2
 """Rounds of targeted rollouts. Each has to wait for its longest rollout, so more of them cost more."""
+BATCH_ROWS = 4096
+"""Rollouts that are decoded together: with a small model the cost of a step hardly depends on their number."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ class OracleGate(Gate):
         budget = Budget(initial=initial, targeted=targeted, allocation="adaptive", rounds=ROUNDS)
         with preserve_model_state(student, self.teacher_model, tokenizer=self.tokenizer):
             evidence = collect_group(
-                HFStudent("student", student, prompt_ids, ends, sampling),
+                HFStudent("student", student, prompt_ids, ends, sampling, batch_rows=BATCH_ROWS),
                 [HFTeacher(TEACHER, self.teacher_model, prompt_ids)],
                 questions,
                 TextGrader(self.task, chat.decode, ends),
