@@ -121,11 +121,19 @@ def collect_group(
     *,
     settings: Settings,
     on_progress: Callable[[Progress], None] | None = None,
+    completions: Sequence[Tokens] | None = None,
 ) -> list[Evidence]:
-    """`collect` for several questions concurrently: their pending requests are sampled in one call."""
+    """`collect` for several questions concurrently: their pending requests are sampled in one call.
+
+    With `completions`, one per question, the path of each question is given instead of chosen among its rollouts. A
+    given path is graded, but no sample: it is no evidence about the nodes that it passes. Without tokens or without a
+    grade there is no path.
+    """
     report = on_progress or (lambda progress: None)
+    given: Sequence[Tokens | None] = [None] * len(questions) if completions is None else completions
     collectors = [
-        _Collector(student, teachers, question, grader, settings, report).run(len(questions)) for question in questions
+        _Collector(student, teachers, question, grader, settings, report, path).run(len(questions))
+        for question, path in zip(questions, given, strict=True)
     ]
     evidence: dict[int, Evidence] = {}
     pending: dict[int, list[SampleRequest]] = {}
@@ -174,8 +182,9 @@ class _Collector:
         grader: Grader,
         settings: Settings,
         on_progress: Callable[[Progress], None],
+        given: Tokens | None = None,
     ) -> None:
-        self.student, self.question, self.grader = student, question, grader
+        self.student, self.question, self.grader, self.given = student, question, grader, given
         unavailable = unavailable_teachers(teachers, question)
         self.teachers = [teacher for teacher in teachers if teacher.name not in unavailable]
         self.too_long: dict[str, str] = {}
@@ -196,7 +205,7 @@ class _Collector:
         if budget.seconds is not None:
             self.deadline = time.monotonic() + concurrent * budget.seconds
         yield from self.sample([Target(np.empty(0, np.uint32), budget.initial)], "sampling", budget.initial)
-        chosen = representative_paths(self.tree, budget)
+        chosen = representative_paths(self.tree, budget) if self.given is None else self.add_given(self.given)
         self.drop_teachers(max((len(completion) for completion, _ in chosen), default=0))
         paths = self.score([completion for completion, _ in chosen])
         certain = self.grade_certain_ends(paths)
@@ -245,6 +254,19 @@ class _Collector:
         """Drops the teachers that cannot read the longest path: known only now, and often less than the limit."""
         self.too_long = unavailable_teachers(self.teachers, self.question, longest)
         self.teachers = [teacher for teacher in self.teachers if teacher.name not in self.too_long]
+
+    def add_given(self, completion: Tokens) -> list[tuple[Tokens, bool]]:
+        """Adds a given path to the tree as an end that was graded without sampling: all of its tokens are forced."""
+        completion = np.asarray(completion, np.uint32)
+        if not len(completion):
+            return []
+        ((key,),) = self.student.keys([SampleRequest(self.question, completion, 1)])
+        truncated = bool(completion[-1] not in self.ends)
+        path = Rollouts.of([completion], launch=[len(completion)], key=[int(key)], truncated=[truncated])
+        graded = self._graded(path)
+        self.tree = self.tree.extended(graded)
+        outcome = int(graded.outcome_R[0])
+        return [] if outcome == Outcome.UNKNOWN else [(completion, outcome == Outcome.CORRECT)]
 
     def score(self, completions: Sequence[Tokens]) -> list[PathScores]:
         """Scores the paths, keeping every token that the tree contains at their nodes."""
@@ -319,7 +341,7 @@ class _Collector:
         notes = []
         if not len(outcome_R):
             notes.append("no initial rollout could be graded")
-        elif n_correct < budget.correct_paths or n_incorrect < budget.incorrect_paths:
+        elif self.given is None and (n_correct < budget.correct_paths or n_incorrect < budget.incorrect_paths):
             notes.append(
                 f"{int((outcome_R > 0).sum())} of {len(outcome_R)} initial rollouts correct: {n_correct} of "
                 f"{budget.correct_paths} correct and {n_incorrect} of {budget.incorrect_paths} incorrect paths found"
