@@ -38,6 +38,9 @@ ORACLES: Mapping[str, str] = {
     "oracle_soft": "oracle: tokens weighted by the probability that the update points toward success",
     "oracle_rollout": "oracle: rollouts on which the update raises success",
 }
+ORACLE_ROLLOUTS = 96
+"""Rollouts of each completion that an oracle measures success with."""
+
 CONTROL = "control_"
 CONTROLLED: Mapping[str, str] = {
     "incorrect": "random rollouts, as many as are incorrect",

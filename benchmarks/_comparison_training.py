@@ -15,7 +15,16 @@ from typing import Any
 import numpy as np
 import torch
 from _comparison_oracle import OracleGate
-from _comparison_regimes import ARITHMETIC, COMMON, CONTROL, kind_of, of_both_kinds, row_of, teachers_of
+from _comparison_regimes import (
+    ARITHMETIC,
+    COMMON,
+    CONTROL,
+    ORACLE_ROLLOUTS,
+    kind_of,
+    of_both_kinds,
+    row_of,
+    teachers_of,
+)
 from _comparison_store import settings_of
 
 from opd_align.backends.loading import load_model
@@ -113,7 +122,8 @@ def train(regime: str, arm: str, seed: int, file: Path) -> None:
     gate = gate_of(arm, seed, ARITHMETIC.verifier)
     if arm.startswith("oracle_"):
         (teacher,) = teachers.values()
-        gate = OracleGate(ARITHMETIC, teacher, tokenizer, mode=arm.removeprefix("oracle_"), seed=seed)
+        mode: Any = arm.removeprefix("oracle_")
+        gate = OracleGate(ARITHMETIC, teacher, tokenizer, mode, rollouts=ORACLE_ROLLOUTS, seed=seed)
     output = file.with_suffix("")
     trainer = GatedDistillationTrainer(
         model=student,

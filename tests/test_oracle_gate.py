@@ -12,9 +12,9 @@ import pytest
 import torch
 from support.gated_runs import TASK, distillation, models, questions
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "recipes" / "comparison"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-from oracle_gate import TEACHER, NodeEffects, OracleGate, node_effects, weights
+from _comparison_oracle import TEACHER, NodeEffects, OracleGate, node_effects, weights
 
 from opd_align.backends.chat import Chat
 from opd_align.backends.exact import ExactWorld
