@@ -99,7 +99,7 @@ def _curves(left: float, top: float, title: str, arms: Mapping[str, Any]) -> lis
     """Mean accuracy along training, with error bars; each arm has its name at its end."""
     means = {name: [interval(column) for column in arm.accuracy.T] for name, arm in arms.items()}
     ends = [(e.mean - _half(e), e.mean + _half(e)) for points in means.values() for e in points]
-    low, high = min(end[0] for end in ends), max(end[1] for end in ends)
+    low, high = min(end[0] for end in ends) - 0.01, max(end[1] for end in ends) + 0.01
     right = max(arm.steps[-1] for arm in arms.values())
 
     def place(step: float, value: float) -> tuple[float, float]:

@@ -27,11 +27,14 @@ from _comparison_store import STORED, Key, file_of, runs_in, store
 from _comparison_training import train
 
 SEEDS = 5
-QUICK = {"steps": 2, "every": 1, "questions": 8, "initial": 16, "targeted": 16}
+QUICK = {"steps": 2, "every": 1, "questions": 4, "initial": 8, "targeted": 8}
 QUICK_RUNS = (
-    ("good", "ungated"), ("good", "sign_agrees"), ("good", "control_sign_agrees"), ("harmful", "oracle_sign"),
-    ("mixture", "mix"), ("mixture", "equal"),
-)  # fmt: skip
+    ("good", "ungated"),
+    ("good", "control_sign_agrees"),
+    ("good", "oracle_sign"),
+    ("mixture", "mix"),
+    ("mixture", "equal"),
+)
 
 
 def wanted_runs(regimes: Sequence[str], arms: Sequence[str], seeds: int) -> list[Key]:
