@@ -74,11 +74,10 @@ class OracleGate(Gate):
         task: Verifies completions; the data set needs its column `answer`.
         teacher_model: The teacher of the training. It reads the same prompts as the student.
         tokenizer: The tokenizer of both.
-        mode: "sign" drops the tokens at which the update probably points away from success (`p_positive` < 0.5).
-            "soft" has the weight `2 p_positive`, from 0 (surely harmful) to 2 (surely helpful): a gate that knows
-            nothing has the weight 1 everywhere, so the same step as without a gate. "rollout" keeps all tokens of a
-            completion if their gains sum to 0 or more, and none otherwise. Nodes that decide nothing have weight 1 in
-            "sign" and "soft".
+        mode: "sign" keeps the tokens at which the update probably points toward success (`p_positive` of 0.5 or more),
+            and none where it was not measured. "soft" has the weight `2 p_positive`, from 0 (surely harmful) to 2
+            (surely helpful), and 1 where it was not measured: a gate that knows nothing makes the same step as no gate.
+            "rollout" keeps all tokens of a completion if their gains sum to 0 or more, and none otherwise.
         rollouts: Number of rollouts per completion.
         seed: Random seed of the rollouts.
     """
@@ -207,8 +206,8 @@ def weights(effects: NodeEffects, mode: Mode) -> Floats:
     """The weight of every token of one completion."""
     if mode == "rollout":
         return np.full(len(effects.gain_T), float(np.nansum(effects.gain_T) >= 0))
-    positive_T = np.where(np.isnan(effects.p_positive_T), 0.5, effects.p_positive_T)
-    return (positive_T >= 0.5).astype(float) if mode == "sign" else 2 * positive_T
+    positive_T = effects.p_positive_T
+    return (positive_T >= 0.5).astype(float) if mode == "sign" else np.where(np.isnan(positive_T), 1.0, 2 * positive_T)
 
 
 def _restricted(log_NK: Floats, counts_NK: Any) -> Floats:

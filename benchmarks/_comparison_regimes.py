@@ -34,9 +34,9 @@ GATES: Mapping[str, str] = {
     "contrastive": "20 % of the tokens that depend most on whether a hint is correct",
 }
 ORACLES: Mapping[str, str] = {
-    "oracle_sign": "oracle: all tokens but those at which the update surely or likely points away from success",
-    "oracle_soft": "oracle: tokens weighted by the probability that the update points toward success",
-    "oracle_rollout": "oracle: rollouts on which the update raises success",
+    "oracle_sign": "oracle: tokens at which the update was measured to point toward success",
+    "oracle_soft": "oracle: all tokens, weighted by the probability that the update points toward success where it was measured",
+    "oracle_rollout": "oracle: rollouts on which the update was measured to raise success",
 }
 ORACLE_ROLLOUTS = 96
 """Rollouts of each completion that an oracle measures success with."""

@@ -120,10 +120,12 @@ def test_measured_gains_agree_with_exact_ones(world, kind, sign):
 
 def test_weights_by_mode():
     effects = NodeEffects(np.array([0.2, np.nan, -0.3, 0.0]), np.array([0.9, np.nan, 0.1, 0.5]))
-    assert weights(effects, "sign").tolist() == [1, 1, 0, 1]
+    assert weights(effects, "sign").tolist() == [1, 0, 0, 1]
     assert weights(effects, "soft").tolist() == pytest.approx([1.8, 1, 0.2, 1])
     assert weights(effects, "rollout").tolist() == [0, 0, 0, 0]
-    for mode in ("sign", "soft", "rollout"):  # a gate that knows nothing is open
+    # Without a measurement nothing is kept by sign; the others are open.
+    assert weights(NodeEffects.unknown(3), "sign").tolist() == [0, 0, 0]
+    for mode in ("soft", "rollout"):
         assert weights(NodeEffects.unknown(3), mode).tolist() == [1, 1, 1]
 
 
