@@ -35,7 +35,7 @@ GATES: Mapping[str, str] = {
 }
 ORACLES: Mapping[str, str] = {
     "oracle_sign": "oracle: tokens at which the update was measured to point toward success",
-    "oracle_soft": "oracle: all tokens, weighted by the probability that the update points toward success where it was measured",
+    "oracle_soft": "oracle: all tokens, weighted by the probability that the update points toward success",
     "oracle_rollout": "oracle: rollouts on which the update was measured to raise success",
 }
 ORACLE_ROLLOUTS = 96
@@ -124,6 +124,14 @@ REGIMES: Mapping[str, Regime] = {
         "`embedded:careless`, the student fine-tuned on its own wrong solutions; right on 0.34 of the questions.",
         SHORT,
         _GATED,
+        tuple(SCHEDULES),
+        0.6,
+    ),
+    "harmful_128": Regime(
+        "The same harmful teacher, evaluated on 128 questions",
+        "`AlignmentCallback` has 128 held-out questions instead of 32, so a schedule is told earlier and more surely.",
+        {**SHORT, "steps": 12, "questions": 128},
+        ("ungated",),
         tuple(SCHEDULES),
         0.6,
     ),

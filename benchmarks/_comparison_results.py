@@ -196,15 +196,15 @@ def must_show(regimes: Regimes) -> dict[str, str]:
             gap = difference(arms["mix"], arms[name], final)
             verdict = verdict_of(gap, "`TeacherMix` ends above", "`TeacherMix` ends below")
             found[f"Two teachers, `TeacherMix` − {text}"] = f"{formatted(gap, signed=True)}: {verdict}"
-    if "harmful" in regimes and len(regimes["harmful"]) > 1:
-        arms = regimes["harmful"]
-        for name in ("rollback", "stop", "sign_agrees", "oracle_sign"):
-            if name in arms:
-                share = harm_prevented(arms[name], arms["ungated"])
-                verdict = "at least 80 %" if share.mean >= 0.8 else "less than 80 %"
-                found[f"Harmful teacher, share of the lost accuracy that `{name}` keeps"] = (
-                    f"{formatted(share, 2)}: {verdict}"
-                )
+    for regime, arms in regimes.items():
+        if not regime.startswith("harmful"):
+            continue
+        for name in ("rollback", "stop", *GATES, *ORACLES):
+            share = harm_prevented(arms[name], arms["ungated"]) if name in arms else None
+            # All arms that keep much of it, and the schedules in any case.
+            if share is not None and (share.mean >= 0.5 or name in SCHEDULES):
+                words = f"{REGIMES[regime].title}: share of the lost accuracy that `{name}` keeps"
+                found[words] = f"{formatted(share, 2)}, {'at least' if share.mean >= 0.8 else 'less than'} 80 %"
     if "rollback" in regimes.get("ruin", {}):
         arms = regimes["ruin"]
         plain = arms["ungated"]
