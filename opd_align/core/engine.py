@@ -371,25 +371,21 @@ def estimated_paths(evidence: Evidence, settings: Settings) -> list[EstimatedPat
 
     trees = _halves(evidence.tree, evidence.paths)
     halves = [estimated(half) for half in trees]
-    counted = [estimate(half, evidence.paths, method="direct") for half in trees]
+    unshrunk = [estimate(half, evidence.paths, method=settings.estimator, shrink=False) for half in trees]
     return [
         EstimatedPath(
             question=evidence.question.id,
             index=index,
-            correct=correct,
+            correct=evidence.correct[index],
             scores=scores,
             estimate=whole,
             counts=evidence.tree.counts_along(scores.completion_T),
             pass_rate=evidence.pass_rate,
-            halves=(half_a, half_b),
-            counted=(counted_a, counted_b),
-            to_go=to_go,
+            halves=(halves[0][index], halves[1][index]),
+            unshrunk=(unshrunk[0][index], unshrunk[1][index]),
+            to_go=evidence.to_go[index],
         )
-        for index, (scores, correct, to_go, whole, half_a, half_b, counted_a, counted_b) in enumerate(
-            zip(
-                evidence.paths, evidence.correct, evidence.to_go, estimated(evidence.tree), *halves, *counted, strict=True
-            )  # fmt: skip
-        )
+        for index, (scores, whole) in enumerate(zip(evidence.paths, estimated(evidence.tree), strict=True))
     ]
 
 

@@ -1,8 +1,10 @@
 """Distillation of a part of the nodes: the selective oracle and the divergence filter.
 
 The oracle keeps the nodes with the largest alignment. Choosing and valuing nodes with the same noisy estimates is
-biased upwards, so it is also cross-fitted: nodes are chosen on one half of the rollouts and valued by counting the
-other half (`core.cross_fit`). Pure functions of one node table, like `core.metrics`, which has the same names.
+biased upwards, so it is also cross-fitted: nodes are chosen on one half of the rollouts, and everything about their
+value, the SR range included, comes from the other half. The value is not shrunk: both halves are shrunk toward the same
+prior and toward paths that were chosen for their outcomes, so the errors of two posterior means have the same sign more
+often than not. Pure functions of one node table, like `core.metrics`, which has the same names.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from math import inf, nan
 import numpy as np
 from numpy.typing import NDArray
 
-from opd_align.core.cross_fit import SIGNALS
 from opd_align.core.intervals import Estimate, interval
 from opd_align.core.node_rows import NodeRows, Nodes, mean_by, select_rows, share
 from opd_align.types import DIVERGENCES, Floats, OpdAlignError
@@ -39,9 +40,8 @@ class OracleRow:
         share_kept: Share of nodes that are kept.
         n_nodes: Number of nodes that are kept.
         share_beating: Share of paths whose kept nodes have a larger mean signal than all their nodes; NaN for None.
-        cross_fitted_signal: `signal` with nodes selected on one half of the rollouts and valued by counting the other
-            half, which removes the bias. Nodes where a token has no rollouts in that half are left out. Counts are not
-            shrunk, so compare it with that of all nodes, not with `signal`.
+        cross_fitted_signal: `signal` with nodes selected on one half of the rollouts and valued on the other half
+            without shrinkage, which removes the bias. Compare it with that of all nodes, not with `signal`.
         cross_fitted_gain: `cross_fitted_signal` minus the mean signal of all nodes in the same halves.
     """
 
@@ -107,11 +107,8 @@ def half_signals(rows: NodeRows) -> tuple[Floats, Floats]:
 
 
 def half_values(rows: NodeRows) -> tuple[Floats, Floats]:
-    """The value of each node in both halves, by counting; in tables without counts, `half_signals`."""
-    if not set(SIGNALS) <= set(rows.source.column_names):
-        return half_signals(rows)
-    a_N, b_N = (rows[name] for name in SIGNALS)
-    return a_N, b_N
+    """The signal of each node in both halves without shrinkage; `half_signals` in tables that do not have it."""
+    return (rows["signal_a"], rows["signal_b"]) if "signal_a" in rows.source.column_names else half_signals(rows)
 
 
 def _cross_fitted(rows: NodeRows, cut: float) -> tuple[Floats, Floats]:
@@ -157,7 +154,7 @@ def divergence_filter(
         cut = float(np.quantile(divergence_N, quantile, method="higher")) if len(divergence_N) else nan
         kept_N = divergence_N >= cut
         kept = _distilled(rows, kept_N)
-        # Shrunk signals, as in `gain`, are closer to zero than the counted ones of the oracle's gain.
+        # Shrunk signals, as in `gain`, are closer to zero than those of the oracle's gain.
         recovered = interval(_valued(rows, kept_N, kept_N)[1]).mean / oracle_gain
         table.append(FilterRow(measure, quantile, sign * cut, *kept, recovered))
     return table

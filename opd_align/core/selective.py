@@ -3,8 +3,8 @@
 Every way keeps the same share of the same decisions, weighted alike: each question counts the same, each of its paths,
 each decision of a path. So the oracle, which keeps the decisions with the largest signal (SR range × alignment), is the
 best possible choice by construction: no filter can be above it. It chooses and values with the same noisy estimate and
-is biased upwards; the cross-fitted oracle chooses on one half of the rollouts and counts the other (`core.cross_fit`),
-at the decisions whose tokens all have rollouts there. Counts are not shrunk, so its curve has a beginning of its own.
+is biased upwards; the cross-fitted oracle chooses on one half of the rollouts and values on the other without shrinkage
+(`core.oracle`), so its curve has a beginning of its own.
 """
 
 from __future__ import annotations

@@ -239,7 +239,7 @@ def _selective_gain(slices: Slices, best: metrics.TeacherRank) -> list[str]:
     return [
         "Training only where alignment is positive would change the mean signal from "
         f"{format_estimate(full.cross_fitted_signal)} to {format_estimate(kept.cross_fitted_signal)} (cross-fitted: "
-        "selected on one half of the rollouts, evaluated by counting the other)."
+        "selected on one half of the rollouts, evaluated on the other, not shrunk)."
     ]
 
 

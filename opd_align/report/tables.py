@@ -172,7 +172,7 @@ def oracle_table(slices: Slices, objective: str) -> Table:
     ]  # fmt: skip
     caption = (
         "signal: SR range × alignment; cross-fitted: nodes selected on one half of the rollouts, signal evaluated on "
-        "the other"
+        "the other, not shrunk"
     )
     title = f"Selective distillation with an oracle ({objective})"
     return Table(f"oracle-{objective}", title, columns, tuple(rows), caption, grouped=True)

@@ -1,8 +1,8 @@
-"""Values of nodes that were chosen on other rollouts: by hand, and where there is no signal to find."""
+"""The cross-fitted oracle: values from the other half, without shrinkage, and nothing where there is nothing."""
 
 from __future__ import annotations
 
-from math import isnan, nan
+from math import nan
 
 import numpy as np
 import pyarrow as pa
@@ -11,9 +11,8 @@ import pytest
 from opd_align import metrics
 from opd_align.backends.exact import ExactWorld
 from opd_align.core.alignment import cosine
-from opd_align.core.collect import collect
-from opd_align.core.cross_fit import SIGNALS, counted_signal
-from opd_align.core.engine import _halves, align
+from opd_align.core.collect import Evidence, collect
+from opd_align.core.engine import _halves, align, estimated_paths
 from opd_align.core.estimate import chosen_rows
 from opd_align.core.objectives import unified_update
 from opd_align.settings import Budget, Rules, Settings
@@ -25,53 +24,38 @@ SMALL = Settings(
 )
 
 
-def test_between_two_children_the_value_is_their_difference_whatever_chose_the_node():
-    p_NK, update_NK = np.array([[0.3, 0.7]] * 3), np.array([[0.2, -0.2], [-0.2, 0.2], [0.2, -0.2]])
-    value_NK = np.array([[0.9, 0.4], [0.9, 0.4], [0.25, 1.0]])
-    for chosen_q_NK in (np.full((3, 2), 0.5), np.array([[0.1, 0.8]] * 3)):
-        assert counted_signal(value_NK, chosen_q_NK, p_NK, update_NK) == pytest.approx([0.5, -0.5, -0.75])
+def collected(seed: int) -> Evidence:
+    world = ExactWorld.random(seed, length=20, vocabulary=5, stakes=2.0)
+    return collect(world, [world.tilted_teacher("T", seed=1)], Question(f"q{seed}"), world, settings=SMALL)
 
 
-def test_with_the_same_values_in_both_halves_it_is_sr_range_times_alignment():
-    rng = np.random.default_rng(0)
-    p_NK, q_NK = rng.dirichlet(np.ones(4), 50), rng.uniform(size=(50, 4))
-    update_NK = unified_update(p_NK, rng.standard_normal((50, 4)))
-    expected_N = np.ptp(q_NK, axis=-1) * cosine(unified_update(p_NK, q_NK), update_NK)
-    assert counted_signal(q_NK, q_NK, p_NK, update_NK) == pytest.approx(expected_N)
+def test_the_value_of_a_node_is_its_unshrunk_signal_in_one_half():
+    evidence = collected(8300)
+    path, nodes = estimated_paths(evidence, SMALL)[0], align(evidence, SMALL)
+    assert path.unshrunk is not None
+    scores, checked = path.scores, 0
+    for row in nodes.to_pylist():
+        if row["path"] != 0 or row["children"] != 2:
+            continue
+        child = np.flatnonzero((scores.depth_C == row["depth"]) & (scores.log_p_C > np.log(SMALL.rules.tau)))
+        if len(child) != 2:  # one of the two is in S_u for the teacher, or for being on the path
+            continue
+        p, t = (np.exp(log_C[child]) for log_C in (scores.log_p_C, scores.teachers["T"].log_t_C))
+        p, t = p / p.sum(), t / t.sum()
+        for name, half in zip(("signal_a", "signal_b"), path.unshrunk, strict=True):
+            q = half.q_C[child]
+            sign = cosine(unified_update(p, q), unified_update(p, np.log(t / p)))
+            assert row[name] == pytest.approx(sign * abs(q[0] - q[1]), abs=1e-9)
+            checked += 1
+    assert checked > 4
 
 
-def test_a_token_without_rollouts_leaves_the_node_without_a_value_only_if_it_matters():
-    p_NK, q_NK = np.array([[0.25, 0.25, 0.5]] * 2), np.array([[0.2, 0.6, 0.4]] * 2)
-    update_NK = np.array([[0.1, -0.1, 0.0], [0.1, -0.3, 0.2]])
-    first, second = counted_signal(np.array([[0.2, 0.6, nan]] * 2), q_NK, p_NK, update_NK)
-    assert first == pytest.approx(-0.4)
-    assert isnan(second)
-    assert counted_signal(q_NK, q_NK, p_NK, np.zeros((2, 3))) == pytest.approx(0.0)
-
-
-@pytest.mark.parametrize("children", [2, 4])
-def test_equally_good_children_have_no_value_even_if_every_choice_makes_the_same_mistake(children):
-    # Both halves overrate the first child, and the teacher prefers it at half of the nodes: posterior means agree.
-    rng = np.random.default_rng(children)
-    nodes, q, rollouts = 20_000, 0.7, 3
-    p_NK = rng.dirichlet(np.full(children, 2.0), nodes)
-    update_NK = unified_update(p_NK, rng.standard_normal((nodes, children)))
-    biased_K = q + 0.1 * np.eye(children)[0]
-    chosen_q_NK = np.clip(biased_K + 0.05 * rng.standard_normal((nodes, children)), 0, 1)
-    chosen_N = (unified_update(p_NK, chosen_q_NK) * update_NK).sum(-1) > 0
-    value_NK = rng.binomial(rollouts, q, (nodes, children)) / rollouts
-    found_N = counted_signal(value_NK, chosen_q_NK, p_NK, update_NK)[chosen_N]
-    assert abs(found_N.mean()) < 2 * found_N.std() / np.sqrt(len(found_N))
-    shared_N = counted_signal(chosen_q_NK, chosen_q_NK, p_NK, update_NK)[chosen_N]
-    assert shared_N.mean() > 0.03
-
-
-def test_the_oracle_is_valued_by_counts_where_the_table_has_them():
+def test_the_oracle_takes_its_values_from_the_other_half():
     nodes = pa.table({
         "question": ["a", "a", "b"], "path": [0, 0, 0], "teacher": ["T"] * 3, "objective": ["gkd"] * 3,
         "alignment": [0.5] * 3, "sr_range": [0.2] * 3, "sr_range_a": [0.2] * 3, "sr_range_b": [0.2] * 3,
         "alignment_a": [0.5, -0.5, 0.5], "alignment_b": [0.5, 0.5, 0.5],
-        "signal_a": [0.3, -0.1, nan], "signal_b": [0.1, 0.7, -0.2],
+        "signal_a": [0.3, -0.1, nan], "signal_b": [0.1, 0.7, -0.2], "kl": [1.0, 2.0, 3.0],
     })  # fmt: skip
     full, kept = metrics.selective_oracle(nodes, (0.0,))
     # Question a: chosen by a, valued 0.1; chosen by b, (0.3 − 0.1) / 2. Question b: only half b has a value.
@@ -79,13 +63,28 @@ def test_the_oracle_is_valued_by_counts_where_the_table_has_them():
     assert full.cross_fitted_signal.mean == pytest.approx(((0.4 + 0.1) / 2 - 0.2) / 2)
 
 
-def test_halves_share_the_chosen_paths_and_certain_ends_only():
-    world = ExactWorld.random(8300, length=12, vocabulary=5, stakes=2.0)
-    evidence = collect(world, [world.tilted_teacher("T", seed=1)], Question("q"), world, settings=SMALL)
+def test_halves_share_only_the_chosen_paths_and_certain_ends():
+    evidence = collected(8301)
     tree, (a, b) = evidence.tree, _halves(evidence.tree, evidence.paths)
-    certain = int(((tree.launch_R == tree.length_R)).sum())
-    assert len(a) + len(b) == len(tree) + certain + len(chosen_rows(tree, evidence.paths))
-    nodes = align(evidence, SMALL)
-    assert set(SIGNALS) <= set(nodes.column_names)
-    value = np.concatenate([nodes[name].to_numpy() for name in SIGNALS])
-    assert np.isfinite(value).any() and np.nanmax(np.abs(value)) <= 1
+    shared = set(chosen_rows(tree, evidence.paths).tolist()) | set(
+        np.flatnonzero(tree.launch_R == tree.length_R).tolist()
+    )
+    assert len(a) + len(b) == len(tree) + len(shared)
+
+
+def test_an_error_that_both_halves_share_is_no_gain():
+    # Both posteriors overrate one token; the teacher prefers it at half of the nodes. Unshrunk values do not.
+    rng = np.random.default_rng(0)
+    n = 6_000
+    error_N = 0.1 * rng.choice([-1.0, 1.0], n)
+    a_N, b_N = error_N + 0.05 * rng.standard_normal((2, n))
+    nodes = pa.table({
+        "question": [f"q{at % 60}" for at in range(n)], "path": np.zeros(n, int), "teacher": ["T"] * n,
+        "objective": ["gkd"] * n, "alignment": np.sign(a_N + b_N), "sr_range": np.abs(a_N + b_N) / 2,
+        "alignment_a": np.sign(a_N), "alignment_b": np.sign(b_N), "sr_range_a": np.abs(a_N), "sr_range_b": np.abs(b_N),
+        "signal_a": 0.4 * rng.standard_normal(n), "signal_b": 0.4 * rng.standard_normal(n),
+    })  # fmt: skip
+    found = metrics.selective_oracle(nodes, (0.0,))[1].cross_fitted_signal
+    assert abs(found.mean) < found.half_width / 2
+    shrunk = metrics.selective_oracle(nodes.drop_columns(["signal_a", "signal_b"]), (0.0,))[1].cross_fitted_signal
+    assert shrunk.mean > 0.09
