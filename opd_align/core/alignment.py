@@ -51,8 +51,7 @@ SCHEMA = pa.schema(
         ("alignment", pa.float64()), ("alignment_mean", pa.float64()),
         ("alignment_low", pa.float64()), ("alignment_high", pa.float64()),
         ("p_positive", pa.float64()), ("verdict", _TEXT), *[(name, pa.float64()) for name in HALVES],
-        ("alignment_a", pa.float64()), ("alignment_b", pa.float64()),
-        ("sr_range_a", pa.float64()), ("sr_range_b", pa.float64()),
+        *[(f"{name}_{half}", pa.float64()) for name in ("alignment", "sr_range", "signal") for half in ("a", "b")],
         ("advantage", pa.float64()), ("sr_range", pa.float64()), ("children", pa.int16()),
         ("visits", pa.int64()), ("effective_visits", pa.float64()), ("tail_mass", pa.float64()),
         ("value", pa.float64()), ("update_norm", pa.float64()),
@@ -91,6 +90,7 @@ class EstimatedPath:
         counts: Counts of the tree along the path.
         pass_rate: Pass rate of the question.
         halves: Estimates from two disjoint halves of the rollouts. `None`: no split-half columns.
+        unshrunk: Estimates from the same halves without shrinkage.
         to_go: Reward-to-go by teacher name. `None` unless an objective needs it.
     """
 
@@ -102,6 +102,7 @@ class EstimatedPath:
     counts: PathCounts
     pass_rate: float
     halves: tuple[PathEstimate, PathEstimate] | None = None
+    unshrunk: tuple[PathEstimate, PathEstimate] | None = None
     to_go: Mapping[str, Floats] | None = None
 
     @cached_property
@@ -325,6 +326,8 @@ def _teacher_rows(
     estimates = (estimate, *(path.halves or ()))
     half_q = [np.where(selected_NK, half.q_C[child_NK], 0.0) for half in estimates[1:]]
     halves = [unified_update(p_NK, half_NK) for half_NK in half_q]
+    unshrunk_q = [np.where(selected_NK, half.q_C[child_NK], 0.0) for half in path.unshrunk or ()]
+    unshrunk = [(unified_update(p_NK, half_NK), _range(half_NK, selected_NK)) for half_NK in unshrunk_q]
     half_range = [_range(half_NK, selected_NK) for half_NK in half_q] or [np.full(len(p_NK), np.nan)] * 2
     natural_T = np.add.reduceat(np.append(path.counts.natural_C, 0), path.counts.offsets[:-1]) * (
         np.diff(path.counts.offsets) > 0
@@ -357,7 +360,8 @@ def _teacher_rows(
         moments = alignment_moments(cosine_DN, sr_range_DN)
         positive = [p_positive(each, child_NK, depth_N, p_NK, update_NK) for each in estimates]
         low_N, high_N = np.quantile(cosine_DN, [0.05, 0.95], axis=0)
-        half_N = [cosine(half_NK, update_NK) for half_NK in halves] or [np.full(n, np.nan)] * 2
+        half_N = [cosine(half_NK, update_NK) for half_NK in halves] or [missing_N] * 2
+        signal_N = [sr_N * cosine(half_NK, update_NK) for half_NK, sr_N in unshrunk] or [missing_N] * 2
         columns = shared | {
             "objective": _constant_text(objective, n),
             "alignment": np.where(nonzero_N, plain_N if estimate.counted else mean_N, np.nan),
@@ -369,6 +373,8 @@ def _teacher_rows(
             "verdict": _verdicts(np.where(nonzero_N, positive[0], 0.5), rules.confidence),
             "alignment_a": half_N[0],
             "alignment_b": half_N[1],
+            "signal_a": signal_N[0],
+            "signal_b": signal_N[1],
             "update_norm": np.linalg.norm(update_NK, axis=-1),
         }
         # Counted fractions are not shrunk, so there is no attenuation.

@@ -13,17 +13,19 @@ The advantage is linear in `Q`, so it needs no prior: the fractions of correct r
 without rollouts are assumed to gain as much as those with rollouts, for the same gap between teacher and student;
 separately for unlikely and likely tokens, and at all nodes of the paths, with or without a row.
 
-Both are models, so intervals are wider by `MODEL_SD` of the value. The values per question are such that their mean is
-the estimate over all questions and their spread gives its standard error (linearised ratios), so every later step
-treats them as ordinary values. Updates from rewards are functions of the same rollouts and are not corrected, nor are
-counting estimators, which do not shrink.
+Both are models, so intervals are wider by `MODEL_SD` of the value. For the mean alignment a second model is at hand, in
+which a teacher's effect does not depend on what is at stake: `E[a²] / E[c²]`. Where the two differ much, as where many
+tokens are rare and matter little, intervals are wider by a share of that difference (`SENSITIVITY`). The values per
+question are such that their mean is the estimate over all questions and their spread gives its standard error
+(linearised ratios), so every later step treats them as ordinary values. Updates from rewards are functions of the same
+rollouts and are not corrected, nor are counting estimators, which do not shrink.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from math import sqrt
+from dataclasses import dataclass, replace
+from math import log, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +47,9 @@ MODEL_SD = 0.2
 with the square root of what is missing (chosen on exact worlds)."""
 ADVANTAGE_SD = 0.4
 """The same for the advantage: tokens without rollouts often gain more than those with rollouts."""
+SENSITIVITY = 0.4
+"""Standard deviation of the mean alignment's correction, as a share of the log ratio of the two attenuations (chosen on
+exact worlds with heavy tails)."""
 LEAST = 0.02
 """Smallest attenuation that is corrected in full: below, there is too little evidence to divide by."""
 _SMALLEST_P = 1e-9
@@ -61,17 +66,20 @@ class QuestionValues:
         value_Q: The values; NaN where unknown. Their mean is the estimate over all questions.
         attenuation: Share of the truth that the values had before; 1 if they are not corrected.
         error: `MODEL_SD` of the correction.
+        doubt: Least standard deviation of the correction's own error as a share of the value.
     """
 
     value_Q: Floats
     attenuation: float = 1.0
     error: float = MODEL_SD
+    doubt: float = 0.0
 
     @property
     def model_sd(self) -> float:
         """Standard deviation of the correction's own error, which more questions do not reduce."""
         known_Q = self.value_Q[np.isfinite(self.value_Q)]
-        return self.error * abs(float(known_Q.mean())) * sqrt(1 - self.attenuation) if len(known_Q) else 0.0
+        share = max(self.error * sqrt(1 - self.attenuation), self.doubt)
+        return share * abs(float(known_Q.mean())) if len(known_Q) else 0.0
 
 
 def alignment_values(rows: NodeRows, mean: Mean | None = None) -> QuestionValues:
@@ -81,7 +89,10 @@ def alignment_values(rows: NodeRows, mean: Mean | None = None) -> QuestionValues
         return QuestionValues(mean(rows["alignment"]))
     alignment_N = rows["alignment"]
     left_Q = _share_left(mean(alignment_N * rows["signal_mean"]), mean(rows["signal_alignment"]))
-    return _divided(mean(alignment_N), left_Q)
+    constant_Q = _share_left(mean(alignment_N**2), mean(rows["alignment_square"]))
+    lefts = [max(float(np.nanmean(each_Q)), LEAST) for each_Q in (left_Q, constant_Q) if np.isfinite(each_Q).any()]
+    doubt = SENSITIVITY * abs(log(lefts[0] / lefts[1])) if len(lefts) == 2 else 0.0
+    return replace(_divided(mean(alignment_N), left_Q), doubt=doubt)
 
 
 def weighted_values(rows: NodeRows, kept_N: NDArray[np.bool_] | None = None) -> QuestionValues:

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from opd_align.core.alignment import CHILDREN, EstimatedPath, child_table, node_table
 from opd_align.core.collect import DONE, Evidence, Progress, collect_group
-from opd_align.core.estimate import PathEstimate, estimate
+from opd_align.core.estimate import PathEstimate, chosen_rows, estimate
 from opd_align.core.tree import GenerationTree
 from opd_align.settings import Settings
 from opd_align.types import (
@@ -369,22 +369,23 @@ def estimated_paths(evidence: Evidence, settings: Settings) -> list[EstimatedPat
     def estimated(tree: GenerationTree) -> list[PathEstimate]:
         return estimate(tree, evidence.paths, method=settings.estimator, shrink=settings.shrink)
 
-    halves = [estimated(half) for half in _halves(evidence.tree, evidence.paths)]
+    trees = _halves(evidence.tree, evidence.paths)
+    halves = [estimated(half) for half in trees]
+    unshrunk = [estimate(half, evidence.paths, method=settings.estimator, shrink=False) for half in trees]
     return [
         EstimatedPath(
             question=evidence.question.id,
             index=index,
-            correct=correct,
+            correct=evidence.correct[index],
             scores=scores,
             estimate=whole,
             counts=evidence.tree.counts_along(scores.completion_T),
             pass_rate=evidence.pass_rate,
-            halves=(half_a, half_b),
-            to_go=to_go,
+            halves=(halves[0][index], halves[1][index]),
+            unshrunk=(unshrunk[0][index], unshrunk[1][index]),
+            to_go=evidence.to_go[index],
         )
-        for index, (scores, correct, to_go, whole, half_a, half_b) in enumerate(
-            zip(evidence.paths, evidence.correct, evidence.to_go, estimated(evidence.tree), *halves, strict=True)
-        )
+        for index, (scores, whole) in enumerate(zip(evidence.paths, estimated(evidence.tree), strict=True))
     ]
 
 
@@ -392,7 +393,5 @@ def _halves(tree: GenerationTree, paths: Sequence[PathScores]) -> list[Generatio
     """Two disjoint halves of the rollouts, by key. Certain outcomes and the paths themselves are in both."""
     odd_R = (tree.key_R & np.uint64(1)).astype(bool)
     both_R = tree.launch_R == tree.length_R
-    for scores in paths:
-        lo, hi = tree.range(scores.completion_T)
-        both_R[lo:hi] = True
+    both_R[chosen_rows(tree, paths)] = True
     return [tree.subset(half_R | both_R) for half_R in (odd_R, ~odd_R)]

@@ -127,7 +127,7 @@ def estimate(
         raise OpdAlignError(f"unknown estimator {method!r}; choose one of {', '.join(get_args(Method))}")
     # Ends that were graded without sampling are not rollouts and must not be counted.
     counted_R = (tree.launch_R < tree.length_R) | (tree.launch_R == 0)
-    counted_R[_chosen_rows(tree, paths)] = False
+    counted_R[chosen_rows(tree, paths)] = False
     sampled = tree.subset(counted_R)
     return [_count(sampled, scores, pooled=method == "pooled") for scores in paths]
 
@@ -142,7 +142,7 @@ def exact_estimate(scores: PathScores, q_C: Floats) -> PathEstimate:
     )  # fmt: skip
 
 
-def _chosen_rows(tree: GenerationTree, paths: Sequence[PathScores]) -> Ints:
+def chosen_rows(tree: GenerationTree, paths: Sequence[PathScores]) -> Ints:
     """The natural rollouts that are the paths: chosen for their outcome, so no samples of it.
 
     One per path; other rollouts that happen to be the same completion were not chosen.

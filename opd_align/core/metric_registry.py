@@ -249,7 +249,7 @@ TEACHER_METRICS = (
     half_width("oracle/selective_signal_half_width", "oracle/selective_signal", "SR range × cosine",
         lambda r: r.oracle.signal, logged=False),
     Metric("teacher", "oracle/cross_fitted_signal",
-        "`oracle/selective_signal` with nodes selected on one half of the rollouts and valued on the other.",
+        "`oracle/selective_signal`, nodes selected on one half of the rollouts and valued on the other, not shrunk.",
         "SR range × cosine", "higher", lambda r: r.oracle.cross_fitted_signal.mean,
         half_width="oracle/cross_fitted_signal_half_width",
         charts={"Signal of the selective oracle": "cross-fitted"}),

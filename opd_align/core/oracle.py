@@ -2,8 +2,9 @@
 
 The oracle keeps the nodes with the largest alignment. Choosing and valuing nodes with the same noisy estimates is
 biased upwards, so it is also cross-fitted: nodes are chosen on one half of the rollouts, and everything about their
-value, the SR range included, comes from the other half. Pure functions of one node table, like `core.metrics`, which
-has the same names.
+value, the SR range included, comes from the other half. The value is not shrunk: both halves are shrunk toward the same
+prior and toward paths that were chosen for their outcomes, so the errors of two posterior means have the same sign more
+often than not. Pure functions of one node table, like `core.metrics`, which has the same names.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class OracleRow:
         share_kept: Share of nodes that are kept.
         n_nodes: Number of nodes that are kept.
         share_beating: Share of paths whose kept nodes have a larger mean signal than all their nodes; NaN for None.
-        cross_fitted_signal: `signal` with nodes selected on one half of the rollouts and valued on the other half,
-            which removes the bias.
+        cross_fitted_signal: `signal` with nodes selected on one half of the rollouts and valued on the other half
+            without shrinkage, which removes the bias. Compare it with that of all nodes, not with `signal`.
         cross_fitted_gain: `cross_fitted_signal` minus the mean signal of all nodes in the same halves.
     """
 
@@ -66,8 +67,8 @@ class FilterRow:
         gain: `signal` minus the mean signal of all nodes, over questions that keep at least one node.
         share_kept: Share of nodes that are kept.
         n_nodes: Number of nodes that are kept.
-        share_of_oracle_gain: `gain` divided by the cross-fitted gain of the selective oracle at threshold 0; NaN if
-            that gain is not larger than its error.
+        share_of_oracle_gain: Gain of the kept nodes divided by that of the selective oracle at threshold 0, both
+            valued like the cross-fitted oracle; NaN if the oracle's gain is not larger than its error.
     """
 
     measure: str
@@ -105,12 +106,21 @@ def half_signals(rows: NodeRows) -> tuple[Floats, Floats]:
     return a_N, b_N
 
 
+def half_values(rows: NodeRows) -> tuple[Floats, Floats]:
+    """The signal of each node in both halves without shrinkage; `half_signals` in tables that do not have it."""
+    return (rows["signal_a"], rows["signal_b"]) if "signal_a" in rows.source.column_names else half_signals(rows)
+
+
 def _cross_fitted(rows: NodeRows, cut: float) -> tuple[Floats, Floats]:
     """Signal per question of the nodes chosen on one half and valued on the other, and its gain over all nodes."""
-    signals = half_signals(rows)
+    return _valued(rows, rows["alignment_a"] > cut, rows["alignment_b"] > cut)
+
+
+def _valued(rows: NodeRows, by_a_N: NDArray[np.bool_], by_b_N: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """Signal per question of nodes chosen on half a or b, valued on the other half, and its gain over all nodes."""
     kept_UU, all_UU = [], []
-    for chosen_N, value_N in zip((rows["alignment_a"], rows["alignment_b"]), signals[::-1], strict=True):
-        kept_UU.append(rows.path_means(np.where(chosen_N > cut, value_N, nan)))
+    for kept_N, value_N in zip((by_a_N, by_b_N), half_values(rows)[::-1], strict=True):
+        kept_UU.append(rows.path_means(np.where(kept_N, value_N, nan)))
         all_UU.append(rows.path_means(value_N))
     question_UU = np.tile(rows.question_U, 2)
     kept_Q, all_Q = (mean_by(question_UU, np.concatenate(each), rows.n_questions) for each in (kept_UU, all_UU))
@@ -142,8 +152,10 @@ def divergence_filter(
     for quantile in quantiles:
         # "higher" makes the threshold a value that occurs, so a gate with this threshold keeps exactly these nodes.
         cut = float(np.quantile(divergence_N, quantile, method="higher")) if len(divergence_N) else nan
-        kept = _distilled(rows, divergence_N >= cut)
-        recovered = kept[1].mean / oracle_gain
+        kept_N = divergence_N >= cut
+        kept = _distilled(rows, kept_N)
+        # Shrunk signals, as in `gain`, are closer to zero than those of the oracle's gain.
+        recovered = interval(_valued(rows, kept_N, kept_N)[1]).mean / oracle_gain
         table.append(FilterRow(measure, quantile, sign * cut, *kept, recovered))
     return table
 

@@ -3,7 +3,8 @@
 Every way keeps the same share of the same decisions, weighted alike: each question counts the same, each of its paths,
 each decision of a path. So the oracle, which keeps the decisions with the largest signal (SR range × alignment), is the
 best possible choice by construction: no filter can be above it. It chooses and values with the same noisy estimate and
-is biased upwards; the cross-fitted oracle chooses on one half of the rollouts and values on the other.
+is biased upwards; the cross-fitted oracle chooses on one half of the rollouts and values on the other without shrinkage
+(`core.oracle`), so its curve has a beginning of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import pyarrow as pa
 from opd_align.core.intervals import TAILS
 from opd_align.core.metrics import MEASURES, MIN_QUESTIONS
 from opd_align.core.node_rows import NodeRows, select_rows
-from opd_align.core.oracle import half_signals
+from opd_align.core.oracle import half_signals, half_values
 from opd_align.types import Floats, Ints, OpdAlignError
 
 SHARES = (1.0, 0.9, 0.75, 0.5, 0.25, 0.1, 0.05)
@@ -69,8 +70,8 @@ def selective_curves(
     rows = select_rows(nodes, objective, teacher)
     weight_N = node_weights(rows)
     signal_N = rows["sr_range"] * rows["alignment"]
-    half_a_N, half_b_N = half_signals(rows)
-    choices = {ORACLE: [(signal_N, signal_N)], CROSS_FITTED: [(half_a_N, half_b_N), (half_b_N, half_a_N)]}
+    cross_fitted = list(zip(half_signals(rows), half_values(rows)[::-1], strict=True))
+    choices = {ORACLE: [(signal_N, signal_N)], CROSS_FITTED: cross_fitted}
     for name in measures:
         score_N = -rows[name] if name == "cosine" else rows[name]
         if np.isfinite(score_N).any():

@@ -19,7 +19,14 @@ from opd_align.core.engine import Analysis
 from opd_align.core.highlights import Highlight, Highlights, highlights
 from opd_align.core.selective import CurvePoint, selective_curves
 from opd_align.report.page import package_version, page_html, script_json, static_file
-from opd_align.report.prose import format_estimate, half_width_shown, interval_sign, verdict, without_breaks
+from opd_align.report.prose import (
+    DELTA_CAUTION,
+    format_estimate,
+    half_width_shown,
+    interval_sign,
+    verdict,
+    without_breaks,
+)
 from opd_align.report.provenance import Provenance, shown_facts
 from opd_align.report.recommendation import decision_tables, recommendation
 from opd_align.report.slices import Slices
@@ -85,6 +92,7 @@ def report_html(analysis: Analysis, *, title: str = "Alignment report", provenan
         "provenance": _facts_html(shown_facts(provenance, analysis.settings)),
         "teacher_notes": _facts_html({note.name: note.meaning for note in provenance.teachers}),
         "token_view": static_file("token_view.html"),
+        "delta_caution": f"{DELTA_CAUTION}.",
         "tables": "\n".join(_table_html(table) for table in tables if table not in decided),
         "overview": script_json(overview),
         "packs": "\n".join(

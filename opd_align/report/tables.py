@@ -17,7 +17,7 @@ from opd_align.core import metrics
 from opd_align.core.engine import Analysis
 from opd_align.core.metric_registry import FILTER_QUANTILE
 from opd_align.core.reliability import reliability
-from opd_align.report.prose import delta_cell, half_width_shown
+from opd_align.report.prose import DELTA_CAUTION, delta_cell, half_width_shown
 from opd_align.report.recommendation import decision_tables
 from opd_align.report.slices import Slices
 from opd_align.report.table_format import Cell, Column, Table, file_name, row, to_csv, to_latex, to_markdown, to_rich
@@ -124,7 +124,7 @@ def contrast_table(slices: Slices, objective: str) -> Table:
         for contrast in slices.contrasts(objective)
     ]  # fmt: skip
     title = f"Correct vs. incorrect rollouts, all teachers ({objective})"
-    return Table(f"correct-incorrect-{objective}", title, columns, tuple(rows))
+    return Table(f"correct-incorrect-{objective}", title, columns, tuple(rows), DELTA_CAUTION)
 
 
 def delta_table(slices: Slices, objective: str) -> Table:
@@ -147,7 +147,7 @@ def delta_table(slices: Slices, objective: str) -> Table:
         for contrast in slices.contrasts(objective, teacher)
     ]  # fmt: skip
     title = f"Correct vs. incorrect rollouts by teacher ({objective})"
-    return Table(f"teacher-delta-{objective}", title, columns, tuple(rows), grouped=True)
+    return Table(f"teacher-delta-{objective}", title, columns, tuple(rows), DELTA_CAUTION, grouped=True)
 
 
 def oracle_table(slices: Slices, objective: str) -> Table:
@@ -172,7 +172,7 @@ def oracle_table(slices: Slices, objective: str) -> Table:
     ]  # fmt: skip
     caption = (
         "signal: SR range × alignment; cross-fitted: nodes selected on one half of the rollouts, signal evaluated on "
-        "the other"
+        "the other, not shrunk"
     )
     title = f"Selective distillation with an oracle ({objective})"
     return Table(f"oracle-{objective}", title, columns, tuple(rows), caption, grouped=True)
@@ -400,7 +400,7 @@ def _compare_deltas(objective: str, slices: Mapping[str, Slices], ranks: _Ranks)
             delta = delta_cell(contrast)
             rows.append(row(teacher, run, contrast.correct, contrast.incorrect, delta, contrast.p_value))
     title = f"Mean alignment on correct and incorrect rollouts by run ({objective})"
-    return Table(f"compare-delta-{objective}", title, columns, tuple(rows), grouped=True)
+    return Table(f"compare-delta-{objective}", title, columns, tuple(rows), DELTA_CAUTION, grouped=True)
 
 
 def estimate_cell(estimate: metrics.Estimate) -> Cell:

@@ -13,7 +13,15 @@ from typing import NamedTuple
 from opd_align.core import metrics
 from opd_align.core.metric_registry import evaluation_metric, parse_key, student_metric, teacher_metric
 from opd_align.report.history import PREFIX, Evaluation, Training
-from opd_align.report.prose import ALIGNMENT_SCALE, DIRECTION, Verdict, format_estimate, interval_sign, is_above
+from opd_align.report.prose import (
+    ALIGNMENT_SCALE,
+    DELTA_CAUTION,
+    DIRECTION,
+    Verdict,
+    format_estimate,
+    interval_sign,
+    is_above,
+)
 from opd_align.report.table_format import Cell, Kind, format_cell
 from opd_align.types import REWARD
 
@@ -219,7 +227,7 @@ def _outcomes(last: _Result) -> list[str]:
         return ["There are no correct or no incorrect rollouts, so the two cannot be compared."]
     return [
         f"Mean alignment is {_number(incorrect)} on incorrect rollouts and {_number(correct)} on correct ones "
-        f"(difference {_number(delta)})."
+        f"(difference {_number(delta)}). {DELTA_CAUTION}."
     ]
 
 

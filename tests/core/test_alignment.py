@@ -480,9 +480,11 @@ def test_split_halves_are_computed_like_the_whole() -> None:
     path = path_of(node)
     other = [0.1, 0.5, 0.6]
     halves = (path.estimate, exact_estimate(path.scores, np.array(other)))
-    (row,) = rows_of(replace(path, halves=halves))
+    (row,) = rows_of(replace(path, halves=halves, unshrunk=halves[::-1]))
     assert row["alignment_a"] == pytest.approx(row["alignment"])
     assert row["alignment_b"] == pytest.approx(slow_alignment(node.p, node.t["A"], other))
+    assert row["signal_a"] == pytest.approx(0.5 * row["alignment_b"])
+    assert row["signal_b"] == pytest.approx(0.8 * row["alignment_a"])
 
 
 # -- seeds ----------------------------------------------------------------------------------------------------
@@ -492,7 +494,8 @@ def uncertain_path(question: str, index: int = 0) -> EstimatedPath:
     node = Node([0.5, 0.3, 0.2], [0.5, 0.45, 0.55], {"A": [0.2, 0.5, 0.3]})
     two = Node([0.6, 0.4], [0.45, 0.5], {"A": [0.5, 0.5]})
     path = path_of(node, two, node, question=question, index=index)
-    return uncertain(replace(path, halves=(path.estimate, path.estimate)), np.full(8, 0.01))
+    halves = (path.estimate, path.estimate)
+    return uncertain(replace(path, halves=halves, unshrunk=halves), np.full(8, 0.01))
 
 
 def test_rows_of_a_question_do_not_depend_on_the_others() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import sqrt
+from math import log, sqrt
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +12,15 @@ from scipy import stats
 from opd_align import metrics
 from opd_align.backends.exact import ExactTeacher, ExactWorld
 from opd_align.core.alignment import EstimatedPath, node_table
-from opd_align.core.attenuation import KINDS, MODEL_SD, MOMENTS, advantage_values, alignment_values, weighted_values
+from opd_align.core.attenuation import (
+    KINDS,
+    MODEL_SD,
+    MOMENTS,
+    SENSITIVITY,
+    advantage_values,
+    alignment_values,
+    weighted_values,
+)
 from opd_align.core.collect import collect
 from opd_align.core.decision import question_values
 from opd_align.core.engine import align
@@ -92,6 +100,23 @@ def test_the_spread_of_corrected_values_is_that_of_a_ratio_estimate():
     model = MODEL_SD * abs(ratio) * sqrt(1 - left_Q.mean())
     half_width = np.hypot(stats.t.ppf(0.975, 11) * error, stats.norm.ppf(0.975) * model)
     assert found.half_width == pytest.approx(half_width)
+
+
+def test_intervals_are_wider_where_the_two_models_of_attenuation_disagree():
+    # Half of the nodes matter and are known, half matter little and nothing is known of them. If effects grow with the
+    # stakes, 0.2 / 0.21 of the truth is left; if they do not, half of it.
+    n = 80
+    large_N = np.arange(n) % 2 == 0
+    mean_N, sr_N = np.where(large_N, np.where(np.arange(n) % 8 == 0, -1.0, 1.0), 0.0), np.where(large_N, 0.4, 0.02)
+    rows = select_rows(made_nodes({
+        "question": np.repeat([f"q{at}" for at in range(5)], 16), "alignment": mean_N, "sr_range": sr_N,
+        "alignment_square": np.ones(n), "signal_mean": sr_N * mean_N, "signal_square": sr_N**2,
+        "signal_alignment": sr_N, "sr_range_mean": sr_N,
+    }), None)  # fmt: skip
+    values = alignment_values(rows)
+    assert values.attenuation == pytest.approx(0.2 / 0.21)
+    assert values.model_sd == pytest.approx(SENSITIVITY * log(0.4 / 0.21) * abs(values.value_Q.mean()))
+    assert weighted_values(rows).doubt == 0
 
 
 def test_advantage_of_tokens_without_rollouts_is_that_of_similar_tokens():

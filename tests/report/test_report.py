@@ -23,7 +23,7 @@ from opd_align.core.objectives import DrGRPO, ForwardKL, ReverseKL
 from opd_align.report import html
 from opd_align.report.html import report_html, write_report
 from opd_align.report.page import script_json
-from opd_align.report.prose import interval_sign, verdict
+from opd_align.report.prose import DELTA_CAUTION, interval_sign, verdict
 from opd_align.report.recommendation import recommendation
 from opd_align.report.slices import Slices
 from opd_align.report.table_format import format_cell
@@ -151,6 +151,15 @@ def test_the_page_is_self_contained(page: str) -> None:
     links = [given.get(name) or "" for _, given in tags for name in ("src", "href", "action", "data")]
     assert all(link == "" or link.startswith(("#", "data:")) for link in links)
     assert not [given for _, given in tags if any(name.startswith("on") or name == "style" for name in given)]
+
+
+def test_a_caution_is_beside_every_difference_of_correct_and_incorrect_rollouts(analysis: Analysis, page: str) -> None:
+    tables = [table for table in report_tables(analysis) if any(column.name == "Δ" for column in table.columns)]
+    assert len(tables) >= 2
+    assert all(table.caption == DELTA_CAUTION for table in tables)
+    (point,) = [text for text in verdict(Slices(analysis.nodes), "reverse_kl").points if "incorrect rollouts" in text]
+    assert point.endswith(f"{DELTA_CAUTION}.")
+    assert f"Δ is correct minus incorrect. {DELTA_CAUTION}." in page
 
 
 def test_content_security_policy_allows_only_own_script_and_style(page: str) -> None:
