@@ -325,4 +325,4 @@ def test_grpo_does_not_fall_back_to_the_first_teacher(monkeypatch):
     monkeypatch.setattr(GatedGRPOTrainer, "_keep_student_states", lambda self, student: nullcontext())
     monkeypatch.setattr(GRPOTrainer, "_compute_loss", lambda self, model, inputs: torch.zeros(()))
     with pytest.raises(OpdAlignError, match="no forward pass of the student's backbone"):
-        own._both_losses(None, {TEACHER: torch.tensor([0, 1])}, torch.ones(()))
+        own._both_losses(None, {TEACHER: torch.tensor([0, 1])}, torch.ones(()), 1.0)
