@@ -1,8 +1,8 @@
 """Contexts as members of a `TeacherMix`: the student itself, with demonstrations in its prompt.
 
-The demonstrations are columns of the data set, as for `ContrastiveContexts`: `correct_hint` and `wrong_hint`, one of each
-at most (`contrast.sample_hints` lets the student write them). The teacher is the student with its present weights, in
-evaluation mode, as in an evaluation of the callback. A question without the demonstrations that a context shows, or
+The demonstrations are columns of the data set, as for `ContrastiveContexts`: `correct_hint` and `wrong_hint`, one of
+each at most (`contrast.sample_hints` lets the student write them). The teacher is the student with its present weights,
+in evaluation mode, as in an evaluation of the callback. A question without the demonstrations that a context shows, or
 whose prompt would be too long with them, is distilled from the other members.
 """
 
@@ -90,7 +90,8 @@ def pad_left(sequences: Sequence[Tokens], pad: int, device: Any) -> tuple[Tensor
     width = max((len(each) for each in sequences), default=0)
     ids_BT = [[*[pad] * (width - len(each)), *each] for each in sequences]
     mask_BT = [[*[0] * (width - len(each)), *[1] * len(each)] for each in sequences]
-    return torch.tensor(ids_BT, device=device), torch.tensor(mask_BT, device=device)
+    options = {"dtype": torch.long, "device": device}  # also of sequences without tokens
+    return torch.tensor(ids_BT, **options), torch.tensor(mask_BT, **options)
 
 
 @contextmanager
@@ -104,7 +105,9 @@ def student_as_teacher(student: torch.nn.Module) -> Iterator[None]:
         student.train(training)
 
 
-def context_logits(student: Any, input_ids_BT: Tensor, labels_BT: Tensor, prompts: Sequence[Tokens], pad: int) -> Tensor:
+def context_logits(
+    student: Any, input_ids_BT: Tensor, labels_BT: Tensor, prompts: Sequence[Tokens], pad: int
+) -> Tensor:
     """The student's logits after other prompts, at the positions of the original sequences; zero outside completions.
 
     Args:

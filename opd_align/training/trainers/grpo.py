@@ -99,6 +99,11 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.distillation_weight, self.distillation_beta = distillation_weight, distillation_beta
         self._teacher_mix = teacher_model if isinstance(teacher_model, TeacherMix) else None
         if self._teacher_mix is not None:
+            if self._teacher_mix.pool.contexts:
+                raise OpdAlignError(
+                    "contexts in a TeacherMix are not supported by GatedGRPOTrainer; use GatedDistillationTrainer or "
+                    "GatedGKDTrainer, or SDPO for self-distillation with rewards"
+                )
             teacher_model = self._teacher_mix.pool.first_model()
         if isinstance(teacher_model, str):
             teacher_model = AutoModelForCausalLM.from_pretrained(teacher_model, dtype="auto")
