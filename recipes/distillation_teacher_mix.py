@@ -10,6 +10,9 @@ follow its evaluations, per kind of question: the value of a column of the data 
 the student's vocabulary, and `teacher_model_init_kwargs` is for all of them. With `--on_harm` an `AlignmentSchedule`
 decides how long to distill; it ends the training when no teacher helps any more. docs/acting.md has the details.
 
+A teacher may be a context, such as `self=Self-1C` (not the first one): the student with a solution in its prompt. The
+student writes the solutions before the training, on every process all of them.
+
 Metrics to watch: `mix/<teacher>/<kind>/weight`, and the teachers' alignment under `opd_align/...`, which the weights
 follow. With `--on_harm`: `schedule/strength`.
 """
@@ -20,8 +23,11 @@ from functools import partial
 from transformers import AutoModelForCausalLM
 from trl import DistillationConfig, ModelConfig, get_peft_config
 
+from opd_align.backends.loading import load_model
 from opd_align.core.teacher_weights import STRATEGIES, check_floor
+from opd_align.teachers.contexts import CONTEXTS
 from opd_align.training import AlignmentCallback, GatedDistillationTrainer, Open, TeacherMix
+from opd_align.training.contrast import sample_hints
 from opd_align.training.recipe import (
     KIND,
     QuestionArguments,
@@ -43,7 +49,7 @@ class MixArguments:
     """Arguments of the mix of teachers."""
 
     teachers: list[str] | None = field(
-        default=None, metadata={"help": "Teachers as name=path: folders or names of models on the Hub."}
+        default=None, metadata={"help": "Teachers as name=path: folders, names of models on the Hub, or contexts."}
     )
     kind: str | None = field(
         default=None,
@@ -76,8 +82,15 @@ def main() -> None:
         print_on_rank_0(f"Distillation on {questions.task} from {names}: {model.model_name_or_path}")
         return
 
+    hints = {}
+    if any(path in CONTEXTS for path in paths.values()):
+        loaded = load_model(model.model_name_or_path)
+        rows, longest = questions.training_questions(), training.max_completion_length
+        hints = sample_hints(loaded.model, loaded.tokenizer, task, rows, max_tokens=longest)
+        del loaded
+    load = AutoModelForCausalLM.from_pretrained
     mix = TeacherMix(
-        {name: partial(AutoModelForCausalLM.from_pretrained, path, **options) for name, path in paths.items()},
+        {name: path if path in CONTEXTS else partial(load, path, **options) for name, path in paths.items()},
         kind=None if mix_args.kind is None else KIND,
         strategy=mix_args.strategy,
         floor=mix_args.floor,
@@ -90,7 +103,7 @@ def main() -> None:
         model=student,
         teacher_model=mix,
         args=training,
-        train_dataset=questions.prompt_dataset(kind=mix_args.kind),
+        train_dataset=questions.prompt_dataset(hints, kind=mix_args.kind),
         processing_class=load_student_tokenizer(training, model),
         peft_config=get_peft_config(model),
         gate=Open(),

@@ -24,6 +24,7 @@ from trl import TrlParser, get_quantization_config
 from opd_align.backends.loading import load_tokenizer, resolve_reference
 from opd_align.tasks import TASKS, Task, task
 from opd_align.tasks.task import Source
+from opd_align.teachers.contexts import CONTEXTS
 from opd_align.training.alignment_schedule import ON_HARM, AlignmentSchedule
 from opd_align.types import OpdAlignError, Question
 
@@ -234,7 +235,7 @@ def add_schedule(trainer: Any, callback: Any, questions: QuestionArguments) -> N
 
 
 def parse_teachers(given: Sequence[str] | None) -> dict[str, str]:
-    """Teachers by name, from `name=path`: folders or names of models on the Hub."""
+    """Teachers by name, from `name=path`: folders or names of models on the Hub, or names of contexts."""
     found: dict[str, str] = {}
     for each in given or ():
         name, equals, path = str(each).partition("=")
@@ -242,7 +243,8 @@ def parse_teachers(given: Sequence[str] | None) -> dict[str, str]:
             raise OpdAlignError(f"teachers must be given as name=path, not {each!r}")
         if name.strip() in found:
             raise OpdAlignError(f"there are two teachers with the name {name.strip()!r}")
-        found[name.strip()] = resolve_model(path.strip(), "teachers")
+        path = path.strip()
+        found[name.strip()] = path if path in CONTEXTS else resolve_model(path, "teachers")
     if not found:
         raise OpdAlignError("no teachers given; set teachers to one or more name=path")
     return found

@@ -279,6 +279,16 @@ def test_the_mix_gets_its_arguments(monkeypatch, tmp_path):
     assert trainer.options["train_dataset"]["kind"] == ["2" if "Then" in text else "1" for text in texts]
 
 
+@quiet
+def test_a_context_in_the_mix_gets_solutions_of_the_student(monkeypatch, tmp_path):
+    flags = ["--output_dir", tmp_path, "--teachers", "big=embedded:teacher", "self=Self-1C", "--kind", "changes"]
+    trainer = recorded(MIX, monkeypatch, *flags)
+    assert [*trainer.options["teacher_model"].pool.contexts] == ["self"]
+    rows = trainer.options["train_dataset"]
+    assert sum(isinstance(row["correct_hint"], str) for row in rows) >= 2
+    assert set(rows["kind"]) <= {"1", "2"}
+
+
 def test_kinds_come_from_a_column_of_a_file(tmp_path):
     file = tmp_path / "questions.jsonl"
     rows = [{"question": f"1 + {n}?", "answer": str(1 + n), "subject": "odd" if n % 2 else "even"} for n in range(3)]
