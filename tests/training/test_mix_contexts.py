@@ -89,7 +89,7 @@ def test_prompts_that_are_too_long_are_left_to_the_others():
 
 
 def test_columns_are_checked():
-    with pytest.raises(OpdAlignError, match="the data set has no column 'correct_hint'; .*sample_hints"):
+    with pytest.raises(OpdAlignError, match=r"the data set has no column 'correct_hint'; .*sample_hints"):
         attached(mix_of_both(), columns=("prompt",))
     both = ContextPrompts({"x": as_context("x", "Self-1C1W")})
     assert both.columns == ("correct_hint", "wrong_hint")
