@@ -21,6 +21,7 @@ from opd_align.training import AlignmentCallback, CalibratedDivergence, Divergen
 from opd_align.training.gates import check_denominator
 from opd_align.training.recipe import (
     QuestionArguments,
+    add_schedule,
     check_choice,
     load_student_tokenizer,
     parse_arguments,
@@ -90,6 +91,7 @@ def main() -> None:
     trainer.add_callback(callback)
     if isinstance(gate, CalibratedDivergence):
         gate.follow(callback)
+    add_schedule(trainer, callback, questions)
     trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
     trainer.save_model()
 

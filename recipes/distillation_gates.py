@@ -24,6 +24,7 @@ from opd_align.training.gates import check_denominator
 from opd_align.training.published_gates import named_gate
 from opd_align.training.recipe import (
     QuestionArguments,
+    add_schedule,
     load_student_tokenizer,
     parse_arguments,
     print_on_rank_0,
@@ -85,6 +86,7 @@ def main() -> None:
         max_overhead=questions.max_overhead,
     )
     trainer.add_callback(callback)
+    add_schedule(trainer, callback, questions)
     trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
     trainer.save_model()
 

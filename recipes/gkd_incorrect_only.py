@@ -23,6 +23,7 @@ from opd_align.training import AlignmentCallback, GatedGKDTrainer, IncorrectOnly
 from opd_align.training.gates import DENOMINATORS, check_denominator
 from opd_align.training.recipe import (
     QuestionArguments,
+    add_schedule,
     load_student_tokenizer,
     parse_arguments,
     parse_mapping,
@@ -83,6 +84,7 @@ def main() -> None:
         max_overhead=questions.max_overhead,
     )
     trainer.add_callback(callback)
+    add_schedule(trainer, callback, questions)
     trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
     trainer.save_model()
 

@@ -23,6 +23,7 @@ from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
 from opd_align.teachers.contexts import SELF, Demonstration, paper_template
 from opd_align.training import AlignmentCallback, SDPOGate
 from opd_align.training.recipe import (
+    NO_SCHEDULE,
     QuestionArguments,
     load_student_tokenizer,
     parse_arguments,
@@ -31,7 +32,7 @@ from opd_align.training.recipe import (
     run_recipe,
     set_model_init_kwargs,
 )
-from opd_align.types import Question
+from opd_align.types import OpdAlignError, Question
 
 
 @dataclass
@@ -44,6 +45,10 @@ class GateArguments:
 def main() -> None:
     questions, gate_args, training, model = parse_arguments(QuestionArguments, GateArguments, SDPOConfig, ModelConfig)
     task = questions.get_task()
+    if questions.on_harm != NO_SCHEDULE:
+        raise OpdAlignError(
+            "on_harm is not supported with SDPO, whose loss has no strength that a schedule could lower"
+        )
     gate = SDPOGate(task.verifier, unknown=gate_args.unknown)
 
     # The paper's prompt as SDPO's templates: SDPO inserts the question and the solution.

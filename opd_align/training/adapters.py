@@ -141,7 +141,7 @@ def adapt_trainer(trainer: Any, sampling: Sampling | None = None) -> TrainerAdap
         _objective(trainer, kind, sampling.temperature),
         teacher=_teacher(trainer),
         server=_server(trainer),
-        template=_template(trainer),
+        template=template_options(trainer),
         context="Self-1C" if kind in ("SDPOTrainer", "SDFTTrainer") else None,
         distillation=_distillation(trainer),
         unevaluated=(*_overridden_loss(trainer, base), *completions, *_other_terms(trainer, kind)),
@@ -360,7 +360,8 @@ def _server(trainer: Any) -> str | None:
     return None if client is None else str(client.base_url)
 
 
-def _template(trainer: Any) -> dict[str, Any]:
+def template_options(trainer: Any) -> dict[str, Any]:
+    """The arguments of the chat template with which a trainer renders prompts."""
     options = dict(getattr(trainer, "chat_template_kwargs", None) or {})
     if getattr(trainer, "chat_template", None) is not None:
         options["chat_template"] = trainer.chat_template

@@ -94,9 +94,11 @@ class TeacherSet:
             contexts.append(context(adapter.context))
         mix = mix_of(adapter.trainer)
         if mix is not None:
-            taken = [name for name in mix.names if name in models]
+            given = {*models, *(each.name for each in contexts)}
+            taken = [name for name in mix.names if name in given]
             if taken:
                 raise OpdAlignError(f"teacher {taken[0]!r} is in the TeacherMix already; evaluations measure it")
+            contexts += mix.pool.contexts.values()
         every: Mapping[str, Any] = models if mix is None else ChainMap(models, mix.evaluated)  # type: ignore[arg-type]
         no_teacher = adapter.teacher is None and adapter.server is None and not contexts and not every
         if no_teacher and adapter.objective.signal != "reward":

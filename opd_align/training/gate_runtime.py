@@ -52,6 +52,7 @@ SUMS = (
     "unknown",
     "failures",
     "tokens",
+    "tokens_measured",
     "tokens_kept",
     "weight",
     "divergence",
@@ -203,7 +204,7 @@ class GateRuntime:
             distilled: Which completions of each have a teacher; `None`, or an empty list: all of them. The others
                 count as tokens, but are neither weighted nor compared with.
         """
-        tokens = self._sum(torch.stack([batch.mask_BT.sum() for batch in batches]).sum())
+        tokens = self.count_tokens([batch.mask_BT for batch in batches])
         if self.gate.measures and not measured:
             return None, tokens
         if distilled:
@@ -213,10 +214,19 @@ class GateRuntime:
         weights_of = [part[:, : batch.mask_BT.shape[1]] for part, batch in zip(rows, batches, strict=True)]
         return weights_of, self._sum(weights.sum()) if self.denominator == "renormalise" else tokens
 
-    def record(self, batch: GateBatch, weights_BT: Tensor, divergence_BT: Tensor, divided_by: Tensor) -> None:
-        """Adds a micro-batch, whose loss is divided by `divided_by`, to what is logged of the global batch."""
+    def count_tokens(self, masks: Sequence[Tensor]) -> Tensor:
+        """The number of tokens in these masks, on all processes together."""
+        return self._sum(torch.stack([mask_BT.sum() for mask_BT in masks]).sum())
+
+    def record(self, batch: GateBatch, weights_BT: Tensor, divergence_BT: Tensor | None, divided_by: Tensor) -> None:
+        """Adds a micro-batch, whose loss is divided by `divided_by`, to what is logged of the global batch.
+
+        A divergence of `None` is not known: the teacher was not asked.
+        """
         zero = torch.zeros((), device=weights_BT.device)
-        outcome_B = batch.outcome_B
+        outcome_B, measured = batch.outcome_B, divergence_BT is not None
+        if divergence_BT is None:
+            divergence_BT = torch.zeros_like(weights_BT)
         # The divergence of a dropped token may be infinite, and zero times infinity is not zero.
         weighted = torch.where(weights_BT > 0, weights_BT * divergence_BT, 0.0).sum()
         sums = {
@@ -226,6 +236,7 @@ class GateRuntime:
             "correct": zero if outcome_B is None else (outcome_B == Outcome.CORRECT).sum(),
             "unknown": zero if outcome_B is None else (outcome_B == Outcome.UNKNOWN).sum(),
             "tokens": batch.mask_BT.sum(),
+            "tokens_measured": batch.mask_BT.sum() * measured,
             "tokens_kept": (weights_BT > 0).sum(),
             "weight": weights_BT.sum(),
             "divergence": torch.where(batch.mask_BT, divergence_BT, 0.0).sum(),
@@ -251,8 +262,9 @@ class GateRuntime:
             "denominator": safe_denominator(denominator).item(),
             "renormalised": float(self.denominator == "renormalise"),
             "loss": total["loss"],
-            "loss_open": total["divergence"] / tokens,
         }
+        if total["tokens_measured"] == total["tokens"]:
+            values["loss_open"] = total["divergence"] / tokens
         if total["weight"] > 0:  # otherwise the mean does not exist and is not logged
             values["kept_divergence"] = total["weighted"] / total["weight"]
         if self.verifier is not None:

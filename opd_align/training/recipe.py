@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
 from importlib.util import find_spec
@@ -23,7 +23,12 @@ from trl import TrlParser, get_quantization_config
 
 from opd_align.backends.loading import load_tokenizer, resolve_reference
 from opd_align.tasks import TASKS, Task, task
+from opd_align.tasks.task import Source
+from opd_align.teachers.contexts import CONTEXTS
+from opd_align.training.alignment_schedule import ON_HARM, AlignmentSchedule
 from opd_align.types import OpdAlignError, Question
+
+NO_SCHEDULE = "none"
 
 RANK_0_GRACE_S = 10.0
 """How long other processes wait before they report an error: rank 0 reports first if it has the same."""
@@ -104,6 +109,7 @@ class QuestionArguments:
         held_out_questions: Number of held-out questions.
         every_n_steps: Steps between evaluations of the callback.
         max_overhead: Share of the wall time that evaluations may take, above 0 and at most 1.
+        on_harm: What an `AlignmentSchedule` does when the teacher no longer helps; "none": there is no schedule.
         dry_run: Check all arguments and stop before any model is loaded.
     """
 
@@ -130,6 +136,10 @@ class QuestionArguments:
     )
     every_n_steps: int = field(default=50, metadata={"help": "Steps between evaluations of the callback."})
     max_overhead: float = field(default=0.05, metadata={"help": "Share of the wall time that evaluations may take."})
+    on_harm: str = field(
+        default=NO_SCHEDULE,
+        metadata={"help": "When the teacher no longer helps: rollback, stop, zero (docs/acting.md), or none."},
+    )
     dry_run: bool = field(default=False, metadata={"help": "Check all arguments and stop before loading any model."})
 
     def __post_init__(self) -> None:
@@ -142,17 +152,20 @@ class QuestionArguments:
                 f"max_overhead must be a share of the wall time, above 0 and at most 1, not {self.max_overhead}"
             )
 
+        check_choice("on_harm", self.on_harm, (NO_SCHEDULE, *ON_HARM))
+
     def get_task(self) -> Task:
         return task(self.task)
 
-    def held_out(self) -> list[Question]:
-        return _with_answers(self.get_task().load(self.held_out_file, limit=self.held_out_questions))
+    def held_out(self, kind: str | None = None) -> list[Question]:
+        return self._load(self.held_out_file, kind, limit=self.held_out_questions)
 
-    def prompt_dataset(self, columns: Mapping[str, Mapping[str, Any]] | None = None) -> Any:
+    def prompt_dataset(self, columns: Mapping[str, Mapping[str, Any]] | None = None, *, kind: str | None = None) -> Any:
         """A data set of prompts and gold answers, for trainers that sample all completions.
 
         Args:
             columns: Further columns by question id; every question has them, or none.
+            kind: Column of the questions whose value becomes the column `kind`.
         """
         from datasets import Dataset
 
@@ -160,7 +173,7 @@ class QuestionArguments:
         return Dataset.from_list(
             [
                 {"prompt": chosen.messages(question), **_columns(question), **(columns[question.id] if columns else {})}
-                for question in self.training_questions()
+                for question in self.training_questions(kind)
             ]
         )
 
@@ -174,13 +187,35 @@ class QuestionArguments:
             rows.append({"messages": [*chosen.messages(question), reply], **_columns(question)})
         return Dataset.from_list(rows)
 
-    def training_questions(self) -> list[Question]:
-        return _with_answers(self.get_task().load(self.train_file, split=self.train_split, limit=self.train_questions))
+    def training_questions(self, kind: str | None = None) -> list[Question]:
+        return self._load(self.train_file, kind, split=self.train_split, limit=self.train_questions)
+
+    def _load(self, file: str | None, kind: str | None, **options: Any) -> list[Question]:
+        chosen = self.get_task()
+        if kind is not None:  # also a column that the task itself does not read
+            source = chosen.source or Source()
+            chosen = replace(chosen, source=replace(source, fields={kind: kind, **source.fields}))
+        questions = _with_answers(chosen.load(file, **options))
+        return questions if kind is None else [_with_kind(question, kind) for question in questions]
+
+
+KIND = "kind"
+"""Field of the questions, and column of the data set, with the kind of a question."""
+
+
+def _with_kind(question: Question, kind: str) -> Question:
+    value = question.fields.get(kind)
+    if value is None:
+        known = ", ".join(question.fields) or "none"
+        raise OpdAlignError(f"question {question.id!r} has no column {kind!r} for its kind; it has {known}")
+    of = len(value) if isinstance(value, list | tuple) else value
+    return replace(question, fields={**question.fields, KIND: str(of)})
 
 
 def _columns(question: Question) -> dict[str, Any]:
-    choices = question.fields.get("choices")
-    return {"answer": question.answer, **({"choices": list(choices)} if choices else {})}
+    fields = question.fields
+    choices = {"choices": list(fields["choices"])} if fields.get("choices") else {}
+    return {"answer": question.answer, **choices, **({KIND: fields[KIND]} if KIND in fields else {})}
 
 
 def _with_answers(questions: list[Question]) -> list[Question]:
@@ -188,6 +223,31 @@ def _with_answers(questions: list[Question]) -> list[Question]:
     if not answered:
         raise OpdAlignError("none of the questions has an answer, so completions cannot be verified")
     return answered
+
+
+# -- acting on alignment
+
+
+def add_schedule(trainer: Any, callback: Any, questions: QuestionArguments) -> None:
+    """Adds an `AlignmentSchedule` that follows this callback, if `on_harm` asks for one."""
+    if questions.on_harm != NO_SCHEDULE:
+        trainer.add_callback(AlignmentSchedule(callback, on_harm=questions.on_harm))  # type: ignore[arg-type]
+
+
+def parse_teachers(given: Sequence[str] | None) -> dict[str, str]:
+    """Teachers by name, from `name=path`: folders or names of models on the Hub, or names of contexts."""
+    found: dict[str, str] = {}
+    for each in given or ():
+        name, equals, path = str(each).partition("=")
+        if not equals or not name.strip():
+            raise OpdAlignError(f"teachers must be given as name=path, not {each!r}")
+        if name.strip() in found:
+            raise OpdAlignError(f"there are two teachers with the name {name.strip()!r}")
+        path = path.strip()
+        found[name.strip()] = path if path in CONTEXTS else resolve_model(path, "teachers")
+    if not found:
+        raise OpdAlignError("no teachers given; set teachers to one or more name=path")
+    return found
 
 
 # -- models

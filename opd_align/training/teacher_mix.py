@@ -32,6 +32,7 @@ from opd_align.training import trl_compat
 from opd_align.training.alignment_readings import ALL, ReadingLog, distillation_objective, load_json, save_json
 from opd_align.training.calibrated_gate import CalibratedDivergence
 from opd_align.training.gates import Gate, Product
+from opd_align.training.mix_contexts import ContextPrompts, Tokens
 from opd_align.training.teacher_pool import Source, TeacherPool
 from opd_align.types import Floats, Ints, OpdAlignError
 
@@ -60,8 +61,9 @@ class TeacherMix:
         ```
 
     Args:
-        teachers: By name: a model, its folder or name on the Hub, or a function that loads it. Evaluation losses of the
-            trainer are those of the first one.
+        teachers: By name: a model, its folder or name on the Hub, a function that loads it, or a context such as
+            "Self-1C": the student itself, with solutions from columns of the data set in its prompt. The first one must
+            be a model; evaluation losses of the trainer are those with it.
         kind: Column of the data set, and of the held-out rows, with the kind of a question. `None`: one kind.
         weights: Fixed weights, by teacher or by kind and teacher; no callback is needed then. `None`: from evaluations.
         strategy: `"thompson"`: a teacher's weight is the probability that it is the best one for the kind.
@@ -91,6 +93,7 @@ class TeacherMix:
     ) -> None:
         self.pool = TeacherPool(teachers, one_at_a_time=one_at_a_time)
         self.names = self.pool.names
+        self.prompts = ContextPrompts(self.pool.contexts)
         if strategy not in STRATEGIES:
             raise OpdAlignError(f"strategy must be one of {', '.join(STRATEGIES)}, not {strategy!r}")
         check_floor(floor, len(self.names))
@@ -139,6 +142,7 @@ class TeacherMix:
             raise OpdAlignError(
                 "CalibratedDivergence is calibrated for one teacher; use another gate with a TeacherMix"
             )
+        self.prompts.attach(trainer)
         self.pool.attach(trainer)
         self.trainer = trainer
         trainer.add_callback(MixUpdates(self))
@@ -238,8 +242,15 @@ class TeacherMix:
         """The weights on questions of a kind; equal for a kind that is not known."""
         return self.weights.get(kind, np.full(len(self.names), 1 / len(self.names)))
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the data set that the mix reads, besides the prompt."""
+        return (*(() if self.kind is None else (self.kind,)), *self.prompts.columns)
+
     def draw(self, rows: Sequence[Mapping[str, Any]]) -> Ints:
         """The index of the teacher of each rollout, or `NONE`.
+
+        A context that has nothing to show for a question is left out there, and the others have its weight.
 
         Args:
             rows: The rows of the data set that the rollouts answer.
@@ -254,12 +265,27 @@ class TeacherMix:
         self._draws_at = step
         uniform_B = np.random.default_rng([self.seed, step, rank, self._draws]).random(len(rows))
         drawn = []
-        for kind, uniform in zip(kinds, uniform_B, strict=True):
-            cumulative_K = np.cumsum(self.weights_of(kind))
+        for row, kind, uniform in zip(rows, kinds, uniform_B, strict=True):
+            cumulative_K = np.cumsum(self._weights_for(row, self.weights_of(kind)))
             last = int(np.searchsorted(cumulative_K, cumulative_K[-1]))  # the last teacher with a weight
             chosen = min(int(np.searchsorted(cumulative_K, uniform, side="right")), last)
             drawn.append(chosen if cumulative_K[-1] > 0 else NONE)
         return np.array(drawn, np.int64)
+
+    def _weights_for(self, row: Mapping[str, Any], weight_K: Floats) -> Floats:
+        unusable = [name in self.pool.contexts and self.prompts.prompt(name, row) is None for name in self.names]
+        if not any(unusable):
+            return weight_K
+        left_K = np.where(unusable, 0.0, weight_K)
+        return left_K / left_K.sum() if left_K.any() else left_K
+
+    def context_prompts(self, rows: Sequence[Mapping[str, Any]], teacher_B: Ints) -> list[Tokens]:
+        """The prompts of the rollouts whose teacher is a context; empty for the others."""
+        names = [self.names[number] if number != NONE else "" for number in teacher_B]
+        return [
+            (self.prompts.prompt(name, row) or ()) if name in self.pool.contexts else ()
+            for name, row in zip(names, rows, strict=True)
+        ]
 
     def metrics(self) -> dict[str, float]:
         """The weights by metric key; kinds that nothing is known of are absent."""
@@ -307,7 +333,7 @@ class _Evaluated(Mapping[str, Any]):
         self.mix = mix
 
     def _names(self) -> tuple[str, ...]:
-        names, log = self.mix.names, self.mix.log
+        names, log = tuple(self.mix.pool), self.mix.log  # contexts are evaluated with the student
         if not self.mix.pool.one_at_a_time:
             return names
         # The one that was measured least often: each in turn.

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from opd_align.backends.loading import DTYPES, load_config, load_model
-from opd_align.teachers.contexts import CONTEXTS, Context
 from opd_align.training import trl_compat
+from opd_align.training.mix_contexts import as_context
 from opd_align.training.model_state import is_zero3
 from opd_align.types import OpdAlignError
 
 Source = Any | str | Callable[[], Any]
-"""A model, its folder or name on the Hub, or a function that loads it."""
+"""A model, its folder or name on the Hub, a function that loads it, or a context or its name."""
 
 
 class TeacherPool(Mapping[str, Any]):
@@ -22,9 +22,10 @@ class TeacherPool(Mapping[str, Any]):
 
     The first teacher is the one that TRL's trainer is constructed with. With `one_at_a_time` a lookup moves the others
     away: those that were given as models, and the first one, to host memory; the others are dropped and loaded again.
+    Contexts have no model of their own: they are in `names` and `contexts`, and are not looked up.
 
     Args:
-        sources: A model, a folder or name on the Hub, or a function that loads it, by name.
+        sources: A model, a folder or name on the Hub, a function that loads it, or a context, by name.
         one_at_a_time: Whether only one of them may be on the device.
     """
 
@@ -34,18 +35,23 @@ class TeacherPool(Mapping[str, Any]):
         for name, source in sources.items():
             if not isinstance(name, str) or not name:
                 raise OpdAlignError(f"names of teachers must be text, not {name!r}")
-            if isinstance(source, Context) or (isinstance(source, str) and source in CONTEXTS):
+            if as_context(name, source) is None and not (
+                isinstance(source, str) or hasattr(source, "get_output_embeddings") or callable(source)
+            ):
                 raise OpdAlignError(
-                    f"teacher {name!r} is a context; a TeacherMix takes models. Contexts are compared by the callback "
-                    "(AlignmentCallback(teachers=['Self-1C', ...])) and trained with by SDPO"
+                    f"teacher {name!r} is a {type(source).__name__}; expected a model, a folder or name on the Hub, a "
+                    "function that loads a model, or a context such as 'Self-1C'"
                 )
-            if not (isinstance(source, str) or hasattr(source, "get_output_embeddings") or callable(source)):
-                raise OpdAlignError(
-                    f"teacher {name!r} is a {type(source).__name__}; expected a model, a folder or name on the Hub, or "
-                    "a function that loads a model"
-                )
-        self.sources, self.one_at_a_time = dict(sources), one_at_a_time
-        self.names = tuple(self.sources)
+        of = {name: as_context(name, source) for name, source in sources.items()}
+        self.names = tuple(sources)
+        self.contexts = {name: context for name, context in of.items() if context is not None}
+        self.sources = {name: source for name, source in sources.items() if name not in self.contexts}
+        self.one_at_a_time = one_at_a_time
+        if self.names[0] in self.contexts:
+            raise OpdAlignError(
+                f"the first teacher of a TeacherMix must be a model, which the trainer is constructed with, and "
+                f"{self.names[0]!r} is a context; contexts alone are trained with by SDPO"
+            )
         self._models: dict[str, Any] = {}
         self._trainer: Any = None
 
@@ -65,23 +71,23 @@ class TeacherPool(Mapping[str, Any]):
         if self.one_at_a_time and trainer.is_deepspeed_enabled:
             raise OpdAlignError("one_at_a_time=True is not supported under DeepSpeed, which keeps teachers itself")
         if not self.one_at_a_time:
-            for name in self.names[1:]:
+            for name in [*self.sources][1:]:
                 self._models[name] = self._prepare(name)
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.sources:
             raise KeyError(name)
-        if self.one_at_a_time and len(self.names) > 1:
+        if self.one_at_a_time and len(self.sources) > 1:
             self._make_room(name)
         if name not in self._models:
             self._models[name] = self._prepare(name)
         return self._models[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
+        return iter(self.sources)
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.sources)
 
     @property
     def loaded(self) -> list[Any]:

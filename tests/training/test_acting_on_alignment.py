@@ -11,7 +11,7 @@ from support.gated_runs import QUIET, dialogues, distillation, gkd, grpo, models
 from support.scripted_schedule import Scripted, ScriptedSchedule
 from support.trainings import ARITHMETIC, TINY, held_out
 from transformers import TrainerCallback, set_seed
-from trl import DistillationConfig, DistillationTrainer
+from trl import DistillationConfig, DistillationTrainer, GRPOTrainer
 from trl.experimental.gkd import GKDTrainer
 
 from opd_align.backends.loading import load_model
@@ -315,19 +315,74 @@ def test_zero_holds_the_weights_where_they_are(tmp_path):
     assert not same(run.weights, kind.kept[0])
 
 
-def test_grpo_hands_over_to_the_reward(tmp_path):
-    """At strength 0 the loss is GRPO's own, with the advantages of incorrect completions."""
-    from trl import GRPOTrainer
+REWARDED = {"max_steps": 2, "max_completion_length": 48, "num_generations": 4}
 
-    options = {"max_steps": 2, "max_completion_length": 48, "num_generations": 4}
-    own = {"gate": IncorrectOnly(verifier, unknown="drop"), "denominator": "keep"}
-    own["teacher_model"] = models()["teacher_model"]
-    off = grpo(scheduled(GatedGRPOTrainer, {0: -0.9}, on_harm="zero"), tmp_path, options=options, **own)
-    plain = grpo(GRPOTrainer, tmp_path, options=options)
+
+def rewarded(folder, strengths, monkeypatch, *, gate=None, teacher=None, **options):
+    """A run of `GatedGRPOTrainer` whose schedule has these strengths, by step."""
+    monkeypatch.setattr(
+        "opd_align.training.trainers.grpo.schedule_strength", lambda trainer: strengths[trainer.state.global_step]
+    )
+    own = {"gate": gate or IncorrectOnly(verifier, unknown="drop"), "denominator": "keep"}
+    own["teacher_model"] = teacher or models()["teacher_model"]
+    return grpo(GatedGRPOTrainer, folder, options=REWARDED | options, **own)
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [IncorrectOnly(verifier, unknown="drop"), IncorrectOnly(verifier, unknown="drop") * DivergenceAbove(quantile=0.5)],
+    ids=["outcomes", "quantile"],
+)
+def test_grpo_hands_over_to_the_reward(gate, tmp_path):
+    """At strength 0 the training is GRPO's own to the bit, and the teacher, whose weights are infinite, rests."""
+    teacher, passes = models()["teacher_model"], []
+    for weight in teacher.parameters():
+        weight.data.fill_(torch.inf)
+    teacher.base_model.register_forward_hook(lambda *given: passes.append(given))
+    own = {"gate": gate, "denominator": "keep", "teacher_model": teacher}
+    off = grpo(scheduled(GatedGRPOTrainer, {0: -0.9}, on_harm="zero"), tmp_path, options=REWARDED, **own)
+    plain = grpo(GRPOTrainer, tmp_path, options=REWARDED)
     assert off.column("schedule/strength") == [0.0, 0.0]
-    assert off.column("loss") == pytest.approx(plain.column("loss"), abs=1e-6)
-    for name, weights in plain.weights.items():
-        torch.testing.assert_close(off.weights[name], weights, rtol=1e-4, atol=1e-5)
+    assert off.column("loss") == plain.column("loss")
+    assert same(off.weights, plain.weights)
+    assert not passes
+    assert off.column("gate/tokens_kept") == off.column("gate/loss") == [0.0, 0.0]
+    assert not off.column("gate/loss_open"), "not known"
+    assert len(off.column("gate/correct")) == 2, "outcomes are still known"
+
+
+def test_grpo_is_linear_in_the_strength(tmp_path, monkeypatch):
+    """What the teacher gives up, the reward takes over."""
+    full, half, none = [
+        rewarded(tmp_path, [strength], monkeypatch, max_steps=1).gradients[0] for strength in (1.0, 0.25, 0.0)
+    ]
+    for name, gradient in half.items():
+        torch.testing.assert_close(gradient, 0.25 * full[name] + 0.75 * none[name], rtol=1e-3, atol=1e-6)
+    assert any(not torch.allclose(full[name], none[name], atol=1e-4) for name in full)
+
+
+def test_a_strength_that_changes_within_a_generation_batch(tmp_path, monkeypatch):
+    """Each generation is used for two steps; with a learning rate of 0, the steps of all runs can be compared."""
+    options = {"max_steps": 4, "steps_per_generation": 2, "learning_rate": 0.0}
+    plain = grpo(GRPOTrainer, tmp_path, options=REWARDED | options).gradients
+    full = rewarded(tmp_path, [1.0] * 4, monkeypatch, **options).gradients
+    changing = rewarded(tmp_path, [1.0, 0.0, 0.0, 1.0], monkeypatch, **options).gradients
+    assert same(changing[0], full[0])
+    assert same(changing[1], plain[1]), "with all advantages, though the batch was generated to be distilled"
+    assert same(changing[2], plain[2])
+    assert same(changing[3], plain[3]), "no teacher was asked when it was generated"
+    assert not same(full[1], plain[1])
+
+
+def test_a_distillation_weight_of_zero_keeps_an_infinite_divergence_out(tmp_path):
+    teacher = models()["teacher_model"]
+    for weight in teacher.parameters():
+        weight.data.fill_(torch.inf)
+    own = {"gate": Open(), "denominator": "keep", "teacher_model": teacher, "distillation_weight": 0.0}
+    assert same(
+        grpo(GatedGRPOTrainer, tmp_path, options=REWARDED, **own).weights,
+        grpo(GRPOTrainer, tmp_path, options=REWARDED).weights,
+    )
 
 
 def test_a_schedule_refuses_trainers_without_a_distillation_loss(tmp_path):

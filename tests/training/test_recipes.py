@@ -39,6 +39,7 @@ SIZES = ["1gpu", "8gpu_zero2", "8gpu_zero3", "cpu_tiny"]
 LAUNCHED = sorted([*SIZES, "8gpu_fsdp2"])
 PROMPT_TOKENS = 512
 """Longest prompt that the engine of a recipe makes room for."""
+MIX = "distillation_teacher_mix"
 ALL = [(recipe, size) for recipe in RECIPES for size in launch.configs(recipe)]
 CALLBACK = {"latest": None, "settings": Settings([ReverseKL()]), "teachers": ["teacher"]}
 """What a gate reads of a callback that has not evaluated yet."""
@@ -62,10 +63,11 @@ def line(recipe, *flags, size="cpu_tiny"):
 
 def test_all_recipes_and_configurations_are_listed():
     assert RECIPES == [
-        "distillation_divergence", "distillation_gates", "gkd_incorrect_only", "grpo_distill_on_failures",
-        "self_distillation_contexts",
+        "distillation_divergence", "distillation_gates", "distillation_teacher_mix", "gkd_incorrect_only",
+        "grpo_distill_on_failures", "self_distillation_contexts",
     ]  # fmt: skip
-    assert len(ALL) == 20
+    assert len(ALL) == 23
+    assert (MIX, "8gpu_zero3") not in ALL, "several teachers are not supported under ZeRO-3"
     every = set(launch.folder().rglob("*.yaml"))
     launched = {launch.folder() / "accelerate" / f"{size}.yaml" for size in LAUNCHED}
     assert every == {launch.configs(recipe)[size] for recipe, size in ALL} | launched
@@ -103,7 +105,7 @@ def test_engines_reserve_no_more_than_prompt_and_completion(recipe, size):
         assert config.get("max_prompt_length", PROMPT_TOKENS) == PROMPT_TOKENS
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if recipe != MIX])
 def test_zero2_and_zero3_train_alike(recipe):
     two, three = (yaml.safe_load(launch.configs(recipe)[size].read_text()) for size in ("8gpu_zero2", "8gpu_zero3"))
     assert two == three
@@ -147,6 +149,15 @@ GKD, DISTILLATION = "gkd_incorrect_only", "distillation_divergence"
         ("distillation_gates", "--gate teachible", "unknown gate 'teachible'; did you mean 'teachable'?"),
         ("distillation_gates", "--gate contrastive_contexts --unknown maybe", "unknown must be 'keep' or 'drop'"),
         ("distillation_gates", "--denominator trl", "denominator must be one of keep, renormalise, not 'trl'"),
+        (MIX, "--teachers embedded:teacher", "teachers must be given as name=path, not 'embedded:teacher'"),
+        (MIX, "--teachers a=embedded:teacher a=embedded:careless", "there are two teachers with the name 'a'"),
+        (MIX, "--teachers a=embedded:nobody", "there is no 'embedded:nobody'"),
+        (MIX, "--teachers a=", "no model given; set teachers"),
+        (MIX, "--teacher_model_name_or_path embedded:teacher", "use teachers, as name=path"),
+        (MIX, "--strategy tompson", "strategy must be one of thompson, expected_gain, not 'tompson'; did you mean"),
+        (MIX, "--floor 0.6", "floor must be between 0 and 1/2"),
+        (GKD, "--on_harm rolback", "on_harm must be one of none, rollback, stop, zero, not 'rolback'; did you mean"),
+        ("self_distillation_contexts", "--on_harm stop", "on_harm is not supported with SDPO"),
         ("grpo_distill_on_failures", "--denominator sum", "not 'sum'"),
         ("grpo_distill_on_failures", "--teacher_model_name_or_path embedded:nobody", "there is no 'embedded:nobody'"),
         ("self_distillation_contexts", "--unknown maybe", "unknown must be 'keep' or 'drop'"),
@@ -186,11 +197,11 @@ class RecordingTrainer:
     """Records how it was constructed and called."""
 
     def __init__(self, **options):
-        self.options, self.train_calls, self.saves = options, [], 0
+        self.options, self.train_calls, self.saves, self.callbacks = options, [], 0, []
         self.reward_funcs = options.get("reward_funcs")
 
     def add_callback(self, callback):
-        pass
+        self.callbacks.append(callback)
 
     def train(self, **options):
         self.train_calls.append(options)
@@ -206,6 +217,8 @@ def recorded(recipe, monkeypatch, *flags):
     monkeypatch.setattr(module, name, lambda **options: made.append(RecordingTrainer(**options)) or made[-1])
     if hasattr(module, "SDPOGate"):  # it is attached to SDPOTrainer only
         monkeypatch.setattr(module.SDPOGate, "attach", lambda gate, trainer: trainer.reward_funcs.index(gate.reward))
+    if hasattr(module, "TeacherMix"):  # it follows callbacks of its own trainer only
+        monkeypatch.setattr(module.TeacherMix, "follow", lambda mix, callback: None)
     monkeypatch.setattr(module, "AlignmentCallback", lambda *given, **options: SimpleNamespace(**CALLBACK))
     monkeypatch.setattr(sys, "argv", line(recipe, "--train_questions", 8, *flags))
     module.main()
@@ -230,10 +243,62 @@ def test_model_and_checkpoint_arguments_reach_the_trainer(recipe, monkeypatch, t
     if recipe in (GKD, DISTILLATION):
         teacher = trainer.options["args"].teacher_model_init_kwargs
         assert teacher == {"trust_remote_code": False, "attn_implementation": "eager", "dtype": "bfloat16"}
-    elif recipe == "grpo_distill_on_failures":
+    elif recipe in ("grpo_distill_on_failures", MIX):
         teacher = trainer.options["teacher_model"]
+        teacher = teacher.pool.first_model() if recipe == MIX else teacher
         assert teacher.config._attn_implementation == "eager"
         assert teacher.dtype == torch.bfloat16
+
+
+@quiet
+@pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if recipe != "self_distillation_contexts"])
+def test_on_harm_adds_a_schedule(recipe, monkeypatch, tmp_path):
+    monkeypatch.setattr(recipe_module, "AlignmentSchedule", lambda callback, on_harm: (callback, on_harm))
+    callback, schedule = recorded(recipe, monkeypatch, "--output_dir", tmp_path, "--on_harm", "stop").callbacks
+    assert schedule == (callback, "stop")
+    assert len(recorded(recipe, monkeypatch, "--output_dir", tmp_path).callbacks) == 1
+
+
+@quiet
+def test_the_mix_gets_its_arguments(monkeypatch, tmp_path):
+    flags = ["--output_dir", tmp_path, "--teachers", "b=embedded:careless", "c=embedded:teacher", "a=embedded:student"]
+    flags += ["--strategy", "expected_gain", "--floor", 0.1, "--no_live", "--one_at_a_time", "--seed", 3]
+    flags += ["--kind", "changes"]
+    trainer = recorded(MIX, monkeypatch, *flags)
+    mix = trainer.options["teacher_model"]
+    assert mix.names == ("b", "c", "a")
+    assert (mix.strategy, mix.floor, mix.live, mix.pool.one_at_a_time, mix.seed) == (
+        "expected_gain",
+        0.1,
+        False,
+        True,
+        3,
+    )
+    assert mix.kind == "kind"
+    texts = [row["prompt"][-1]["content"] for row in trainer.options["train_dataset"]]
+    assert trainer.options["train_dataset"]["kind"] == ["2" if "Then" in text else "1" for text in texts]
+
+
+@quiet
+def test_a_context_in_the_mix_gets_solutions_of_the_student(monkeypatch, tmp_path):
+    flags = ["--output_dir", tmp_path, "--teachers", "big=embedded:teacher", "self=Self-1C", "--kind", "changes"]
+    trainer = recorded(MIX, monkeypatch, *flags)
+    assert [*trainer.options["teacher_model"].pool.contexts] == ["self"]
+    rows = trainer.options["train_dataset"]
+    assert sum(isinstance(row["correct_hint"], str) for row in rows) >= 2
+    assert set(rows["kind"]) <= {"1", "2"}
+
+
+def test_kinds_come_from_a_column_of_a_file(tmp_path):
+    file = tmp_path / "questions.jsonl"
+    rows = [{"question": f"1 + {n}?", "answer": str(1 + n), "subject": "odd" if n % 2 else "even"} for n in range(3)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    questions = QuestionArguments(train_file=str(file), held_out_file=str(file))
+    assert questions.prompt_dataset(kind="subject")["kind"] == ["even", "odd", "even"]
+    assert [question.fields["kind"] for question in questions.held_out("subject")] == ["even", "odd", "even"]
+    assert "kind" not in questions.prompt_dataset().column_names
+    with pytest.raises(OpdAlignError, match="has no column 'topic' for its kind"):
+        questions.held_out("topic")
 
 
 @quiet
@@ -262,7 +327,7 @@ def test_quantization_and_teacher_options_reach_the_trainer(monkeypatch, tmp_pat
 def test_gkd_uses_the_same_prompts_as_the_other_recipes(size):
     """With Qwen3's template: collator and callback write the prompts of a trainer that passes template arguments."""
     config = yaml.safe_load(launch.configs(GKD)[size].read_text())
-    others = [yaml.safe_load(launch.configs(recipe)[size].read_text()) for recipe in RECIPES]
+    others = [yaml.safe_load(launch.configs(recipe)[size].read_text()) for recipe in RECIPES if (recipe, size) in ALL]
     assert {str(other["chat_template_kwargs"]) for other in others} == {"{'enable_thinking': False}"}
     arguments = config["chat_template_kwargs"]
     plain, configured = load_tokenizer("embedded:student"), load_tokenizer("embedded:student")
@@ -384,10 +449,19 @@ def test_the_command_line_lists_and_starts_recipes(capsys, monkeypatch):
     assert main(["train", "nothing"]) == 2
 
 
+SCHEDULED = {
+    "distillation_gates": "rollback",
+    "distillation_teacher_mix": "rollback",
+    "grpo_distill_on_failures": "zero",
+}
+
+
 @pytest.mark.training
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_trains_on_a_cpu(recipe, tmp_path):
     short = {"max_steps": 3, "every_n_steps": 2, "held_out_questions": 2, "train_questions": 64, "logging_steps": 1}
+    if recipe in SCHEDULED:
+        short |= {"on_harm": SCHEDULED[recipe]}
     short |= {"per_device_train_batch_size": 8, "output_dir": tmp_path, "max_overhead": 1.0, "report_to": "none"}
     flags = [str(part) for name, value in short.items() for part in (f"--{name}", value)]
     environment = os.environ | {
@@ -404,6 +478,11 @@ def test_a_recipe_trains_on_a_cpu(recipe, tmp_path):
     gated = [row for row in logged if "gate/sequences_kept" in row]
     assert len(gated) >= 2
     assert all(0 <= row["gate/sequences_kept"] <= 1 for row in gated)
+    strengths = [row["schedule/strength"] for row in logged if "schedule/strength" in row]
+    assert len(strengths) == (len(gated) if recipe in SCHEDULED else 0)
+    if recipe == MIX:
+        weights = {key: row[key] for row in logged for key in row if key.startswith("mix/")}
+        assert sorted(weights) == ["mix/careful/all/weight", "mix/careless/all/weight"]
 
 
 @quiet

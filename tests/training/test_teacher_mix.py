@@ -73,7 +73,9 @@ def with_readings(mix, means, *, error=0.05, kinds=None):
         (lambda: TeacherMix(["a"]), "needs teachers by name"),
         (lambda: TeacherMix({"": Model()}), "names of teachers must be text"),
         (lambda: TeacherMix({"a": 3}), "'a' is a int; expected a model"),
-        (lambda: TeacherMix({"a": "Self-1C"}), "is a context; a TeacherMix takes models"),
+        (lambda: TeacherMix({"a": "Self-1C"}), "the first teacher of a TeacherMix must be a model"),
+        (lambda: TeacherMix({"a": Model(), "b": "Self-3C"}), "'b' shows what a data set has no column for"),
+        (lambda: TeacherMix({"a": Model(), "b": "Self-Sum-1C"}), "one correct and one wrong solution of the student"),
         (lambda: two(strategy="greedy"), "strategy must be one of thompson, expected_gain"),
         (lambda: two(floor=0.6), "floor must be between 0 and 1/2"),
         (lambda: two(weights={"a": float("nan")}), "weights must be finite"),
@@ -325,4 +327,4 @@ def test_grpo_does_not_fall_back_to_the_first_teacher(monkeypatch):
     monkeypatch.setattr(GatedGRPOTrainer, "_keep_student_states", lambda self, student: nullcontext())
     monkeypatch.setattr(GRPOTrainer, "_compute_loss", lambda self, model, inputs: torch.zeros(()))
     with pytest.raises(OpdAlignError, match="no forward pass of the student's backbone"):
-        own._both_losses(None, {TEACHER: torch.tensor([0, 1])}, torch.ones(()))
+        own._both_losses(None, {TEACHER: torch.tensor([0, 1])}, torch.ones(()), 1.0)

@@ -37,12 +37,22 @@ from opd_align.training.trl_compat import (
 from opd_align.types import OpdAlignError
 
 OUTCOME, SCORES, WEIGHTS, DENOMINATOR = "gate_outcome", "gate_scores", "gate_weights", "gate_denominator"
+UNDISTILLED = "gate_undistilled"
+"""Key of a batch that was generated at strength 0: no teacher has been drawn or asked for it."""
 
 
 def prepare_generation(
-    trainer: Any, inputs: list[dict[str, Any]], generated: dict[str, Any], micro_batches: int
+    trainer: Any, inputs: list[dict[str, Any]], generated: dict[str, Any], micro_batches: int, *, distills: bool = True
 ) -> None:
-    """Verifies a generation batch and adds outcomes, weights and denominator to it; teachers have been drawn."""
+    """Verifies a generation batch and adds outcomes, weights and denominator to it; teachers have been drawn.
+
+    Args:
+        trainer: The gated trainer.
+        inputs: The rows of the data set.
+        generated: The generation batch.
+        micro_batches: How many micro-batches it is split into.
+        distills: Whether the batch is distilled; if not, it has outcomes and a count of tokens, but no weights.
+    """
     runtime: GateRuntime = trainer._gate_runtime
     trl_compat.check_generated(trainer, generated)
     outcome_B = score_BT = None
@@ -57,9 +67,14 @@ def prepare_generation(
         truncated_B = is_truncated(generated["completion_ids"], generated["completion_mask"], end_tokens)
         extras = {"completion_ids": token_ids, "trainer_state": trainer.state}
         outcome_B = runtime.outcomes(prompts, completions, columns, truncated_B, **extras)
-        score_BT = runtime.scores(prompts, token_ids, columns, generated["completion_mask"])
+        if distills:
+            score_BT = runtime.scores(prompts, token_ids, columns, generated["completion_mask"])
         known = {OUTCOME: outcome_B, SCORES: score_BT}
         generated.update({key: value for key, value in known.items() if value is not None})
+    if not distills:
+        generated[UNDISTILLED] = torch.tensor(True)
+        generated[DENOMINATOR] = runtime.count_tokens([_loss_mask(generated)])
+        return
     measured = [_measure(trainer, generated, micro_batches)] if runtime.needs_measuring_pass else []
     batch = runtime.make_batch(generated["completion_ids"], _loss_mask(generated), outcome_B, score_BT)
     weights, generated[DENOMINATOR] = runtime.weights_and_denominator([batch], measured, [is_distilled(generated)])
@@ -119,6 +134,12 @@ def weighted_divergence(
 
     with replaced_kernel(batch, weighted, beta=beta, teacher_leaves=mixed):
         yield
+
+
+def record_undistilled(runtime: GateRuntime, inputs: dict[str, Any], divided_by: Tensor) -> None:
+    """Counts a micro-batch whose loss has no teacher: nothing of it is kept, and its divergence is not known."""
+    batch = runtime.make_batch(inputs["completion_ids"], _loss_mask(inputs), inputs.get(OUTCOME))
+    runtime.record(batch, torch.zeros_like(batch.mask_BT, dtype=torch.float32), None, divided_by)
 
 
 def _own_process(values: Tensor) -> Tensor:

@@ -26,10 +26,10 @@ from opd_align.training.gate_runtime import (
     token_lists,
 )
 from opd_align.training.gates import DENOMINATORS, GateBatch, Measure, compute_weights
+from opd_align.training.held_out import PROMPT
 from opd_align.training.measures import measure_logits
 from opd_align.training.rewards import CORRECT_FROM, TIMEOUT_S
-from opd_align.training.teacher_mix import NONE
-from opd_align.training.trainers.mixed_loss import routed_teacher, take_mix, use_first_teacher
+from opd_align.training.trainers.mixed_loss import DrawnTeachers, routed_teacher, take_mix, use_first_teacher
 from opd_align.training.trl_compat import DataCollatorForChatML, GKDTrainer, unwrap_model_for_generation
 from opd_align.types import OpdAlignError
 
@@ -56,13 +56,13 @@ class GatedMicroBatch:
         batch: The completions.
         weights_BT: The gate's weights; `None` if they are computed in the loss's forward pass.
         denominator: What the loss of the global batch is divided by.
-        teacher_B: The teacher of each completion; `None` without several teachers.
+        drawn: The teacher of each completion; `None` without several teachers.
     """
 
     batch: GateBatch
     weights_BT: Tensor | None
     denominator: Tensor
-    teacher_B: Tensor | None = None
+    drawn: DrawnTeachers | None = None
 
 
 def _check_dispatch(trainer: Any) -> None:
@@ -132,7 +132,7 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
             mix.attach(self, runtime.gate, measuring_pass=False)
         self._gate_runtime = runtime.attach(self)
         collator = self.data_collator
-        needs_columns = runtime.reads_columns or (mix is not None and mix.kind is not None)
+        needs_columns = runtime.reads_columns or (mix is not None and bool(mix.columns))
         if needs_columns and type(collator) is DataCollatorForChatML:
             _check_dispatch(self)
             options = {option.name: getattr(collator, option.name) for option in fields(collator)}
@@ -159,24 +159,33 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
         measured = []
         if self._gate_runtime.needs_measuring_pass:
             measured = [self._measure(*each) for each in zip(inputs_of, batches, teachers, strict=True)]
-        distilled = [None if teacher_B is None else teacher_B != NONE for teacher_B in teachers]
+        distilled = [None if drawn is None else drawn.is_distilled_B for drawn in teachers]
         weights, denominator = self._gate_runtime.weights_and_denominator(batches, measured, distilled)
         for number, inputs in enumerate(inputs_of):
             weights_BT = None if weights is None else weights[number]
             inputs[MICRO_BATCH] = GatedMicroBatch(batches[number], weights_BT, denominator, teachers[number])
 
-    def _draw_teachers(self, inputs: dict[str, Any]) -> Tensor | None:
+    def _draw_teachers(self, inputs: dict[str, Any]) -> DrawnTeachers | None:
         mix = self._teacher_mix
         if mix is None or not mix.several:
             return None
         labels_BT, columns = inputs["labels"], inputs.get(COLUMNS)
-        if mix.kind is not None and columns is None:
+        if mix.columns and columns is None:
             raise OpdAlignError(
-                f"the mix reads the column {mix.kind!r}, so batches must contain the data set's columns; leave out "
-                "data_collator, or subclass opd_align.training.trainers.gkd.DataCollatorWithColumns"
+                f"the mix reads the column {mix.columns[0]!r}, so batches must contain the data set's columns; leave "
+                "out data_collator, or subclass opd_align.training.trainers.gkd.DataCollatorWithColumns"
             )
-        rows = [{mix.kind: columns[mix.kind][row]} if columns and mix.kind else {} for row in range(len(labels_BT))]
-        return torch.from_numpy(mix.draw(rows)).to(labels_BT.device)
+        rows: list[dict[str, Any]] = [{} for _ in labels_BT]
+        if columns and mix.columns:
+            read = {**{name: columns[name] for name in mix.columns}, PROMPT: self._prompts(columns)}
+            rows = [{name: values[row] for name, values in read.items()} for row in range(len(labels_BT))]
+        drawn_B = mix.draw(rows)
+        return DrawnTeachers(torch.from_numpy(drawn_B).to(labels_BT.device), tuple(mix.context_prompts(rows, drawn_B)))
+
+    def _prompts(self, columns: dict[str, list[Any]]) -> list[Any]:
+        messages = getattr(self.data_collator, "messages_key", "messages")
+        prompt = getattr(self.data_collator, "prompt_key", "prompt")
+        return [dialogue[:-1] for dialogue in columns[messages]] if messages in columns else columns[prompt]
 
     def _generate(self, inputs: dict[str, Any]) -> bool:
         """Replaces completions by the student's (with probability λ, drawn as GKD draws it) or the teacher's.
@@ -213,7 +222,7 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
                 )
             messages = getattr(self.data_collator, "messages_key", "messages")
             prompt = getattr(self.data_collator, "prompt_key", "prompt")
-            prompts = [dialogue[:-1] for dialogue in columns[messages]] if messages in columns else columns[prompt]
+            prompts = self._prompts(columns)
             token_ids = token_lists(tokens_BT, mask_BT)
             conversational = not isinstance(prompts[0], str)
             completions = decode_completions(self.processing_class, token_ids, conversational=conversational)
@@ -227,7 +236,7 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
             score_BT = self._gate_runtime.scores(prompts, token_ids, other_columns, mask_BT)
         return self._gate_runtime.make_batch(tokens_BT, mask_BT, outcome_B, score_BT)
 
-    def _measure(self, inputs: dict[str, Any], batch: GateBatch, teacher_B: Tensor | None) -> dict[str, Tensor]:
+    def _measure(self, inputs: dict[str, Any], batch: GateBatch, drawn: DrawnTeachers | None) -> dict[str, Tensor]:
         measured: dict[str, Tensor] = {}
 
         def read_measures(student_logits: Tensor, teacher_logits: Tensor, *, labels: Tensor, **_: Any) -> Tensor:
@@ -239,7 +248,7 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
         with (
             evaluation_mode(self.model_wrapped),
             self.compute_loss_context_manager(),
-            routed_teacher(self, self._teacher_mix, teacher_B),
+            routed_teacher(self, self._teacher_mix, drawn, inputs["labels"]),
             self._replaced_divergence(read_measures),
         ):
             super().compute_loss(self.model_wrapped, inputs)
@@ -268,7 +277,7 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
             use_first_teacher(self._teacher_mix)
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         with (
-            routed_teacher(self, self._teacher_mix, micro_batch.teacher_B),
+            routed_teacher(self, self._teacher_mix, micro_batch.drawn, inputs["labels"]),
             self._replaced_divergence(partial(self._gated_divergence, micro_batch)),
         ):
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
@@ -306,8 +315,8 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
         completion_BT, mask_BT = labels_BT != -100, micro_batch.batch.mask_BT
         measure = self._measure_of(micro_batch.batch, student_logits, teacher_logits, labels_BT)
         batch = replace(micro_batch.batch, measure=measure)
-        if micro_batch.teacher_B is not None:
-            batch = only_distilled(batch, micro_batch.teacher_B != NONE)
+        if micro_batch.drawn is not None:
+            batch = only_distilled(batch, micro_batch.drawn.is_distilled_B)
         weights_BT = micro_batch.weights_BT
         if weights_BT is None:
             weights_BT = compute_weights(runtime.gate, batch)

@@ -16,7 +16,14 @@ from opd_align.training.alignment_schedule import schedule_strength
 from opd_align.training.gate_runtime import GateRuntime, safe_denominator
 from opd_align.training.rewards import CORRECT_FROM, TIMEOUT_S
 from opd_align.training.teacher_mix import TeacherMix
-from opd_align.training.trainers.gated_generation import DENOMINATOR, OUTCOME, prepare_generation, weighted_divergence
+from opd_align.training.trainers.gated_generation import (
+    DENOMINATOR,
+    OUTCOME,
+    UNDISTILLED,
+    prepare_generation,
+    record_undistilled,
+    weighted_divergence,
+)
 from opd_align.training.trainers.mixed_loss import TEACHER, draw_teachers, is_distilled, sum_over_teachers
 from opd_align.training.trl_compat import (
     DistillationTrainer,
@@ -45,7 +52,9 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     Student and teacher each run one forward pass: the divergence uses the hidden states of GRPO's own forward pass.
 
     With an `AlignmentSchedule` of strength s, the distillation loss has s times its weight, and incorrect completions
-    keep 1 − s of their advantage: what the teacher gives up, the reward takes over.
+    keep 1 − s of their advantage: what the teacher gives up, the reward takes over. At strength 0 the loss is GRPO's
+    own to the bit: the teacher makes no forward pass, and an infinite divergence cannot enter. A batch that was
+    generated at strength 0 is not distilled later, when the strength has risen.
 
     Args:
         teacher_model: The teacher, its name or path, or a `TeacherMix`; it must share the student's vocabulary.
@@ -90,6 +99,11 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.distillation_weight, self.distillation_beta = distillation_weight, distillation_beta
         self._teacher_mix = teacher_model if isinstance(teacher_model, TeacherMix) else None
         if self._teacher_mix is not None:
+            if self._teacher_mix.pool.contexts:
+                raise OpdAlignError(
+                    "contexts in a TeacherMix are not supported by GatedGRPOTrainer; use GatedDistillationTrainer or "
+                    "GatedGKDTrainer, or SDPO for self-distillation with rewards"
+                )
             teacher_model = self._teacher_mix.pool.first_model()
         if isinstance(teacher_model, str):
             teacher_model = AutoModelForCausalLM.from_pretrained(teacher_model, dtype="auto")
@@ -115,33 +129,36 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         generated = super()._generate_and_score_completions(inputs)
         if self.model.training:
-            draw_teachers(self._teacher_mix, inputs, generated)
-            prepare_generation(self, inputs, generated, self.args.steps_per_generation)
-            if OUTCOME in generated:
-                outcome_B, advantages = generated[OUTCOME], generated["advantages"]
-                distilled_B, with_teacher_B = outcome_B == Outcome.INCORRECT, is_distilled(generated)
-                if with_teacher_B is not None:
-                    distilled_B = distilled_B & with_teacher_B
-                strength = schedule_strength(self)
-                left = 0.0 if strength == 1 else (1 - strength) * advantages
-                generated["advantages"] = torch.where(distilled_B, left, advantages)
+            distills = schedule_strength(self) > 0
+            if distills:
+                draw_teachers(self._teacher_mix, inputs, generated)
+            prepare_generation(self, inputs, generated, self.args.steps_per_generation, distills=distills)
         return generated
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if DENOMINATOR not in inputs:
             self._gate_runtime.check_evaluation(self.model)
             return super()._compute_loss(model, inputs)
-        # Both losses in one forward of the wrapped model: ZeRO-3 reduces the head's gradients only from there.
-        student = self.accelerator.unwrap_model(model)
+        # The strength is the same on all processes, and so is whether the teacher makes a forward pass.
+        strength = 0.0 if UNDISTILLED in inputs else schedule_strength(self)
+        # Not once per generation batch: the strength may change between the optimizer steps that use it.
+        inputs = {**inputs, "advantages": _advantages(inputs, strength)}
         # The generation batch's count is rescaled to one optimizer step, as GRPO's is.
         steps = self.current_gradient_accumulation_steps / self.args.steps_per_generation
         denominator = inputs[DENOMINATOR] * steps
-        loss: Tensor = self._forward_redirection(model, student, self._both_losses, student, inputs, denominator)
+        if strength == 0:  # zero times an infinite divergence is not zero
+            loss: Tensor = super()._compute_loss(model, inputs)
+            record_undistilled(self._gate_runtime, inputs, safe_denominator(denominator))
+        else:
+            # Both losses in one forward of the wrapped model: ZeRO-3 reduces the head's gradients only from there.
+            student = self.accelerator.unwrap_model(model)
+            both = (student, inputs, denominator, strength)
+            loss = self._forward_redirection(model, student, self._both_losses, *both)
         if self.accelerator.sync_gradients:
             self._gate_runtime.log_step(trl_compat.train_metrics(self), denominator)
         return loss
 
-    def _both_losses(self, student: Any, inputs: dict[str, Any], denominator: Tensor) -> Tensor:
+    def _both_losses(self, student: Any, inputs: dict[str, Any], denominator: Tensor, strength: float) -> Tensor:
         count = safe_denominator(denominator)
         share, beta = count / self.accelerator.num_processes, self.distillation_beta
         with self._keep_student_states(student):
@@ -165,7 +182,9 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 distillation_loss, *_ = sum_over_teachers(self, self._teacher_mix, inputs, states, loss_of)
             else:
                 distillation_loss, *_ = loss_of(inputs)
-        return grpo_loss + self.distillation_weight * schedule_strength(self) * distillation_loss
+        if self.distillation_weight == 0:  # measured and logged, but not trained with
+            return grpo_loss
+        return grpo_loss + self.distillation_weight * strength * distillation_loss
 
     @contextmanager
     def _keep_student_states(self, student: Any) -> Iterator[None]:
@@ -189,6 +208,17 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         logits_to_keep = args[-1]
         states, self._student_states = self._student_states, None
         return states[:, :-1][:, -logits_to_keep:]
+
+
+def _advantages(inputs: dict[str, Any], strength: float) -> Tensor:
+    """GRPO's advantages; incorrect completions that have a teacher keep what it gives up."""
+    advantages: Tensor = inputs["advantages"]
+    if OUTCOME not in inputs or strength == 0:
+        return advantages
+    distilled_B, with_teacher_B = inputs[OUTCOME] == Outcome.INCORRECT, is_distilled(inputs)
+    if with_teacher_B is not None:
+        distilled_B = distilled_B & with_teacher_B
+    return torch.where(distilled_B, 0.0 if strength == 1 else (1 - strength) * advantages, advantages)
 
 
 def _check_generation(args: Any) -> None:

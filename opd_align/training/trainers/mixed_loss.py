@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from inspect import signature
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opd_align.training.mix_contexts import Tokens, context_logits, pad_left, student_as_teacher
 from opd_align.training.teacher_mix import NONE, TeacherMix
 from opd_align.types import OpdAlignError
 
 TEACHER = "mix_teacher"
 """Key of a batch with the index of each rollout's teacher."""
+CONTEXT, CONTEXT_MASK = "mix_context", "mix_context_mask"
+"""Keys of a batch with the prompts of rollouts whose teacher is a context, and their mask; empty for the others."""
 
 LossOf = Callable[[dict[str, Any]], tuple[Tensor, ...]]
 """From a batch to sums over its rollouts."""
@@ -42,7 +46,11 @@ def draw_teachers(mix: TeacherMix | None, rows: Sequence[dict[str, Any]], genera
     if mix is not None and mix.several:
         if "pixel_values" in generated:
             raise OpdAlignError("several teachers are not supported with images")
-        generated[TEACHER] = torch.from_numpy(mix.draw(rows)).to(generated["completion_ids"].device)
+        drawn_B, device = mix.draw(rows), generated["completion_ids"].device
+        generated[TEACHER] = torch.from_numpy(drawn_B).to(device)
+        if mix.pool.contexts:
+            prompts = mix.context_prompts(rows, drawn_B)
+            generated[CONTEXT], generated[CONTEXT_MASK] = pad_left(prompts, 0, device)
 
 
 def use_first_teacher(mix: TeacherMix | None) -> None:
@@ -73,9 +81,16 @@ def sum_over_teachers(
     total: tuple[Tensor, ...] | None = None
     try:
         for number, rows, factor in _parts(teacher_B):
-            trainer.teacher_model = mix.pool[mix.names[number]]
+            part, name = _rows_of(inputs, rows, len(teacher_B)), mix.names[number]
             trainer._student_states = states_BTH[rows]
-            sums = loss_of(_rows_of(inputs, rows, len(teacher_B)))
+            if name in mix.pool.contexts:
+                # The student's own states are known, so what the loss calls the prompt is read by the teacher alone.
+                trainer.teacher_model = student = trainer.accelerator.unwrap_model(trainer.model)
+                with student_as_teacher(student):
+                    sums = loss_of({**part, **_context_prompt(part)})
+            else:
+                trainer.teacher_model = mix.pool[name]
+                sums = loss_of(part)
             if factor == 0:  # no rollout has a teacher: a loss of zero, with a gradient for every weight
                 sums = tuple(each * 0 for each in sums)
             total = sums if total is None else tuple(a + b for a, b in zip(total, sums, strict=True))
@@ -101,41 +116,74 @@ def _rows_of(inputs: dict[str, Any], rows: Tensor, size: int) -> dict[str, Any]:
     return {name: part(value) for name, value in inputs.items()}
 
 
+def _context_prompt(part: dict[str, Any]) -> dict[str, Tensor]:
+    first = int(part[CONTEXT_MASK].any(0).int().argmax())  # prompts of other rows may be longer
+    return {"prompt_ids": part[CONTEXT][:, first:], "prompt_mask": part[CONTEXT_MASK][:, first:]}
+
+
+@dataclass(frozen=True)
+class DrawnTeachers:
+    """The teachers of a micro-batch.
+
+    Args:
+        teacher_B: The index of each rollout's teacher.
+        prompts: The prompts of rollouts whose teacher is a context; empty for the others.
+    """
+
+    teacher_B: Tensor
+    prompts: Sequence[Tokens] = ()
+
+    @property
+    def is_distilled_B(self) -> Tensor:
+        return self.teacher_B != NONE
+
+
 class RoutedTeacher:
     """Sends each row to its own teacher; called by GKD's loss in the place of a model.
 
     Args:
+        trainer: The trainer, whose precision is that of the loss.
         mix: The teachers.
-        teacher_B: The teacher of each row.
-        accelerator: Its precision is that of the loss.
+        drawn: The teacher of each row.
+        labels_BT: The labels of the batch.
     """
 
-    def __init__(self, mix: TeacherMix, teacher_B: Tensor, accelerator: Any) -> None:
-        self.mix, self.teacher_B, self.accelerator = mix, teacher_B, accelerator
+    def __init__(self, trainer: Any, mix: TeacherMix, drawn: DrawnTeachers, labels_BT: Tensor) -> None:
+        self.trainer, self.mix, self.drawn, self.labels_BT = trainer, mix, drawn, labels_BT
 
     def eval(self) -> RoutedTeacher:
         return self
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
         logits_BTV: Tensor | None = None
-        for number, rows, _ in _parts(self.teacher_B):
-            model = self.mix.pool[self.mix.names[number]].eval()
-            with self.accelerator.autocast():
-                part = model(input_ids=input_ids[rows], attention_mask=attention_mask[rows]).logits
+        for number, rows, _ in _parts(self.drawn.teacher_B):
+            with self.trainer.accelerator.autocast():
+                part = self._logits(self.mix.names[number], rows, input_ids[rows], attention_mask[rows])
             if logits_BTV is None:  # rows without a teacher have a weight of zero
                 logits_BTV = part.new_zeros(len(input_ids), *part.shape[1:])
             logits_BTV[rows] = part.to(logits_BTV.dtype)
         return SimpleNamespace(logits=logits_BTV)
 
+    def _logits(self, name: str, rows: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        if name not in self.mix.pool.contexts:
+            found: Tensor = self.mix.pool[name].eval()(input_ids=input_ids, attention_mask=attention_mask).logits
+            return found
+        student = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        prompts = [self.drawn.prompts[row] for row in rows.tolist()]
+        with student_as_teacher(student):
+            return context_logits(student, input_ids, self.labels_BT[rows], prompts, 0)
+
 
 @contextmanager
-def routed_teacher(trainer: Any, mix: TeacherMix | None, teacher_B: Tensor | None) -> Iterator[None]:
+def routed_teacher(
+    trainer: Any, mix: TeacherMix | None, drawn: DrawnTeachers | None, labels_BT: Tensor
+) -> Iterator[None]:
     """Within this context, the trainer's teacher is each row's own; without several teachers, nothing changes."""
-    if mix is None or teacher_B is None:
+    if mix is None or drawn is None:
         yield
         return
     primary = trainer.teacher_model
-    trainer.teacher_model = RoutedTeacher(mix, teacher_B, trainer.accelerator)
+    trainer.teacher_model = RoutedTeacher(trainer, mix, drawn, labels_BT)
     try:
         yield
     finally:
