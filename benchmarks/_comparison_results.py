@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from _comparison_plot import draw
-from _comparison_regimes import ARM_TEXTS, CONTROL, CONTROLLED, GATES, ORACLES, REGIMES, SCHEDULES, control_of
+from _comparison_regimes import ARM_TEXTS, CONTROL, CONTROLLED, GATES, REGIMES, SCHEDULES, control_of
 from _comparison_schedule import acted, best_by_pass_rate, readings_of
 from _comparison_store import Run
 
@@ -17,6 +17,11 @@ from opd_align.core.intervals import Estimate, interval
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 ALIGNMENT = "/alignment/weighted"
+WANTED_SHARE = 0.8
+"""Share of the harm that a schedule or gate should prevent."""
+
+PEAK_MARGIN = 0.05
+"""How far below the peak a schedule may end."""
 
 
 @dataclass(frozen=True)
@@ -150,18 +155,33 @@ def over_training(arm: Arm) -> Floats:
     return arm.over_training
 
 
-def harm_prevented(arm: Arm, plain: Arm) -> Estimate:
-    """Share of the ungated training's loss of accuracy that does not happen: ratio of means, jackknife over seeds."""
+def harm_prevented(arm: Arm, plain: Arm) -> Estimate | None:
+    """Share of the ungated training's loss of accuracy that does not happen: ratio of means, jackknife over seeds.
+
+    `None` where the ungated training did not surely lose any, or where fewer than two seeds are known.
+    """
     rows = [plain.seeds.index(seed) for seed in arm.seeds if seed in plain.seeds]
     own = [arm.seeds.index(plain.seeds[row]) for row in rows]
     lost = (plain.accuracy[:, 0] - plain.final)[rows]
     kept = arm.final[own] - plain.final[rows]
     n = len(rows)
-    if n < 2:
-        return Estimate(float(kept.sum() / lost.sum()), float("nan"), n)
+    if n < 2 or verdict_of(interval(lost), "lost", "") != "lost":
+        return None
     left_out = (kept.sum() - kept) / (lost.sum() - lost)
     pseudo = n * kept.sum() / lost.sum() - (n - 1) * left_out
     return Estimate(float(kept.sum() / lost.sum()), interval(pseudo).half_width, n)
+
+
+def share_verdict(share: Estimate) -> str:
+    if share.mean - share.half_width >= WANTED_SHARE:
+        return "at least 80 %"
+    return "less than 80 %" if share.mean + share.half_width < WANTED_SHARE else "80 % is inside the interval"
+
+
+def peak_verdict(gap: Estimate) -> str:
+    if gap.mean - gap.half_width > -PEAK_MARGIN:
+        return f"at most {PEAK_MARGIN} below"
+    return "below" if gap.mean + gap.half_width < 0 else "inconclusive, the interval includes the peak"
 
 
 def verdict_of(value: Estimate, better: str, worse: str) -> str:
@@ -175,15 +195,14 @@ def formatted(value: Estimate, digits: int = 3, *, signed: bool = False) -> str:
     return mean if np.isnan(value.half_width) else f"{mean} ± {value.half_width:.{digits}f}"
 
 
-def worse_than_plain(arms: Mapping[str, Arm]) -> list[str]:
-    """Arms, controls aside, that end below plain distillation by more than their interval."""
-    return [
-        name
+def known(arms: Mapping[str, Arm]) -> dict[str, Arm]:
+    """Arms that can be compared with plain distillation, controls aside: at least two seeds of both."""
+    plain = arms.get("ungated")
+    return {
+        name: arm
         for name, arm in arms.items()
-        if name != "ungated"
-        and not name.startswith(CONTROL)
-        and verdict_of(difference(arm, arms["ungated"], final), "", "worse") == "worse"
-    ]
+        if name != "ungated" and not name.startswith(CONTROL) and plain and len({*arm.seeds} & {*plain.seeds}) > 1
+    }
 
 
 def must_show(regimes: Regimes) -> dict[str, str]:
@@ -197,32 +216,37 @@ def must_show(regimes: Regimes) -> dict[str, str]:
             verdict = verdict_of(gap, "`TeacherMix` ends above", "`TeacherMix` ends below")
             found[f"Two teachers, `TeacherMix` − {text}"] = f"{formatted(gap, signed=True)}: {verdict}"
     for regime, arms in regimes.items():
-        if not regime.startswith("harmful"):
-            continue
-        for name in ("rollback", "stop", *GATES, *ORACLES):
-            share = harm_prevented(arms[name], arms["ungated"]) if name in arms else None
-            # All arms that keep much of it, and the schedules in any case.
-            if share is not None and (share.mean >= 0.5 or name in SCHEDULES):
-                words = f"{REGIMES[regime].title}: share of the lost accuracy that `{name}` keeps"
-                found[words] = f"{formatted(share, 2)}, {'at least' if share.mean >= 0.8 else 'less than'} 80 %"
-    if "rollback" in regimes.get("ruin", {}):
+        shares = {
+            name: share
+            for name, arm in (known(arms) if regime.startswith("harmful") else {}).items()
+            if (share := harm_prevented(arm, arms["ungated"])) is not None
+        }
+        gates = {name: share for name, share in shares.items() if name in GATES}
+        best = max(gates, key=lambda name: gates[name].mean, default=None)
+        for name in ("rollback", "stop", best):
+            if name in shares:
+                most = f", the most of {len(gates)} gates" if name == best else ""
+                words = f"{REGIMES[regime].title}: share of the lost accuracy that `{name}` keeps{most}"
+                found[words] = f"{formatted(shares[name], 2)}, {share_verdict(shares[name])}"
+    if "ruin" in regimes and known(regimes["ruin"]):
         arms = regimes["ruin"]
         plain = arms["ungated"]
-        best = int(plain.accuracy.mean(0).argmax())
-        peak = interval(plain.accuracy[:, best])
+        at = int(plain.accuracy.mean(0).argmax())
+        peak = interval(plain.accuracy[:, at])
         for name in ("rollback", "stop", "early_stopping"):
-            own = interval(arms[name].final - plain.accuracy[:, best])
+            own = interval(arms[name].final - plain.accuracy[:, at])
             each = interval(arms[name].final - plain.accuracy.max(1))
-            inside = "within the interval" if own.mean + own.half_width >= 0 else "below the peak"
-            found[f"Ruin, `{name}` − the peak of the ungated mean ({formatted(peak)}, step {plain.steps[best]})"] = (
-                f"{formatted(own, signed=True)}: {inside}; − each seed's own best evaluation "
+            found[f"Ruin, `{name}` − the peak of the ungated mean ({formatted(peak)}, step {plain.steps[at]})"] = (
+                f"{formatted(own, signed=True)}: {peak_verdict(own)}; − each seed's own best evaluation "
                 f"{formatted(each, signed=True)}"
             )
-    if len(regimes.get("good", {})) > 1:
-        worse = worse_than_plain(regimes["good"])
-        found["Good teacher, arms that end below plain distillation by more than their interval"] = (
-            ", ".join(f"`{name}`" for name in worse) or "none"
-        )
+    compared = known(regimes.get("good", {}))
+    if compared:
+        plain = regimes["good"]["ungated"]
+        worse = [name for name, arm in compared.items() if verdict_of(difference(arm, plain, final), "", "x") == "x"]
+        found[
+            f"Good teacher, of {len(compared)} arms those that end below plain distillation by more than their interval"
+        ] = ", ".join(f"`{name}`" for name in worse) or "none"
     return found
 
 
@@ -238,7 +262,8 @@ def write_results(regimes: Regimes, target: Path) -> None:
         "",
         "The embedded student is trained with teachers of five kinds (on-policy, KL(student ‖ teacher), 16 completions "
         "per step). Accuracy: single samples on 256 held-out questions, which no arm looks at. ± is the 95 % t "
-        "interval over seeds; differences are paired by seed. With so many arms, about one in twenty intervals misses "
+        "interval over seeds: all seeds share the 256 questions and the student, so it does not tell how other "
+        "questions would differ. Differences are paired by seed. With so many arms, about one in twenty intervals misses "
         "its true value. AdamW is nearly invariant to the scale of the loss, so a gate does not reduce the step size "
         "for the tokens that it keeps.",
         "",
@@ -257,21 +282,18 @@ def write_results(regimes: Regimes, target: Path) -> None:
 
 
 def conclusions(regimes: Regimes) -> Iterator[str]:
-    """Which gates are better or worse than plain distillation, and than random tokens of the same number."""
+    """Which gates are better or worse than plain distillation."""
     for regime in ("good", "noisy", "harmful"):
         arms = regimes.get(regime, {})
-        if len(arms) < 2:
+        gates = {name: arm for name, arm in known(arms).items() if name not in SCHEDULES}
+        if not gates:
             continue
-        compared = {name: arms[name] for name in (*GATES, *ORACLES) if name in arms}
-        sides: dict[str, list[str]] = {"better": [], "worse": []}
-        for name, arm in compared.items():
+        sides: dict[str, list[str]] = {"better": [], "worse": [], "inconclusive": []}
+        for name, arm in gates.items():
             side = verdict_of(difference(arm, arms["ungated"], over_training), "better", "worse")
-            sides.get(side, []).append(f"`{name}`")
-        words = [f"{side} are {', '.join(names)}" for side, names in sides.items() if names]
-        yield (
-            f"- {REGIMES[regime].title}, mean over training compared with plain distillation: "
-            f"{'; '.join(words) or 'no gate differs'}{'; the others are inconclusive' if words else ''}."
-        )
+            sides[side].append(f"`{name}`")
+        words = "; ".join(f"{side}: {', '.join(names)}" for side, names in sides.items() if names)
+        yield f"- {REGIMES[regime].title}, mean over training compared with plain distillation. {words.capitalize()}."
 
 
 def section(regime: str, arms: Mapping[str, Arm]) -> Iterator[str]:
@@ -279,15 +301,15 @@ def section(regime: str, arms: Mapping[str, Arm]) -> Iterator[str]:
     reference = arms[about.reference]
     shared = sorted(set.intersection(*(set(arm.steps) for arm in arms.values())))
     arms = {name: arm.at(shared) for name, arm in arms.items()}
-    counts = sorted({len(arm.seeds) for arm in arms.values()})
-    steps = about.settings["steps"]
     yield f"## {about.title}"
     yield ""
-    yield f"{about.text} {steps} steps, {' to '.join(map(str, counts))} seeds per arm."
+    yield f"{about.text} {about.settings['steps']} steps."
     yield ""
     relation = f"− {about.reference}" if about.reference == "ungated" else f"`{about.reference}` − arm"
-    columns = ["arm", "distills", "accuracy at the end", relation, "mean over training", relation]
+    columns = ["arm", "distills", "seeds", "accuracy at the end", relation, "mean over training", relation]
     columns += ["− its control", "distilled share"] if "ungated" in arms else ["two steps", "three steps"]
+    harmful = regime.startswith("harmful")
+    columns += ["share of the loss that it keeps"] if harmful else []
     yield f"| {' | '.join(columns)} |"
     yield "|---" * len(columns) + "|"
     for name, arm in arms.items():
@@ -296,14 +318,18 @@ def section(regime: str, arms: Mapping[str, Arm]) -> Iterator[str]:
             "" if name == about.reference else formatted(difference(*pair, what), signed=True)
             for what in (final, over_training)
         ]
-        cells = [f"`{name}`", ARM_TEXTS[name], formatted(interval(arm.final)), gaps[0]]
-        cells += [formatted(interval(arm.over_training)), gaps[1]]
+        cells = [f"`{name}`", ARM_TEXTS[name], str(len(arm.seeds)), formatted(interval(arm.final)), gaps[0]]
+        # Early stopping looks back from the end of the training, so it has no course of its own.
+        cells += ["", ""] if name == "early_stopping" else [formatted(interval(arm.over_training)), gaps[1]]
         if "ungated" in arms:
             control = control_of(name) if name in GATES else None
             against = difference(arm, arms[control], over_training) if control in arms else None
             cells += ["" if against is None else formatted(against, signed=True), f"{arm.share:.2f}"]
         else:
             cells += [formatted(interval(arm.by_kind[kind][:, -1])) for kind in ("two", "three")]
+        if harmful:
+            kept = None if name == about.reference else harm_prevented(arm, reference.at(shared))
+            cells.append("" if kept is None else formatted(kept, 2))
         yield f"| {' | '.join(cells)} |"
     before = interval(reference.accuracy[:, 0])
     yield ""

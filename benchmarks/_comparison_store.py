@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from _comparison_regimes import COMMON, REGIMES
+from _comparison_regimes import COMMON, ORACLE_ROLLOUTS, ORACLES, REGIMES
 
 STORED = Path(__file__).with_name("comparison_results.json")
 KEPT_METRICS = ("/alignment/weighted", "/alignment/weighted_half_width", "student/pass_rate")
@@ -21,8 +21,10 @@ Run = dict[str, Any]
 Key = tuple[str, str, int]
 
 
-def settings_of(regime: str) -> dict[str, Any]:
-    return {**REGIMES[regime].settings, **COMMON}
+def settings_of(regime: str, arm: str) -> dict[str, Any]:
+    """What a run depends on; one that was made with other settings is not used."""
+    oracle = {"oracle_rollouts": ORACLE_ROLLOUTS} if arm in ORACLES else {}
+    return {**REGIMES[regime].settings, **COMMON, **oracle}
 
 
 def key_of(run: Run) -> Key:
@@ -35,15 +37,31 @@ def file_of(folder: Path, key: Key) -> Path:
 
 def runs_in(folder: Path, stored: Path | None = None) -> dict[Key, Run]:
     """The runs with the present settings in a folder, and those of a file of stored runs."""
-    found: list[Run] = json.loads(stored.read_text(encoding="utf-8")) if stored and stored.is_file() else []
-    found += [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*-*-*.json"))]
-    return {key_of(run): run for run in found if run["settings"] == settings_of(run["regime"])}
+    found = [
+        *_read(stored),
+        *(json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*-*-*.json"))),
+    ]
+    return {key_of(run): run for run in found if _is_present(run)}
 
 
 def store(runs: Iterable[Run], file: Path) -> None:
-    """Writes runs to one file, a line each, without what the results do not use."""
-    lines = [json.dumps(_compact(run)) for run in sorted(runs, key=key_of)]
+    """Adds runs to a file, a line each, without what the results do not use; runs with other settings stay in it."""
+    kept = {_identity(run): run for run in [*_read(file), *map(_compact, runs)]}
+    lines = [json.dumps(run) for _, run in sorted(kept.items())]
     file.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
+
+
+def _read(file: Path | None) -> list[Run]:
+    found: list[Run] = json.loads(file.read_text(encoding="utf-8")) if file is not None and file.is_file() else []
+    return found
+
+
+def _is_present(run: Run) -> bool:
+    return run["regime"] in REGIMES and run["settings"] == settings_of(run["regime"], run["arm"])
+
+
+def _identity(run: Run) -> tuple[str, str, int, str]:
+    return *key_of(run), json.dumps(run["settings"], sort_keys=True)
 
 
 def _compact(run: Run) -> Run:

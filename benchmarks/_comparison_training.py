@@ -106,7 +106,7 @@ def train(regime: str, arm: str, seed: int, file: Path) -> None:
     from transformers import TrainerCallback
     from trl import DistillationConfig
 
-    settings = settings_of(regime)
+    settings = settings_of(regime, arm)
     loaded = load_model("embedded:student")
     student, tokenizer = loaded.model, loaded.tokenizer
     teachers = teachers_of(regime, seed, tokenizer)

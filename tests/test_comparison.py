@@ -30,7 +30,7 @@ def modules():
 
 def a_run(modules, regime, arm, seed, final, *, share=1.0, alignment=0.3, accuracy=None):
     """Accuracy changes linearly from 0.5, or as given; 100 tokens per step, a share of them distilled."""
-    settings = modules.store.settings_of(regime)
+    settings = modules.store.settings_of(regime, arm)
     every, steps = settings["every"], settings["steps"]
     evaluated = range(0, steps + 1, every)
     values = accuracy or [0.5 + (final - 0.5) * step / steps for step in evaluated]
@@ -149,11 +149,12 @@ def test_a_schedule_that_never_acts_ends_like_the_training(modules):
 def test_the_results_are_generated_from_the_files_alone(modules, runs):
     modules.results.write_results(regimes_in(modules, runs), runs / "RESULTS.md")
     text = (runs / "RESULTS.md").read_text()
-    assert "| `incorrect` | tokens of incorrect rollouts | 0.910 ± 0.025 | +0.100 ± 0.000 |" in text
+    assert "| `incorrect` | tokens of incorrect rollouts | 3 | 0.910 ± 0.025 | +0.100 ± 0.000 |" in text
     assert "`TeacherMix` − the better single teacher: +0.100 ± 0.000: `TeacherMix` ends above." in text
     assert "A harmful teacher: share of the lost accuracy that `rollback` keeps: 1.00 ± 0.00, at least 80 %." in text
-    assert "by more than their interval: `divergence`." in text
-    assert "better are `incorrect`; worse are `divergence`" in text
+    assert "of 5 arms those that end below plain distillation by more than their interval: `divergence`." in text
+    assert "plain distillation. Better: `incorrect`; worse: `divergence`." in text
+    assert "the most of 1 gates" in text
     assert "nan" not in text
     plot = (runs / "results.svg").read_text()
     assert plot.count("<polyline") == 2 + 4  # ruin: ungated and rollback; mixture: four arms
@@ -197,6 +198,53 @@ def test_the_page_of_results_is_that_of_the_stored_runs(modules, tmp_path):
 )
 def test_ticks_are_round(modules, low, high, expected):
     assert modules.plot.ticks(low, high) == pytest.approx(expected)
+
+
+def test_nothing_is_concluded_from_one_seed(modules, tmp_path):
+    store(
+        tmp_path,
+        a_run(modules, "good", "ungated", 0, 0.8),
+        a_run(modules, "good", "incorrect", 0, 0.1),
+        a_run(modules, "harmful", "ungated", 0, 0.3, alignment=-0.4),
+        a_run(modules, "harmful", "incorrect", 0, 0.5),
+    )
+    regimes = regimes_in(modules, tmp_path)
+    assert modules.results.must_show(regimes) == {}
+    assert list(modules.results.conclusions(regimes)) == []
+    assert modules.results.harm_prevented(regimes["harmful"]["incorrect"], regimes["harmful"]["ungated"]) is None
+
+
+def test_no_share_of_a_loss_that_did_not_happen(modules, tmp_path):
+    for seed, end in enumerate((0.50, 0.52, 0.49)):
+        store(tmp_path, a_run(modules, "harmful", "ungated", seed, end), a_run(modules, "harmful", "both", seed, 0.5))
+    arms = regimes_in(modules, tmp_path)["harmful"]
+    assert modules.results.harm_prevented(arms["both"], arms["ungated"]) is None
+
+
+@pytest.mark.parametrize(
+    ("mean", "half", "share", "peak"),
+    [
+        (0.95, 0.1, "at least 80 %", "at most 0.05 below"),
+        (0.5, 0.1, "less than 80 %", "at most 0.05 below"),
+        (0.8, 0.5, "80 % is inside the interval", "at most 0.05 below"),
+        (-0.1, 0.02, "less than 80 %", "below"),
+        (-0.1, 0.2, "less than 80 %", "inconclusive, the interval includes the peak"),
+    ],
+)
+def test_verdicts_use_both_ends_of_an_interval(modules, mean, half, share, peak):
+    estimate = modules.results.Estimate(mean, half, 5)
+    assert modules.results.share_verdict(estimate) == share
+    assert modules.results.peak_verdict(estimate) == peak
+
+
+def test_stored_runs_with_other_settings_are_kept_and_not_used(modules, runs):
+    file, old = runs / "all.json", a_run(modules, "good", "ungated", 0, 0.7)
+    old["settings"] = old["settings"] | {"batch": 1}
+    gone = old | {"regime": "gone"}
+    modules.store.store([old, gone], file)
+    modules.store.store(modules.store.runs_in(runs).values(), file)
+    assert len(json.loads(file.read_text())) == len(modules.store.runs_in(runs)) + 2
+    assert modules.store.runs_in(runs / "none", file).keys() == modules.store.runs_in(runs).keys()
 
 
 def test_runs_with_other_settings_are_ignored(modules, runs):
