@@ -263,9 +263,9 @@ def write_results(regimes: Regimes, target: Path) -> None:
         "The embedded student is trained with teachers of five kinds (on-policy, KL(student ‖ teacher), 16 completions "
         "per step). Accuracy: single samples on 256 held-out questions, which no arm looks at. ± is the 95 % t "
         "interval over seeds: all seeds share the 256 questions and the student, so it does not tell how other "
-        "questions would differ. Differences are paired by seed. With so many arms, about one in twenty intervals misses "
-        "its true value. AdamW is nearly invariant to the scale of the loss, so a gate does not reduce the step size "
-        "for the tokens that it keeps.",
+        "questions would differ. Differences are paired by seed. With so many arms, about one in twenty intervals "
+        "misses its true value. AdamW is nearly invariant to the scale of the loss, so a gate does not reduce the step "
+        "size for the tokens that it keeps.",
         "",
         "![Accuracy at the end of each arm, as a difference to plain distillation](results.svg)",
         "",
