@@ -28,6 +28,7 @@ from opd_align.training.gate_runtime import token_lists
 from opd_align.training.mix_contexts import ContextPrompts, as_context, pad_left
 from opd_align.training.teacher_mix import NONE
 from opd_align.training.trainers.gkd import COLUMNS
+from opd_align.training.trainers.mixed_loss import take_student_states
 from opd_align.types import OpdAlignError
 
 BETA = 0.5
@@ -118,6 +119,16 @@ def test_grpo_refuses_contexts(tmp_path):
         )  # fmt: skip
 
 
+def test_a_loss_that_asks_for_the_teacher_first_is_refused():
+    student, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    accelerator = SimpleNamespace(unwrap_model=lambda model, keep_torch_compile: model)
+    trainer = SimpleNamespace(accelerator=accelerator, model=student, _student_states=torch.ones(1))
+    with pytest.raises(OpdAlignError, match="asked for a teacher's hidden states before the student's"):
+        take_student_states(trainer, other)
+    assert take_student_states(trainer, student).item() == 1
+    assert take_student_states(trainer, student) is take_student_states(trainer, other) is None, "used once"
+
+
 # -- trainings
 
 DRAWN = [1, 0, 1, 1]
@@ -154,8 +165,16 @@ def assert_known(run, sequences, temperature=1.0):
 
 @pytest.mark.training
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_distillation_has_the_gradient_of_the_student_with_the_hint(checkpointing, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient_checkpointing": False},
+        {"gradient_checkpointing": True},
+        {"gradient_checkpointing": False, "torch_compile": True, "torch_compile_backend": "eager"},
+    ],
+    ids=["plain", "checkpointing", "compiled"],
+)
+def test_distillation_has_the_gradient_of_the_student_with_the_hint(options, tmp_path, monkeypatch):
     monkeypatch.setattr(TeacherMix, "draw", lambda mix, rows: np.array(DRAWN))
     seen, rows = [], with_hints(prompts())
 
@@ -168,7 +187,7 @@ def test_distillation_has_the_gradient_of_the_student_with_the_hint(checkpointin
     args = DistillationConfig(
         str(tmp_path), use_cpu=True, bf16=False, report_to="none", logging_steps=1, save_strategy="no", max_steps=1,
         per_device_train_batch_size=4, max_completion_length=24, max_grad_norm=0.0, beta=BETA, temperature=0.8,
-        gradient_checkpointing=checkpointing,
+        **options,
     )  # fmt: skip
     made = models() | {"teacher_model": mix_of_both()}
     run = trained(Recording(args=args, train_dataset=rows, gate=Open(), denominator="keep", **made))
