@@ -130,6 +130,7 @@ class Chat:
             return str(self.tokenizer.apply_chat_template([dict(message) for message in conversation], **options))
 
         system = [message["content"] for message in messages if message["role"] == "system"]
+        system = [content for content in system if isinstance(content, str)]  # not in parts
         try:
             text = render(messages)
         except TemplateError as error:
