@@ -41,6 +41,9 @@ logger = logging.getLogger(__name__)
 STATE = "opd_align_mix.json"
 """File in a checkpoint with the state of the mix."""
 
+FIRST_ROWS = 64
+"""After how many rows it is said that a context was usable for none of them."""
+
 NONE = -1
 """The teacher of a rollout that is not distilled, since every teacher harms on its kind."""
 
@@ -106,6 +109,7 @@ class TeacherMix:
         self._frozen: set[str] = set()
         self._warned: set[tuple[str, ...]] = set()
         self._draws_at, self._draws = -1, 0
+        self._rows, self._usable = Counter[str](), Counter[str]()
 
     @property
     def several(self) -> bool:
@@ -261,6 +265,11 @@ class TeacherMix:
         """The columns of the data set that the mix reads, besides the prompt."""
         return (*(() if self.kind is None else (self.kind,)), *self.prompts.columns)
 
+    @property
+    def reads_rows(self) -> bool:
+        """Whether a teacher can only be drawn with the rows of the data set: their kind, or the prompt of a context."""
+        return bool(self.columns or self.pool.contexts)
+
     def draw(self, rows: Sequence[Mapping[str, Any]]) -> Ints:
         """The index of the teacher of each rollout, or `NONE`.
 
@@ -288,6 +297,17 @@ class TeacherMix:
 
     def _weights_for(self, row: Mapping[str, Any], weight_K: Floats) -> Floats:
         unusable = [name in self.pool.contexts and self.prompts.prompt(name, row) is None for name in self.names]
+        for name, weight, without in zip(self.names, weight_K, unusable, strict=True):
+            if name in self.pool.contexts and weight > 0:
+                self._rows[name] += 1
+                self._usable[name] += not without
+                if self._rows[name] == FIRST_ROWS and not self._usable[name]:
+                    self._warn(
+                        ("unusable", name),
+                        "Teacher %r was usable for none of the first %d rows: they do not have the solutions that it "
+                        "shows, or prompts with them are too long",
+                        name, FIRST_ROWS,
+                    )  # fmt: skip
         if not any(unusable):
             return weight_K
         left_K = np.where(unusable, 0.0, weight_K)
