@@ -141,7 +141,14 @@ def _log_probs(model: Any, prompt: Sequence[int], completion: Sequence[int], tem
 
 
 def sample_hints(
-    model: Any, tokenizer: Any, task: Task, questions: Sequence[Question], *, max_tokens: int, max_trials: int = 12
+    model: Any,
+    tokenizer: Any,
+    task: Task,
+    questions: Sequence[Question],
+    *,
+    max_tokens: int,
+    max_trials: int = 12,
+    template: Mapping[str, Any] | None = None,
 ) -> dict[str, dict[str, str | None]]:
     """For each question id, a correct and a wrong solution of the student (`None` where none was found), as columns.
 
@@ -152,8 +159,9 @@ def sample_hints(
         questions: The questions.
         max_tokens: Longest solution that is sampled.
         max_trials: Most solutions that are sampled per question.
+        template: Arguments of the chat template, as the training has them (`chat_template_kwargs`).
     """
-    chat = Chat(tokenizer)
+    chat = Chat(tokenizer, options=template or {})
     ends = chat.end_tokens(model.config)
     with evaluation_mode(model):
         sampler = HFStudent(SELF, model, ContextPrompt(chat, task), ends, Sampling(max_tokens=max_tokens))

@@ -34,7 +34,8 @@ TEXT = ("string", "large_string", "null")
 
 def as_context(name: str, source: Any) -> Context | None:
     """The context that a member of a mix is, by its name in the mix; `None` for a model."""
-    found = CONTEXTS.get(source) if isinstance(source, str) else source
+    by_lower = {each.lower(): context for each, context in CONTEXTS.items()}
+    found = by_lower.get(source.lower()) if isinstance(source, str) else source
     if not isinstance(found, Context):
         return None
     if found.source != SELF or found.summarised or max(found.correct, found.wrong) > 1:
