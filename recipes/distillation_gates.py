@@ -17,9 +17,7 @@ from dataclasses import dataclass, field
 
 from trl import DistillationConfig, ModelConfig, get_peft_config
 
-from opd_align.backends.loading import load_model
 from opd_align.training import AlignmentCallback, GatedDistillationTrainer
-from opd_align.training.contrast import sample_hints
 from opd_align.training.gates import check_denominator
 from opd_align.training.published_gates import named_gate
 from opd_align.training.recipe import (
@@ -31,6 +29,7 @@ from opd_align.training.recipe import (
     resolve_model,
     run_recipe,
     set_model_init_kwargs,
+    student_hints,
 )
 
 
@@ -61,13 +60,8 @@ def main() -> None:
         print_on_rank_0(f"Distillation on {questions.task} through {gate.name}: {model.model_name_or_path}")
         return
 
-    hints = {}
-    if gate.scorer is not None:
-        loaded = load_model(model.model_name_or_path)
-        rows, longest = questions.training_questions(), training.max_completion_length
-        hints = sample_hints(loaded.model, loaded.tokenizer, task, rows, max_tokens=longest)
-        del loaded
     held_out = questions.held_out()
+    hints = student_hints(questions, training, model) if gate.scorer is not None else {}
     trainer = GatedDistillationTrainer(
         model=student,
         teacher_model=teacher,

@@ -23,11 +23,9 @@ from functools import partial
 from transformers import AutoModelForCausalLM
 from trl import DistillationConfig, ModelConfig, get_peft_config
 
-from opd_align.backends.loading import load_model
 from opd_align.core.teacher_weights import STRATEGIES, check_floor
 from opd_align.teachers.contexts import CONTEXTS
 from opd_align.training import AlignmentCallback, GatedDistillationTrainer, Open, TeacherMix
-from opd_align.training.contrast import sample_hints
 from opd_align.training.recipe import (
     KIND,
     QuestionArguments,
@@ -40,6 +38,7 @@ from opd_align.training.recipe import (
     resolve_model,
     run_recipe,
     set_model_init_kwargs,
+    student_hints,
 )
 from opd_align.types import OpdAlignError
 
@@ -77,17 +76,6 @@ def main() -> None:
     set_model_init_kwargs(training, model)
     # Teachers are loaded here, not by the trainer, which refuses options of models that it does not load.
     options, training.teacher_model_init_kwargs = training.teacher_model_init_kwargs, None
-    if questions.dry_run:
-        names = ", ".join(paths)
-        print_on_rank_0(f"Distillation on {questions.task} from {names}: {model.model_name_or_path}")
-        return
-
-    hints = {}
-    if any(path in CONTEXTS for path in paths.values()):
-        loaded = load_model(model.model_name_or_path)
-        rows, longest = questions.training_questions(), training.max_completion_length
-        hints = sample_hints(loaded.model, loaded.tokenizer, task, rows, max_tokens=longest)
-        del loaded
     load = AutoModelForCausalLM.from_pretrained
     mix = TeacherMix(
         {name: path if path in CONTEXTS else partial(load, path, **options) for name, path in paths.items()},
@@ -98,7 +86,14 @@ def main() -> None:
         one_at_a_time=mix_args.one_at_a_time,
         seed=training.seed,
     )
+    questions.check_kind(mix_args.kind)
+    if questions.dry_run:
+        names = ", ".join(paths)
+        print_on_rank_0(f"Distillation on {questions.task} from {names}: {model.model_name_or_path}")
+        return
+
     held_out = questions.held_out(mix_args.kind)
+    hints = student_hints(questions, training, model) if mix.pool.contexts else {}
     trainer = GatedDistillationTrainer(
         model=student,
         teacher_model=mix,

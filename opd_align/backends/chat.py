@@ -129,7 +129,8 @@ class Chat:
             options = {**self.options, "tokenize": False, "add_generation_prompt": prompt, **switch}
             return str(self.tokenizer.apply_chat_template([dict(message) for message in conversation], **options))
 
-        system = [message["content"] for message in messages if message["role"] == "system"]
+        given: list[Any] = [message["content"] for message in messages if message["role"] == "system"]
+        system = [content for content in given if isinstance(content, str)]  # not in parts
         try:
             text = render(messages)
         except TemplateError as error:

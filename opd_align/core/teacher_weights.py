@@ -20,25 +20,34 @@ GRID = np.linspace(-4, 4, 4001)
 
 
 def teacher_weights(
-    posteriors: Sequence[Posterior | None], harmful: Sequence[bool], *, strategy: str, floor: float
+    posteriors: Sequence[Posterior | None],
+    harmful: Sequence[bool],
+    *,
+    strategy: str,
+    floor: float,
+    unmeasured: Sequence[bool] | None = None,
 ) -> Floats:
-    """The probability with which each teacher is used; they add up to 1, or are all 0 if every teacher harms.
+    """The probability with which each teacher is used; they add up to 1, or are all 0 if every measured teacher harms.
 
     Args:
         posteriors: What is known of each teacher's alignment; `None`: nothing yet.
         harmful: Whether each teacher surely harms: its weight is 0, whatever the floor.
         strategy: One of `STRATEGIES`.
         floor: Smallest weight of the others.
+        unmeasured: Whether each teacher could not be measured so far, and is unlikely to be: its weight is the floor.
+            `None`: none of them.
     """
     used_K = ~np.array(harmful, bool)
+    ranked_K = used_K if unmeasured is None else used_K & ~np.array(unmeasured, bool)
     weight_K = np.zeros(len(posteriors))
-    if not used_K.any():
+    if not ranked_K.any():
         return weight_K
-    used = [each or PRIOR for each, use in zip(posteriors, used_K, strict=True) if use]
-    value_U = STRATEGIES[strategy](used)
+    ranked = [each or PRIOR for each, rank in zip(posteriors, ranked_K, strict=True) if rank]
+    value_U = STRATEGIES[strategy](ranked)
     total = value_U.sum()
-    share_U = value_U / total if total > 0 else np.full(len(used), 1 / len(used))
-    weight_K[used_K] = floor + (1 - floor * len(used)) * share_U
+    share_U = value_U / total if total > 0 else np.full(len(ranked), 1 / len(ranked))
+    weight_K[used_K] = floor
+    weight_K[ranked_K] += (1 - floor * used_K.sum()) * share_U
     return weight_K
 
 

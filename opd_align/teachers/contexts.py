@@ -65,6 +65,18 @@ def paper_template(question: Question, message: str, demonstrations: Sequence[De
     return f"{message}\n\n{examples}\n\n{CLOSING}"
 
 
+def change_text(content: Any, change: Callable[[str], str]) -> Any:
+    """The content of a message with its text changed; of one in parts, as models for images read it, the last text."""
+    if isinstance(content, str):
+        return change(content)
+    parts = [dict(part) for part in content]
+    text = next((part for part in reversed(parts) if isinstance(part.get("text"), str)), None)
+    if text is None:
+        raise OpdAlignError("a user message has no text that a context could be added to")
+    text["text"] = change(text["text"])
+    return parts
+
+
 @dataclass(frozen=True)
 class Context:
     """Demonstrations that a teacher reads with the question.

@@ -31,6 +31,9 @@ from opd_align.types import OpdAlignError
 
 logger = logging.getLogger(__name__)
 
+MIN_READINGS = 2
+"""How many evaluations it takes before something is concluded for good: one is often wrong."""
+
 ALL = "all"
 """The kind of every question where kinds are not distinguished."""
 
@@ -54,12 +57,14 @@ class ReadingLog:
     Args:
         teachers: Names of the teachers.
         kind_of: Question id → kind; `None`: all questions are of one kind.
+        turns: After how many evaluations each teacher has been measured once.
     """
 
-    def __init__(self, teachers: Sequence[str], kind_of: Mapping[str, str] | None = None) -> None:
-        self.teachers, self.kind_of = tuple(teachers), kind_of
+    def __init__(self, teachers: Sequence[str], kind_of: Mapping[str, str] | None = None, *, turns: int = 1) -> None:
+        self.teachers, self.kind_of, self.turns = tuple(teachers), kind_of, turns
         self.kinds = tuple(dict.fromkeys(kind_of.values())) if kind_of else (ALL,)
         self.step: int | None = None
+        self.evaluations = 0
         self.readings: dict[tuple[str, str], list[Reading]] = {}
 
     def take(self, evaluations: Evaluations) -> bool:
@@ -68,6 +73,7 @@ class ReadingLog:
         if analysis is None or step is None or (self.step is not None and step <= self.step):
             return False
         self.step = step
+        self.evaluations += 1
         objective = distillation_objective(evaluations.settings)
         for (teacher, kind), (mean, error) in self._measure(analysis, objective).items():
             self.readings.setdefault((teacher, kind), []).append(Reading(step, mean, error))
@@ -89,6 +95,15 @@ class ReadingLog:
     def of(self, teacher: str, kind: str = ALL) -> list[Reading]:
         return self.readings.get((teacher, kind), [])
 
+    def unmeasured(self, kind: str = ALL) -> list[bool]:
+        """Which teachers evaluations tell nothing about, while they do of another one.
+
+        For example a context whose demonstrations are never found. It may still be measured later.
+        """
+        known = [any(each.known for each in self.of(teacher, kind)) for teacher in self.teachers]
+        enough = self.evaluations >= MIN_READINGS * self.turns and any(known)
+        return [enough and not each for each in known]
+
     def state_dict(self) -> dict[str, Any]:
         """As JSON, which has no NaN."""
         rows = [
@@ -101,7 +116,7 @@ class ReadingLog:
             for (teacher, kind), readings in self.readings.items()
             for each in readings
         ]
-        return {"step": self.step, "readings": rows}
+        return {"step": self.step, "evaluations": self.evaluations, "readings": rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues with the readings of a checkpoint; those of teachers and kinds that are gone are left out."""
@@ -110,6 +125,8 @@ class ReadingLog:
             if teacher in self.teachers and kind in self.kinds:
                 reading = Reading(step, nan if mean is None else mean, nan if error is None else error)
                 self.readings.setdefault((teacher, kind), []).append(reading)
+        steps = {each.step for readings in self.readings.values() for each in readings}
+        self.evaluations = state.get("evaluations", len(steps))
 
 
 def _reading(nodes: Any, objective: str, teacher: str) -> tuple[float, float]:

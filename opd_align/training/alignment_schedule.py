@@ -28,9 +28,16 @@ from opd_align.core.alarm import LEVELS, Alarm, Level, alarms
 from opd_align.core.random_walk import Reading, cumulative_gain, expected_alignment
 from opd_align.report.history import FOLDER
 from opd_align.training import trl_compat
-from opd_align.training.alignment_readings import ReadingLog, distillation_objective, load_json, save_json
+from opd_align.training.alignment_readings import (
+    MIN_READINGS,
+    ReadingLog,
+    distillation_objective,
+    load_json,
+    save_json,
+)
 from opd_align.training.distributed import RankNotResponding, max_wait, on_all_ranks
 from opd_align.training.model_state import preserve_rng_state
+from opd_align.training.teacher_mix import mix_of
 from opd_align.training.weight_snapshots import Place, WeightSnapshots
 from opd_align.types import OpdAlignError
 
@@ -42,9 +49,6 @@ WHEN = ("fades", "harms")
 
 STATE = "opd_align_schedule.json"
 """File in a checkpoint with the state of the schedule."""
-
-MIN_READINGS = 2
-"""A teacher with fewer known readings counts as unsure before something is ended for good: one is often wrong."""
 
 PURE = ("DistillationTrainer", "GKDTrainer")
 """Trainers whose loss is the distillation loss alone."""
@@ -133,7 +137,8 @@ class AlignmentSchedule(TrainerCallback):
             continues from there with rewards alone. `"stop"`: stop, with the present weights (`GatedGRPOTrainer`:
             continue with rewards alone). `"zero"`: neither, the strength alone changes; without rewards, weights stay
             as they are at strength 0. `"rollback"` and `"stop"` do nothing before each teacher has two known readings;
-            `"zero"`, which can be taken back, follows the first.
+            `"zero"`, which can be taken back, follows the first. A teacher that two evaluations could not measure is
+            left out if there are readings of another one.
         when: `"fades"`: as soon as the teacher is more likely to harm than to help, after it has helped, or harms.
             `"harms"`: when it harms with probability 0.9.
         max_snapshots: How many snapshots are kept for a rollback.
@@ -167,7 +172,7 @@ class AlignmentSchedule(TrainerCallback):
         _check(trainer, callback, on_harm, when, rewarded=self.rewarded)
         # Under DeepSpeed gradients cannot be reached: the strength is 1 until the training ends.
         self._scales = self.rewarded or not trainer.is_deepspeed_enabled
-        self.log = ReadingLog(callback.evaluator.distilled)
+        self.log = ReadingLog(callback.evaluator.distilled, turns=getattr(mix_of(trainer), "turns", 1))
         folder = Path(trainer.args.output_dir) / FOLDER / "rollback"
         self.snapshots = WeightSnapshots(trainer, folder, place=snapshots, limit=max_snapshots)
         self._state = Strength()
@@ -175,6 +180,7 @@ class AlignmentSchedule(TrainerCallback):
         self.returned_to: int | None = None
         self.run = ""
         self._warned = self._failed = False
+        self._left_out: set[str] = set()
 
     @property
     def strength(self) -> float:
@@ -256,7 +262,16 @@ class AlignmentSchedule(TrainerCallback):
     # -- one evaluation
 
     def _judge(self) -> Strength:
-        return judge(self._readings(), min_readings=1 if self.on_harm == "zero" else MIN_READINGS)
+        unmeasured = self.log.unmeasured()
+        left_out = [name for name, out in zip(self.log.teachers, unmeasured, strict=True) if out]
+        for name in sorted({*left_out} - self._left_out):
+            self._say(
+                "%d evaluations could not measure teacher %r: the schedule follows the others until one does",
+                self.log.evaluations, name,
+            )  # fmt: skip
+        self._left_out |= {*left_out}
+        followed = [self.log.of(name) for name in self.log.teachers if name not in left_out]
+        return judge(followed, min_readings=1 if self.on_harm == "zero" else MIN_READINGS)
 
     def _act(self, state: TrainerState, control: TrainerControl, *, may_end: bool = True) -> None:
         step = state.global_step

@@ -23,7 +23,15 @@ from opd_align.backends.hf import HFStudent
 from opd_align.settings import Sampling
 from opd_align.tasks import Task
 from opd_align.tasks.grading import TextGrader
-from opd_align.teachers.contexts import CONTEXTS, SELF, Context, ContextPrompt, Demonstration, paper_template
+from opd_align.teachers.contexts import (
+    CONTEXTS,
+    SELF,
+    Context,
+    ContextPrompt,
+    Demonstration,
+    change_text,
+    paper_template,
+)
 from opd_align.teachers.demonstrations import DemonstrationSource, TrialBudget, collect_from_source
 from opd_align.training.gate_runtime import evaluation_mode
 from opd_align.training.gates import Gate, GateBatch, Scorer, Unknown, check_share, global_quantile
@@ -107,7 +115,8 @@ def hinted_messages(messages: Sequence[Mapping[str, Any]], hint: str) -> list[di
     """A conversation with a solution in its last user message, announced as correct."""
     changed = [dict(message) for message in messages]
     user = next(message for message in reversed(changed) if message["role"] == "user")
-    user["content"] = paper_template(Question(""), user["content"], [Demonstration("", SELF, 0, True, hint)])
+    shown = [Demonstration("", SELF, 0, True, hint)]
+    user["content"] = change_text(user["content"], lambda text: paper_template(Question(""), text, shown))
     return changed
 
 
@@ -132,7 +141,14 @@ def _log_probs(model: Any, prompt: Sequence[int], completion: Sequence[int], tem
 
 
 def sample_hints(
-    model: Any, tokenizer: Any, task: Task, questions: Sequence[Question], *, max_tokens: int, max_trials: int = 12
+    model: Any,
+    tokenizer: Any,
+    task: Task,
+    questions: Sequence[Question],
+    *,
+    max_tokens: int,
+    max_trials: int = 12,
+    template: Mapping[str, Any] | None = None,
 ) -> dict[str, dict[str, str | None]]:
     """For each question id, a correct and a wrong solution of the student (`None` where none was found), as columns.
 
@@ -143,8 +159,9 @@ def sample_hints(
         questions: The questions.
         max_tokens: Longest solution that is sampled.
         max_trials: Most solutions that are sampled per question.
+        template: Arguments of the chat template, as the training has them (`chat_template_kwargs`).
     """
-    chat = Chat(tokenizer)
+    chat = Chat(tokenizer, options=template or {})
     ends = chat.end_tokens(model.config)
     with evaluation_mode(model):
         sampler = HFStudent(SELF, model, ContextPrompt(chat, task), ends, Sampling(max_tokens=max_tokens))

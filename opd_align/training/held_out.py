@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from opd_align.backends.chat import Chat
 from opd_align.tasks import Task
-from opd_align.teachers.contexts import Context, ContextPrompt, Demonstration
+from opd_align.teachers.contexts import Context, ContextPrompt, Demonstration, change_text
 from opd_align.training.distributed import EvaluationFailed
 from opd_align.training.rewards import CORRECT_FROM, EXTRA_ARGUMENTS, TIMEOUT_S, RewardVerifier, call_arguments
 from opd_align.types import OpdAlignError, Outcome, Question, Rollouts
@@ -59,7 +59,8 @@ class RowPrompting:
         user = next((message for message in reversed(messages) if message["role"] == "user"), None)
         if user is None:
             raise OpdAlignError(f"held-out question {question.id!r} has no user message")
-        user["content"] = self._in_context(question, user["content"])
+        if self.context is not None:
+            user["content"] = change_text(user["content"], lambda text: self._in_context(question, text))
         return self.chat.prompt(messages)
 
     def _in_context(self, question: Question, message: str) -> str:

@@ -25,10 +25,17 @@ from opd_align.types import OpdAlignError, Question
 
 Tokens = tuple[int, ...]
 
+COMPLETION_TOKENS = "mix_completion_tokens"
+"""Key of a row with the length of its completion, where a trainer knows it before a teacher is drawn."""
+
+TEXT = ("string", "large_string", "null")
+"""Types of columns of text; a column of `None` alone has the last one."""
+
 
 def as_context(name: str, source: Any) -> Context | None:
     """The context that a member of a mix is, by its name in the mix; `None` for a model."""
-    found = CONTEXTS.get(source) if isinstance(source, str) else source
+    by_lower = {each.lower(): context for each, context in CONTEXTS.items()}
+    found = by_lower.get(source.lower()) if isinstance(source, str) else source
     if not isinstance(found, Context):
         return None
     if found.source != SELF or found.summarised or max(found.correct, found.wrong) > 1:
@@ -50,9 +57,11 @@ class ContextPrompts:
     contexts: Mapping[str, Context]
 
     def attach(self, trainer: Any) -> None:
-        """Takes tokenizer, template and lengths from the trainer; refuses a data set without the columns."""
+        """Takes tokenizer, template and lengths from the trainer; refuses what the contexts cannot be shown with."""
         if not self.contexts:
             return
+        if getattr(trainer, "tools", None) or getattr(trainer, "environments", None):
+            raise OpdAlignError("contexts in a TeacherMix are not supported with tools: their prompts would have none")
         known = getattr(trainer.train_dataset, "column_names", None)
         missing = [name for name in self.columns if known is not None and name not in known]
         if missing:
@@ -60,11 +69,23 @@ class ContextPrompts:
                 f"the TeacherMix shows solutions to the student, and the data set has no column {missing[0]!r}; "
                 "opd_align.training.contrast.sample_hints lets the student write them"
             )
+        features = getattr(trainer.train_dataset, "features", None) or {}
+        for name in self.columns:
+            kind = getattr(features.get(name), "dtype", "list") if name in features else "string"
+            if kind not in TEXT:
+                raise OpdAlignError(
+                    f"the column {name!r} must have one solution as text, or None, in each row, not {kind}"
+                )
         self._chat = Chat(trainer.processing_class, options=template_options(trainer))
         longest = getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None)
         args = trainer.args
-        completion = getattr(args, "max_completion_length", None) or getattr(args, "max_new_tokens", None) or 0
-        self._longest = None if longest is None else longest - completion
+        self._completion = getattr(args, "max_completion_length", None) or getattr(args, "max_new_tokens", None) or 0
+        self._longest = longest
+        if longest is not None and longest <= self._completion:
+            raise OpdAlignError(
+                f"completions of up to {self._completion} tokens leave no room for a prompt: the student can read "
+                f"{longest} (max_position_embeddings); lower max_completion_length (GKD: max_new_tokens)"
+            )
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -76,13 +97,20 @@ class ContextPrompts:
         """The prompt of a member for a row of the data set; `None` if the member cannot teach it."""
         context, shown = self.contexts[name], []
         for column, correct, count in ((CORRECT_HINT, True, context.correct), (WRONG_HINT, False, context.wrong)):
-            text = row.get(column) if count else None
-            if count and not isinstance(text, str):
+            if not count:
+                continue
+            text = row.get(column)
+            if text is not None and not isinstance(text, str):
+                raise OpdAlignError(
+                    f"the column {column!r} must have one solution as text, or None, in each row, not a "
+                    f"{type(text).__name__}"
+                )
+            if text is None or not text.strip():
                 return None
-            if isinstance(text, str):
-                shown.append(Demonstration("", SELF, 0, correct, text))
+            shown.append(Demonstration("", SELF, 0, correct, text))
         ids = RowPrompting(self._chat, context, {"": shown})(Question("", "", None, {PROMPT: row[PROMPT]}))
-        return ids if self._longest is None or len(ids) <= self._longest else None
+        length = len(ids) + row.get(COMPLETION_TOKENS, self._completion)
+        return ids if self._longest is None or length <= self._longest else None
 
 
 def pad_left(sequences: Sequence[Tokens], pad: int, device: Any) -> tuple[Tensor, Tensor]:

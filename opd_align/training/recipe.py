@@ -21,11 +21,13 @@ from typing import Any, NoReturn
 import yaml
 from trl import TrlParser, get_quantization_config
 
-from opd_align.backends.loading import load_tokenizer, resolve_reference
+from opd_align.backends.load_options import LoadOptions
+from opd_align.backends.loading import load_model, load_tokenizer, resolve_reference
 from opd_align.tasks import TASKS, Task, task
 from opd_align.tasks.task import Source
 from opd_align.teachers.contexts import CONTEXTS
 from opd_align.training.alignment_schedule import ON_HARM, AlignmentSchedule
+from opd_align.training.contrast import sample_hints
 from opd_align.types import OpdAlignError, Question
 
 NO_SCHEDULE = "none"
@@ -190,6 +192,12 @@ class QuestionArguments:
     def training_questions(self, kind: str | None = None) -> list[Question]:
         return self._load(self.train_file, kind, split=self.train_split, limit=self.train_questions)
 
+    def check_kind(self, kind: str | None) -> None:
+        """Refuses a column that not all questions have; without one they are not read."""
+        if kind is not None:
+            self.held_out(kind)
+            self.training_questions(kind)
+
     def _load(self, file: str | None, kind: str | None, **options: Any) -> list[Question]:
         chosen = self.get_task()
         if kind is not None:  # also a column that the task itself does not read
@@ -234,17 +242,20 @@ def add_schedule(trainer: Any, callback: Any, questions: QuestionArguments) -> N
         trainer.add_callback(AlignmentSchedule(callback, on_harm=questions.on_harm))  # type: ignore[arg-type]
 
 
-def parse_teachers(given: Sequence[str] | None) -> dict[str, str]:
-    """Teachers by name, from `name=path`: folders or names of models on the Hub, or names of contexts."""
+def parse_teachers(given: Sequence[str] | Mapping[str, str] | str | None) -> dict[str, str]:
+    """Teachers by name, from `name=path` (in YAML also a mapping): folders, names on the Hub, or names of contexts."""
     found: dict[str, str] = {}
-    for each in given or ():
+    if isinstance(given, Mapping):
+        given = [f"{name}={path or ''}" for name, path in given.items()]
+    for each in [given] if isinstance(given, str) else given or ():
         name, equals, path = str(each).partition("=")
         if not equals or not name.strip():
             raise OpdAlignError(f"teachers must be given as name=path, not {each!r}")
         if name.strip() in found:
             raise OpdAlignError(f"there are two teachers with the name {name.strip()!r}")
         path = path.strip()
-        found[name.strip()] = path if path in CONTEXTS else resolve_model(path, "teachers")
+        shown = {context.lower(): context for context in CONTEXTS}.get(path.lower())
+        found[name.strip()] = shown or resolve_model(path, "teachers")
     if not found:
         raise OpdAlignError("no teachers given; set teachers to one or more name=path")
     return found
@@ -291,6 +302,23 @@ def load_student_tokenizer(training: Any, model: Any) -> Any:
     chosen = training.model_init_kwargs or {}
     options = {name: chosen[name] for name in ("revision", "trust_remote_code") if name in chosen}
     return load_tokenizer(model.model_name_or_path, **options)
+
+
+def student_hints(questions: QuestionArguments, training: Any, model: Any) -> dict[str, dict[str, str | None]]:
+    """Solutions of the training questions that the student writes, with the training's prompts and loading options."""
+    chosen, names = training.model_init_kwargs or {}, ("revision", "trust_remote_code", "attn_implementation")
+    quantization: Any = "4bit" if model.load_in_4bit else "8bit" if model.load_in_8bit else None
+    options = LoadOptions(quantization=quantization, **{name: chosen[name] for name in names if name in chosen})
+    dtype = str(chosen.get("dtype", "auto")).removeprefix("torch.")
+    loaded = load_model(model.model_name_or_path, dtype=dtype, load=options)
+    return sample_hints(
+        loaded.model,
+        loaded.tokenizer,
+        questions.get_task(),
+        questions.training_questions(),
+        max_tokens=training.max_completion_length,
+        template=training.chat_template_kwargs,
+    )
 
 
 def with_template_defaults(tokenizer: Any, arguments: Mapping[str, Any]) -> Any:

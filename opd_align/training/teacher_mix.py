@@ -41,6 +41,9 @@ logger = logging.getLogger(__name__)
 STATE = "opd_align_mix.json"
 """File in a checkpoint with the state of the mix."""
 
+FIRST_ROWS = 64
+"""After how many rows it is said that a context was usable for none of them."""
+
 NONE = -1
 """The teacher of a rollout that is not distilled, since every teacher harms on its kind."""
 
@@ -72,7 +75,7 @@ class TeacherMix:
         live: Whether every evaluation updates the weights; if not, those of a kind stay as they are once there is a
             known evaluation of every teacher on it.
         one_at_a_time: Whether only one teacher may be on the device. Each micro-batch then moves or loads every teacher
-            that it needs, and each evaluation measures one teacher, in turn.
+            that it needs, and each evaluation measures one model, in turn, and every context.
         seed: Of the draws.
 
     Attributes:
@@ -102,15 +105,21 @@ class TeacherMix:
         self.weights: dict[str, Floats] = dict(self.fixed or {})
         self.trainer: Any = None
         self.callback: Any = None
-        self.log = ReadingLog(self.names)
+        self.log = ReadingLog(self.names, turns=self.turns)
         self._frozen: set[str] = set()
         self._warned: set[tuple[str, ...]] = set()
         self._draws_at, self._draws = -1, 0
+        self._rows, self._usable = Counter[str](), Counter[str]()
 
     @property
     def several(self) -> bool:
         """Whether there is a choice; with one teacher, training is as without a mix."""
         return len(self.names) > 1
+
+    @property
+    def turns(self) -> int:
+        """After how many evaluations each teacher has been measured once."""
+        return len(self.pool) if self.pool.one_at_a_time else 1
 
     # -- setup
 
@@ -165,7 +174,7 @@ class TeacherMix:
             raise OpdAlignError("a TeacherMix needs evaluations inside the training: AlignmentCallback(where='inside')")
         distillation_objective(callback.settings)
         kind_of = self._kinds_of(callback.evaluator.held_out.questions)
-        self.log = ReadingLog(self.names, kind_of)
+        self.log = ReadingLog(self.names, kind_of, turns=self.turns)
         if kind_of is not None:
             _alternate(callback.evaluator, kind_of)
         self.callback = callback
@@ -215,8 +224,8 @@ class TeacherMix:
             posteriors = [(filtered(each) or [None])[-1] for each in readings]
             if self.several:
                 self.weights[kind] = teacher_weights(
-                    posteriors, harmful, strategy=self.strategy, floor=self.floor
-                )  # fmt: skip
+                    posteriors, harmful, strategy=self.strategy, floor=self.floor, unmeasured=self.log.unmeasured(kind)
+                )
                 for name, harms in zip(self.names, harmful, strict=True):
                     if harms:
                         self._warn((name, kind), "Teacher %r harms on %s: its weight is 0", name, _said(kind))
@@ -237,6 +246,15 @@ class TeacherMix:
                     "them must be evaluated: if this stays, raise max_overhead, or have more of them held out",
                     _said(kind), self.log.step, MIN_QUESTIONS,
                 )  # fmt: skip
+            for name, unmeasured in zip(self.names, self.log.unmeasured(kind), strict=True):
+                if unmeasured:
+                    few = "with the solutions that it shows" if name in self.pool.contexts else "evaluated"
+                    self._warn(
+                        ("unmeasured", kind, name),
+                        "%d evaluations could not measure teacher %r on %s (fewer than %d of them %s): until one does, "
+                        "its weight is the floor (%g), or 0 if every other teacher harms",
+                        self.log.evaluations, name, _said(kind), MIN_QUESTIONS, few, self.floor,
+                    )  # fmt: skip
 
     def weights_of(self, kind: str) -> Floats:
         """The weights on questions of a kind; equal for a kind that is not known."""
@@ -246,6 +264,11 @@ class TeacherMix:
     def columns(self) -> tuple[str, ...]:
         """The columns of the data set that the mix reads, besides the prompt."""
         return (*(() if self.kind is None else (self.kind,)), *self.prompts.columns)
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether a teacher can only be drawn with the rows of the data set: their kind, or the prompt of a context."""
+        return bool(self.columns or self.pool.contexts)
 
     def draw(self, rows: Sequence[Mapping[str, Any]]) -> Ints:
         """The index of the teacher of each rollout, or `NONE`.
@@ -274,6 +297,17 @@ class TeacherMix:
 
     def _weights_for(self, row: Mapping[str, Any], weight_K: Floats) -> Floats:
         unusable = [name in self.pool.contexts and self.prompts.prompt(name, row) is None for name in self.names]
+        for name, weight, without in zip(self.names, weight_K, unusable, strict=True):
+            if name in self.pool.contexts and weight > 0:
+                self._rows[name] += 1
+                self._usable[name] += not without
+                if self._rows[name] == FIRST_ROWS and not self._usable[name]:
+                    self._warn(
+                        ("unusable", name),
+                        "Teacher %r was usable for none of the first %d rows: they do not have the solutions that it "
+                        "shows, or prompts with them are too long",
+                        name, FIRST_ROWS,
+                    )  # fmt: skip
         if not any(unusable):
             return weight_K
         left_K = np.where(unusable, 0.0, weight_K)

@@ -60,6 +60,12 @@ def test_an_unsupported_system_message_is_prepended_to_the_user_message(template
     assert Chat(byte_tokenizer(template)).render(MESSAGES[1:]) == expected.replace("Be kind.\n\n", "")
 
 
+def test_messages_may_be_in_parts():
+    template = "{% for message in messages %}{% for part in message.content %}{{ part.text }}|{% endfor %}{% endfor %}"
+    parts = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in MESSAGES]
+    assert Chat(byte_tokenizer(template)).render(parts) == "Be kind.|Is 7 prime?|"
+
+
 def test_a_broken_template_is_reported():
     broken = "{{ raise_exception('broken') }}"
     for messages in (MESSAGES, MESSAGES[1:]):

@@ -40,6 +40,17 @@ def test_nothing_known_means_equal_weights(strategy):
     assert PRIOR.p_positive == 0.5
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_teacher_that_cannot_be_measured_has_the_floor(strategy):
+    known, options = normal(-0.1, 0.05), {"strategy": strategy, "floor": 0.1}
+    assert teacher_weights([known, None], [False, False], **options)[1] > 0.5, "it may still be measured"
+    found = teacher_weights([known, None], [False, False], unmeasured=[False, True], **options)
+    assert found == pytest.approx([0.9, 0.1])
+    found = teacher_weights([known, None, known], [True, False, False], unmeasured=[False, True, False], **options)
+    assert found == pytest.approx([0, 0.1, 0.9])
+    assert not teacher_weights([known, None], [True, False], unmeasured=[False, True], **options).any()
+
+
 @given(
     st.lists(st.tuples(st.floats(-1, 1), st.floats(0.03, 0.6), st.booleans()), min_size=1, max_size=5),
     st.sampled_from(sorted(STRATEGIES)),

@@ -41,7 +41,7 @@ class ScriptedSchedule(AlignmentSchedule):
         step = callback.latest_step
         if step is None or (self.log.step is not None and step <= self.log.step):
             return False
-        self.log.step = step
+        self.log.step, self.log.evaluations = step, self.log.evaluations + 1
         found = callback.script[step]
         for teacher, mean in (found if isinstance(found, dict) else {"teacher": found}).items():
             self.log.readings.setdefault((teacher, "all"), []).append(Reading(step, mean, 0.05))

@@ -229,10 +229,27 @@ def test_one_teacher_without_readings_keeps_the_others_going(tmp_path):
     bad = readings(-0.4, -0.4, -0.4)
     assert (judge([bad]).level, judge([bad, []]).level, judge([bad, []]).value) == ("harms", "unsure", 1)
     both = {"teacher": -0.5, "other": -0.5}
-    script = {0: {"teacher": -0.5}, 1: {"teacher": -0.5}, 2: {"teacher": -0.5}, 3: both, 4: both}
+    script = {0: {"teacher": -0.5}, 1: both, 2: both}
     schedule = scripted(tmp_path, script, teachers=("teacher", "other"), on_harm="stop")
     play(schedule, 10)
-    assert schedule.ended_at == 4
+    assert schedule.ended_at == 2
+
+
+@pytest.mark.parametrize("on_harm", ["stop", "rollback", "zero"])
+def test_a_teacher_that_cannot_be_measured_does_not_disable_the_schedule(on_harm, tmp_path, caplog):
+    script = {step: {"teacher": 0.5 if step < 3 else -0.5} for step in range(12)}
+    schedule = scripted(tmp_path, script, teachers=("teacher", "other"), on_harm=on_harm)
+    play(schedule, 10)
+    alone = scripted(tmp_path, script, teachers=("teacher",), on_harm=on_harm)
+    play(alone, 10)
+    assert (schedule.strength, schedule.ended_at, schedule.returned_to) == (0, alone.ended_at, alone.returned_to)
+    message = "2 evaluations could not measure teacher 'other': the schedule follows the others until one does"
+    assert caplog.messages.count(message) == 1
+    back = scripted(
+        tmp_path, {**script, 10: {"teacher": -0.5, "other": 0.5}}, teachers=("teacher", "other"), on_harm="zero"
+    )
+    play(back, 10)
+    assert back.strength == 1, "it is measured after all, and helps"
 
 
 def test_one_reading_does_not_end_a_training(tmp_path):

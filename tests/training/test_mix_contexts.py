@@ -15,6 +15,7 @@ from trl import DistillationConfig
 from trl.experimental.gkd import GKDTrainer
 
 from opd_align.backends.loading import load_model, load_tokenizer
+from opd_align.teachers.contexts import Context
 from opd_align.training import (
     AlignmentCallback,
     GatedDistillationTrainer,
@@ -25,9 +26,10 @@ from opd_align.training import (
 )
 from opd_align.training.contrast import CORRECT_HINT, hinted_messages
 from opd_align.training.gate_runtime import token_lists
-from opd_align.training.mix_contexts import ContextPrompts, as_context, pad_left
+from opd_align.training.mix_contexts import COMPLETION_TOKENS, ContextPrompts, as_context, pad_left
 from opd_align.training.teacher_mix import NONE
 from opd_align.training.trainers.gkd import COLUMNS
+from opd_align.training.trainers.mixed_loss import take_student_states
 from opd_align.types import OpdAlignError
 
 BETA = 0.5
@@ -45,13 +47,13 @@ def mix_of_both(**options):
     return TeacherMix({"model": models()["teacher_model"], "Self-1C": "Self-1C"}, **options)
 
 
-def attached(mix, longest=512, columns=(CORRECT_HINT,)):
+def attached(mix, longest=512, columns=(CORRECT_HINT,), data=None, tools=None):
     """A mix whose prompts are those of a trainer."""
     tokenizer = load_tokenizer("embedded:student")
     text = SimpleNamespace(max_position_embeddings=longest)
     mix.prompts.attach(
         SimpleNamespace(
-            processing_class=tokenizer, train_dataset=SimpleNamespace(column_names=list(columns)),
+            processing_class=tokenizer, train_dataset=data or SimpleNamespace(column_names=list(columns)), tools=tools,
             model=SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: text)),
             args=SimpleNamespace(max_completion_length=96),
         )
@@ -97,6 +99,73 @@ def test_columns_are_checked():
     attached(TeacherMix({"a": models()["teacher_model"]}), columns=())
 
 
+@pytest.mark.parametrize("hint", ["", "  \n", None])
+def test_a_blank_solution_is_none(hint):
+    mix, _ = attached(mix_of_both())
+    assert mix.prompts.prompt("Self-1C", {**prompts(1)[0], CORRECT_HINT: hint}) is None
+
+
+def test_solutions_must_be_text():
+    mix, _ = attached(mix_of_both())
+    with pytest.raises(OpdAlignError, match=r"'correct_hint' must have one solution as text, or None.* not a list"):
+        mix.prompts.prompt("Self-1C", {**prompts(1)[0], CORRECT_HINT: ["a", "b"]})
+    lists = Dataset.from_list([{"prompt": "a", CORRECT_HINT: ["a"]}])
+    with pytest.raises(OpdAlignError, match=r"'correct_hint' must have one solution as text, or None.* not"):
+        attached(mix_of_both(), data=lists)
+    for hint in ("a", None):
+        attached(mix_of_both(), data=Dataset.from_list([{"prompt": "a", CORRECT_HINT: hint}]))
+
+
+def test_what_contexts_cannot_be_shown_with_is_refused():
+    with pytest.raises(OpdAlignError, match=r"completions of up to 96 tokens leave no room .* can read 96"):
+        attached(mix_of_both(), longest=96)
+    with pytest.raises(OpdAlignError, match="contexts in a TeacherMix are not supported with tools"):
+        attached(mix_of_both(), tools=[print])
+
+
+def test_a_context_that_is_never_usable_is_said_once(caplog):
+    rows = list(with_hints(prompts(4), without=range(4)))
+    mix, _ = attached(mix_of_both(weights={"model": 1.0, "Self-1C": 3.0}))
+    for _ in range(15):
+        mix.draw(rows)
+    assert not caplog.messages
+    for _ in range(20):
+        mix.draw(rows)
+    (said,) = caplog.messages
+    assert said.startswith("Teacher 'Self-1C' was usable for none of the first 64 rows: they do not have the solutions")
+    caplog.clear()
+    unused, _ = attached(mix_of_both(weights={"model": 1.0}))
+    for _ in range(20):
+        unused.draw(rows)
+    assert not caplog.messages, "it has no weight"
+
+
+def test_the_length_of_a_known_completion_counts():
+    rows = list(with_hints(prompts(1)))
+    length = len(expected_prompt(load_tokenizer("embedded:student"), rows[0]))
+    mix, _ = attached(mix_of_both(), longest=length + 96)
+    for tokens, usable in ((97, False), (96, True), (1, True)):
+        assert (mix.prompts.prompt("Self-1C", {**rows[0], COMPLETION_TOKENS: tokens}) is not None) is usable
+
+
+def test_content_in_parts_keeps_its_parts():
+    image, text = {"type": "image"}, {"type": "text", "text": "How many?"}
+    plain = [{"role": "user", "content": "How many?"}]
+    added = hinted_messages(plain, "Answer: 4")[0]["content"]
+    parts = hinted_messages([{"role": "user", "content": [image, text]}], "Answer: 4")[0]["content"]
+    assert parts == [image, {"type": "text", "text": added}]
+    assert text["text"] == "How many?"
+    with pytest.raises(OpdAlignError, match="no text that a context could be added to"):
+        hinted_messages([{"role": "user", "content": [image]}], "Answer: 4")
+    mix, tokenizer = attached(mix_of_both())
+    expected = mix.prompts.prompt("Self-1C", {"prompt": plain, CORRECT_HINT: "Answer: 4"})
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "message.content", "(message.content if message.content is string else message.content[0].text)"
+    )
+    rows = {"prompt": [{"role": "user", "content": [text]}], CORRECT_HINT: "Answer: 4"}
+    assert mix.prompts.prompt("Self-1C", rows) == expected
+
+
 def test_padding():
     ids, mask = pad_left([(5, 6), (), (7,)], 0, "cpu")
     assert ids.tolist() == [[5, 6], [0, 0], [0, 7]]
@@ -116,6 +185,16 @@ def test_grpo_refuses_contexts(tmp_path):
             args=args, train_dataset=prompts(4), reward_funcs=[ARITHMETIC.verifier], gate=Open(), denominator="keep",
             **made,
         )  # fmt: skip
+
+
+def test_a_loss_that_asks_for_the_teacher_first_is_refused():
+    student, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    accelerator = SimpleNamespace(unwrap_model=lambda model, keep_torch_compile: model)
+    trainer = SimpleNamespace(accelerator=accelerator, model=student, _student_states=torch.ones(1))
+    with pytest.raises(OpdAlignError, match="asked for a teacher's hidden states before the student's"):
+        take_student_states(trainer, other)
+    assert take_student_states(trainer, student).item() == 1
+    assert take_student_states(trainer, student) is take_student_states(trainer, other) is None, "used once"
 
 
 # -- trainings
@@ -154,8 +233,16 @@ def assert_known(run, sequences, temperature=1.0):
 
 @pytest.mark.training
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_distillation_has_the_gradient_of_the_student_with_the_hint(checkpointing, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient_checkpointing": False},
+        {"gradient_checkpointing": True},
+        {"gradient_checkpointing": False, "torch_compile": True, "torch_compile_backend": "eager"},
+    ],
+    ids=["plain", "checkpointing", "compiled"],
+)
+def test_distillation_has_the_gradient_of_the_student_with_the_hint(options, tmp_path, monkeypatch):
     monkeypatch.setattr(TeacherMix, "draw", lambda mix, rows: np.array(DRAWN))
     seen, rows = [], with_hints(prompts())
 
@@ -168,7 +255,7 @@ def test_distillation_has_the_gradient_of_the_student_with_the_hint(checkpointin
     args = DistillationConfig(
         str(tmp_path), use_cpu=True, bf16=False, report_to="none", logging_steps=1, save_strategy="no", max_steps=1,
         per_device_train_batch_size=4, max_completion_length=24, max_grad_norm=0.0, beta=BETA, temperature=0.8,
-        gradient_checkpointing=checkpointing,
+        **options,
     )  # fmt: skip
     made = models() | {"teacher_model": mix_of_both()}
     run = trained(Recording(args=args, train_dataset=rows, gate=Open(), denominator="keep", **made))
@@ -202,6 +289,16 @@ def test_gkd_has_the_gradient_of_the_student_with_the_hint(lmbda, tmp_path, monk
         completion = batch["labels"][number][batch["labels"][number] != -100].tolist()
         sequences.append((plain, expected_prompt(tokenizer, row), completion))
     assert_known(run, sequences)
+
+
+@pytest.mark.training
+@pytest.mark.filterwarnings("ignore")
+def test_gkd_with_a_context_that_shows_no_solutions(tmp_path):
+    careful = Context("careful", write=lambda question, message, shown: f"{message}\nThink carefully.")
+    mix = TeacherMix({"model": models()["teacher_model"], "careful": careful}, weights={"careful": 1.0})
+    own = {"teacher_model": mix, "gate": Open(), "denominator": "keep"}
+    run = gkd(GatedGKDTrainer, tmp_path, data=dialogues(), options={"max_steps": 1, "lmbda": 0.0}, **own)
+    assert run.logs[0]["loss"] > 0
 
 
 @pytest.mark.training

@@ -233,6 +233,16 @@ def test_the_student_writes_correct_and_wrong_hints():
     assert seen >= 4
 
 
+def test_hints_are_written_with_the_template_arguments_of_the_training():
+    student, arithmetic = load_model("embedded:student"), task("arithmetic")
+    needs = "{%- if not thinking_is_off -%}{{ raise_exception('thinking') }}{%- endif -%}"
+    student.tokenizer.chat_template = needs + student.tokenizer.chat_template
+    given = (student.model, student.tokenizer, arithmetic, arithmetic.load(split="train", limit=1))
+    with pytest.raises(OpdAlignError, match="cannot be rendered: thinking"):
+        sample_hints(*given, max_tokens=2, max_trials=1)
+    assert sample_hints(*given, max_tokens=2, max_trials=1, template={"thinking_is_off": True})
+
+
 # -- by name
 
 

@@ -30,7 +30,13 @@ from opd_align.core.objectives import ReverseKL
 from opd_align.settings import Settings
 from opd_align.training import launch
 from opd_align.training import recipe as recipe_module
-from opd_align.training.recipe import QuestionArguments, run_recipe, with_template_defaults
+from opd_align.training.recipe import (
+    QuestionArguments,
+    parse_teachers,
+    resolve_model,
+    run_recipe,
+    with_template_defaults,
+)
 from opd_align.training.trainers.gkd import DataCollatorWithColumns
 from opd_align.types import OpdAlignError
 
@@ -156,6 +162,9 @@ GKD, DISTILLATION = "gkd_incorrect_only", "distillation_divergence"
         (MIX, "--teacher_model_name_or_path embedded:teacher", "use teachers, as name=path"),
         (MIX, "--strategy tompson", "strategy must be one of thompson, expected_gain, not 'tompson'; did you mean"),
         (MIX, "--floor 0.6", "floor must be between 0 and 1/2"),
+        (MIX, "--teachers self=Self-1C", "the first teacher of a TeacherMix must be a model"),
+        (MIX, "--teachers a=embedded:teacher self=self-3c", "'self' shows what a data set has no column for"),
+        (MIX, "--kind nosuch", "has no column 'nosuch' for its kind"),
         (GKD, "--on_harm rolback", "on_harm must be one of none, rollback, stop, zero, not 'rolback'; did you mean"),
         ("self_distillation_contexts", "--on_harm stop", "on_harm is not supported with SDPO"),
         ("grpo_distill_on_failures", "--denominator sum", "not 'sum'"),
@@ -287,6 +296,47 @@ def test_a_context_in_the_mix_gets_solutions_of_the_student(monkeypatch, tmp_pat
     rows = trainer.options["train_dataset"]
     assert sum(isinstance(row["correct_hint"], str) for row in rows) >= 2
     assert set(rows["kind"]) <= {"1", "2"}
+
+
+@quiet
+@pytest.mark.parametrize(
+    ("recipe", "flags"),
+    [
+        (MIX, ["--teachers", "big=embedded:teacher", "self=self-1c"]),
+        ("distillation_gates", ["--gate", "contrastive_contexts"]),
+    ],
+)
+def test_the_student_writes_solutions_to_the_prompts_of_the_training(recipe, flags, monkeypatch, tmp_path):
+    seen = []
+
+    def sample(model, tokenizer, task, questions, **options):
+        seen.append((model.dtype, model.config._attn_implementation, options))
+        return {question.id: {"correct_hint": "Answer: 1", "wrong_hint": None} for question in questions}
+
+    monkeypatch.setattr(recipe_module, "sample_hints", sample)
+    flags = [*flags, "--chat_template_kwargs", '{"enable_thinking": false}', "--dtype", "bfloat16"]
+    recorded(recipe, monkeypatch, "--output_dir", tmp_path, "--attn_implementation", "eager", *flags)
+    options = {"max_tokens": 96, "template": {"enable_thinking": False}}
+    assert seen == [(torch.bfloat16, "eager", options)]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["big=embedded:teacher", "self=SELF-1c"],
+        {"big": "embedded:teacher", "self": "Self-1C"},
+        "big=embedded:teacher",
+    ],
+)
+def test_teachers_may_be_a_list_a_mapping_or_text(given, monkeypatch, tmp_path, capsys):
+    expected = {"big": resolve_model("embedded:teacher"), "self": "Self-1C"}
+    assert parse_teachers(given) == {name: expected[name] for name in (["big"] if isinstance(given, str) else expected)}
+    config = yaml.safe_load(launch.configs(MIX)["cpu_tiny"].read_text()) | {"teachers": given}
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(config))
+    monkeypatch.setattr(sys, "argv", [MIX, "--config", str(file), "--dry_run"])
+    load_recipe(MIX, monkeypatch).main()
+    assert "from big" in capsys.readouterr().out
 
 
 def test_kinds_come_from_a_column_of_a_file(tmp_path):

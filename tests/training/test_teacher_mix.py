@@ -276,6 +276,28 @@ def test_weights_are_frozen_by_kind_once_every_teacher_is_known_there():
     assert [resumed.weights[kind].tolist() for kind in ("easy", "hard")] == [easy, hard]
 
 
+def test_a_teacher_that_evaluations_cannot_measure_is_said_once_and_gets_the_floor(caplog):
+    mix = TeacherMix({"a": Model(), "self": "Self-1C"})
+    mix.log.evaluations = 1
+    with_readings(mix, {("a", "all"): [0.05]})
+    assert mix.weights["all"][1] > 0.3
+    mix.log.evaluations = 2
+    with_readings(mix, {("a", "all"): [0.05, 0.05], ("self", "all"): [float("nan")] * 2})
+    assert mix.weights["all"] == pytest.approx([0.95, 0.05])
+    for _ in range(2):
+        mix._warn_of_unknown()
+    assert caplog.messages == [
+        "2 evaluations could not measure teacher 'self' on all questions (fewer than 4 of them with the solutions that "
+        "it shows): until one does, its weight is the floor (0.05), or 0 if every other teacher harms"
+    ]
+    again = TeacherMix({"a": Model(), "self": "Self-1C"})
+    again.load_state_dict(json.loads(json.dumps(mix.state_dict())))
+    assert again.weights["all"] == pytest.approx([0.95, 0.05])
+    with_readings(mix, {("self", "all"): [0.4]})
+    assert mix.weights["all"][1] > 0.9, "measured after all"
+    assert TeacherMix({"a": Model(), "b": Model(), "c": "Self-1C"}, one_at_a_time=True).log.turns == 2
+
+
 def test_unknown_readings_are_stored():
     mix = with_readings(two(), {("a", "all"): [0.3], ("b", "all"): [0.1]}, error=float("nan"))
     assert mix.weights["all"].tolist() == [0.5, 0.5]

@@ -16,6 +16,7 @@ from opd_align.training.trainers.mixed_loss import (
     draw_teachers,
     sum_over_teachers,
     take_mix,
+    take_student_states,
     use_first_teacher,
 )
 from opd_align.training.trl_compat import DistillationTrainer
@@ -85,11 +86,11 @@ class GatedDistillationTrainer(DistillationTrainer):  # type: ignore[misc]
         return sum_over_teachers(self, self._teacher_mix, inputs, states, loss_of)
 
     def _get_last_hidden_state(self, unwrapped_model: Any, *args: Any, **kwargs: Any) -> Tensor:
-        if self._student_states is None or unwrapped_model is not self.accelerator.unwrap_model(self.model):
-            found: Tensor = super()._get_last_hidden_state(unwrapped_model, *args, **kwargs)
-            return found
-        states, self._student_states = self._student_states, None
-        return states
+        known = take_student_states(self, unwrapped_model)
+        if known is not None:
+            return known
+        found: Tensor = super()._get_last_hidden_state(unwrapped_model, *args, **kwargs)
+        return found
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         loss = super().compute_loss(model, inputs, *args, **kwargs)

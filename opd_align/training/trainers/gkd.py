@@ -28,6 +28,7 @@ from opd_align.training.gate_runtime import (
 from opd_align.training.gates import DENOMINATORS, GateBatch, Measure, compute_weights
 from opd_align.training.held_out import PROMPT
 from opd_align.training.measures import measure_logits
+from opd_align.training.mix_contexts import COMPLETION_TOKENS
 from opd_align.training.rewards import CORRECT_FROM, TIMEOUT_S
 from opd_align.training.trainers.mixed_loss import DrawnTeachers, routed_teacher, take_mix, use_first_teacher
 from opd_align.training.trl_compat import DataCollatorForChatML, GKDTrainer, unwrap_model_for_generation
@@ -132,7 +133,7 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
             mix.attach(self, runtime.gate, measuring_pass=False)
         self._gate_runtime = runtime.attach(self)
         collator = self.data_collator
-        needs_columns = runtime.reads_columns or (mix is not None and bool(mix.columns))
+        needs_columns = runtime.reads_columns or (mix is not None and mix.reads_rows)
         if needs_columns and type(collator) is DataCollatorForChatML:
             _check_dispatch(self)
             options = {option.name: getattr(collator, option.name) for option in fields(collator)}
@@ -170,15 +171,17 @@ class GatedGKDTrainer(GKDTrainer):  # type: ignore[misc]
         if mix is None or not mix.several:
             return None
         labels_BT, columns = inputs["labels"], inputs.get(COLUMNS)
-        if mix.columns and columns is None:
+        if mix.reads_rows and columns is None:
+            read = mix.columns[0] if mix.columns else PROMPT
             raise OpdAlignError(
-                f"the mix reads the column {mix.columns[0]!r}, so batches must contain the data set's columns; leave "
-                "out data_collator, or subclass opd_align.training.trainers.gkd.DataCollatorWithColumns"
+                f"the mix reads the column {read!r}, so batches must contain the data set's columns; leave out "
+                "data_collator, or subclass opd_align.training.trainers.gkd.DataCollatorWithColumns"
             )
         rows: list[dict[str, Any]] = [{} for _ in labels_BT]
-        if columns and mix.columns:
-            read = {**{name: columns[name] for name in mix.columns}, PROMPT: self._prompts(columns)}
-            rows = [{name: values[row] for name, values in read.items()} for row in range(len(labels_BT))]
+        if columns and mix.reads_rows:
+            values_of = {name: columns[name] for name in mix.columns}
+            values_of |= {PROMPT: self._prompts(columns), COMPLETION_TOKENS: (labels_BT != -100).sum(1).tolist()}
+            rows = [{name: values[row] for name, values in values_of.items()} for row in range(len(labels_BT))]
         drawn_B = mix.draw(rows)
         return DrawnTeachers(torch.from_numpy(drawn_B).to(labels_BT.device), tuple(mix.context_prompts(rows, drawn_B)))
 

@@ -24,7 +24,13 @@ from opd_align.training.trainers.gated_generation import (
     record_undistilled,
     weighted_divergence,
 )
-from opd_align.training.trainers.mixed_loss import TEACHER, draw_teachers, is_distilled, sum_over_teachers
+from opd_align.training.trainers.mixed_loss import (
+    TEACHER,
+    draw_teachers,
+    is_distilled,
+    sum_over_teachers,
+    take_student_states,
+)
 from opd_align.training.trl_compat import (
     DistillationTrainer,
     ForwardRedirection,
@@ -203,10 +209,10 @@ class GatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _get_last_hidden_state(self, model: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Called by DistillationTrainer's loss, for the student and for the teacher."""
-        if self._student_states is None or model is not self.accelerator.unwrap_model(self.model):
+        states = take_student_states(self, model)
+        if states is None:
             return DistillationTrainer._get_last_hidden_state(self, model, *args, **kwargs)
         logits_to_keep = args[-1]
-        states, self._student_states = self._student_states, None
         return states[:, :-1][:, -logits_to_keep:]
 
 

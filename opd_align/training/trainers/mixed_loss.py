@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opd_align.training import trl_compat
 from opd_align.training.mix_contexts import Tokens, context_logits, pad_left, student_as_teacher
+from opd_align.training.model_state import unwrapped
 from opd_align.training.teacher_mix import NONE, TeacherMix
 from opd_align.types import OpdAlignError
 
@@ -85,7 +87,7 @@ def sum_over_teachers(
             trainer._student_states = states_BTH[rows]
             if name in mix.pool.contexts:
                 # The student's own states are known, so what the loss calls the prompt is read by the teacher alone.
-                trainer.teacher_model = student = trainer.accelerator.unwrap_model(trainer.model)
+                trainer.teacher_model = student = unwrapped(trainer.accelerator, trainer.model)
                 with student_as_teacher(student):
                     sums = loss_of({**part, **_context_prompt(part)})
             else:
@@ -99,6 +101,24 @@ def sum_over_teachers(
     runtime.gated_micro_batches = gated + 1  # one micro-batch, in several parts
     assert total is not None
     return total
+
+
+def take_student_states(trainer: Any, model: Any) -> Tensor | None:
+    """The student's hidden states if they are known and not used yet; refuses another model before they are.
+
+    The loss asks for the student's states first, then for the teacher's. In the other order the states of both would be
+    swapped where the teacher is the student itself. The loss's student may be the compiled one.
+    """
+    states: Tensor | None = trainer._student_states
+    if states is None:
+        return None
+    if unwrapped(trainer.accelerator, model) is not unwrapped(trainer.accelerator, trainer.model):
+        raise OpdAlignError(
+            "DistillationTrainer's loss asked for a teacher's hidden states before the student's: "
+            f"{trl_compat.untested()}"
+        )
+    trainer._student_states = None
+    return states
 
 
 def _parts(teacher_B: Tensor) -> Iterator[tuple[int, Tensor, int]]:
@@ -168,7 +188,7 @@ class RoutedTeacher:
         if name not in self.mix.pool.contexts:
             found: Tensor = self.mix.pool[name].eval()(input_ids=input_ids, attention_mask=attention_mask).logits
             return found
-        student = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        student = unwrapped(self.trainer.accelerator, self.trainer.model)
         prompts = [self.drawn.prompts[row] for row in rows.tolist()]
         with student_as_teacher(student):
             return context_logits(student, input_ids, self.labels_BT[rows], prompts, 0)
