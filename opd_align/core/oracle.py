@@ -107,8 +107,11 @@ def half_signals(rows: NodeRows) -> tuple[Floats, Floats]:
 
 
 def half_values(rows: NodeRows) -> tuple[Floats, Floats]:
-    """The signal of each node in both halves without shrinkage; `half_signals` in tables that do not have it."""
-    return (rows["signal_a"], rows["signal_b"]) if "signal_a" in rows.source.column_names else half_signals(rows)
+    """The signal of each node in both halves without shrinkage; `half_signals` in tables that do not know it."""
+    if "signal_a" not in rows.source.column_names:
+        return half_signals(rows)
+    values = rows["signal_a"], rows["signal_b"]
+    return values if any(np.isfinite(each).any() for each in values) else half_signals(rows)
 
 
 def _cross_fitted(rows: NodeRows, cut: float) -> tuple[Floats, Floats]:

@@ -91,8 +91,9 @@ function drawSelectiveCurves(teacher) {
   drawing.append(text((left + right) / 2, bottom + 31, "decisions kept (%)", small("middle")));
   const labels = [];
   for (const { colour, band, points } of lines) {
-    if (!band || points.some(([, , low]) => low == null)) continue;
-    const corners = [...points.map(([kept, , , high]) => [kept, high]), ...points.map(([kept, , low]) => [kept, low]).reverse()];
+    const known = points.filter(([, , low]) => low != null);
+    if (!band || known.length < 2) continue;
+    const corners = [...known.map(([kept, , , high]) => [kept, high]), ...known.map(([kept, , low]) => [kept, low]).reverse()];
     drawing.append(svg("path", { d: `${corners.map(([kept, value], index) => `${index ? "L" : "M"}${x(kept).toFixed(1)} ${y(value).toFixed(1)}`).join("")}Z`, fill: colour, opacity: 0.1, class: "band" }));
   }
   for (const { name, colour, dash, points } of lines) {
