@@ -26,6 +26,9 @@ from _comparison_regimes import (
     teachers_of,
 )
 from _comparison_store import settings_of
+from datasets import Dataset
+from transformers import TrainerCallback
+from trl import DistillationConfig
 
 from opd_align.backends.loading import load_model
 from opd_align.settings import Budget
@@ -102,10 +105,6 @@ class HeldOutAccuracy:
 
 def train(regime: str, arm: str, seed: int, file: Path) -> None:
     """Trains one arm with one seed; writes what it measured to the file."""
-    from datasets import Dataset
-    from transformers import TrainerCallback
-    from trl import DistillationConfig
-
     settings = settings_of(regime, arm)
     loaded = load_model("embedded:student")
     student, tokenizer = loaded.model, loaded.tokenizer

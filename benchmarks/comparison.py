@@ -14,10 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -49,24 +50,33 @@ def wanted_runs(regimes: Sequence[str], arms: Sequence[str], seeds: int) -> list
 
 
 def run_all(folder: Path, wanted: Sequence[Key], processes: int) -> None:
-    """Runs what has no result file yet, several at a time."""
+    """Runs what has no result file yet, several at a time, each in a process of its own."""
     known = runs_in(folder, STORED)
     missing = [run for run in wanted if run not in known]
     print(f"{len(wanted) - len(missing)} of {len(wanted)} runs are finished", flush=True)
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    # Imports take as long as ten steps: the server has made them, and every run is a fork of it.
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["_comparison_training"])
 
     def run_one(run: Key) -> None:
         file = file_of(folder, run)
-        command = [sys.executable, __file__, "--folder", str(folder), "--one", *map(str, run)]
-        with file.with_suffix(".log").open("w") as output:
-            code = subprocess.run(command, env=environment, stdout=output, stderr=subprocess.STDOUT).returncode
-        if code:
+        process = context.Process(target=train_with_log, args=(run, file))
+        process.start()
+        process.join()
+        if process.exitcode:
             raise SystemExit(f"{run} failed: see {file.with_suffix('.log')}")
         print("{}, {}, seed {}: {:.0f} s".format(*run, json.loads(file.read_text())["seconds"]), flush=True)
 
     with ThreadPoolExecutor(processes) as pool:
         for _ in pool.map(run_one, missing):
             pass
+
+
+def train_with_log(run: Key, file: Path) -> None:
+    """One run; what it prints goes to a file beside its result."""
+    with file.with_suffix(".log").open("w") as output, redirect_stdout(output), redirect_stderr(output):
+        train(*run, file)
 
 
 def quick(folder: Path) -> None:
