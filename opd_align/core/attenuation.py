@@ -13,19 +13,26 @@ The advantage is linear in `Q`, so it needs no prior: the fractions of correct r
 without rollouts are assumed to gain as much as those with rollouts, for the same gap between teacher and student;
 separately for unlikely and likely tokens, and at all nodes of the paths, with or without a row.
 
-Both are models, so intervals are wider by `MODEL_SD` of the value. For the mean alignment a second model is at hand, in
-which a teacher's effect does not depend on what is at stake: `E[a²] / E[c²]`. Where the two differ much, as where many
-tokens are rare and matter little, intervals are wider by a share of that difference (`SENSITIVITY`). The values per
-question are such that their mean is the estimate over all questions and their spread gives its standard error
-(linearised ratios), so every later step treats them as ordinary values. Updates from rewards are functions of the same
-rollouts and are not corrected, nor are counting estimators, which do not shrink.
+Both are models, so intervals are wider than the spread over questions. A correction's own error has two parts:
+
+- One is proportional to the value: `MODEL_SD` of it. For alignments a second model is at hand, in which a teacher's
+  effect does not depend on what is at stake: `E[a²] / E[c²]`, for the signal `E[a m] / E[c x]`. Where the two differ
+  much, as where many tokens are rare and matter little, it is a share of that difference (`SENSITIVITY`). The true value
+  may be larger than the estimate, so it is a share of the estimate plus its standard error.
+- One is not. Posterior means may contain a part `b` that has nothing to do with what this teacher knows and that is not
+  attenuated: an alignment that every teacher has, from which nodes have a row and from the prior. Dividing it too is
+  wrong by `b (1 / attenuation − 1)`, however small the estimate is. `COMMON_SD` is the standard deviation of `b`.
+
+The values per question are such that their mean is the estimate over all questions and their spread gives its standard
+error (linearised ratios), so every later step treats them as ordinary values. Updates from rewards are functions of the
+same rollouts and are not corrected, nor are counting estimators, which do not shrink.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from math import log, sqrt
+from dataclasses import dataclass
+from math import hypot, log, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,16 +49,19 @@ MOMENTS = ALIGNMENT_MOMENTS + ADVANTAGE_MOMENTS
 """Columns of the node table that corrections need. Posterior means of alignment², signal, signal², signal × alignment
 and SR range; then, for each kind of token, the advantage from tokens with rollouts, their part of the gap, and the mean
 gap of all nodes of the path. The gap of a token is `(t − p)(log t − log p)`."""
-MODEL_SD = 0.2
+MODEL_SD = 0.15
 """Standard deviation of a correction's own error as a share of the value where nothing is left of the truth; it falls
 with the square root of what is missing (chosen on exact worlds)."""
-ADVANTAGE_SD = 0.4
+ADVANTAGE_SD = 0.45
 """The same for the advantage: tokens without rollouts often gain more than those with rollouts."""
 SENSITIVITY = 0.4
-"""Standard deviation of the mean alignment's correction, as a share of the log ratio of the two attenuations (chosen on
-exact worlds with heavy tails)."""
+"""Standard deviation of an alignment's correction, as a share of the log ratio of the two attenuations (chosen on exact
+worlds with heavy tails)."""
+COMMON_SD = 0.02
+"""Standard deviation of the part of a mean posterior alignment that is not attenuated (chosen on exact worlds)."""
 LEAST = 0.02
-"""Smallest attenuation that is corrected in full: below, there is too little evidence to divide by."""
+"""Smallest attenuation, and smallest share of the gap with rollouts, that is corrected in full: below, there is too
+little evidence to divide by."""
 _SMALLEST_P = 1e-9
 
 Mean = Callable[[Floats], Floats]
@@ -67,19 +77,25 @@ class QuestionValues:
         attenuation: Share of the truth that the values had before; 1 if they are not corrected.
         error: `MODEL_SD` of the correction.
         doubt: Least standard deviation of the correction's own error as a share of the value.
+        common: Standard deviation of the part of the correction's own error that does not depend on the value.
     """
 
     value_Q: Floats
     attenuation: float = 1.0
     error: float = MODEL_SD
     doubt: float = 0.0
+    common: float = 0.0
 
     @property
     def model_sd(self) -> float:
         """Standard deviation of the correction's own error, which more questions do not reduce."""
         known_Q = self.value_Q[np.isfinite(self.value_Q)]
+        if not len(known_Q):
+            return 0.0
+        # The error is a share of the true value, which may be larger than the estimate.
+        standard_error = float(known_Q.std(ddof=1)) / sqrt(len(known_Q)) if len(known_Q) > 1 else 0.0
         share = max(self.error * sqrt(1 - self.attenuation), self.doubt)
-        return share * abs(float(known_Q.mean())) if len(known_Q) else 0.0
+        return hypot(share * (abs(float(known_Q.mean())) + standard_error), self.common)
 
 
 def alignment_values(rows: NodeRows, mean: Mean | None = None) -> QuestionValues:
@@ -90,9 +106,7 @@ def alignment_values(rows: NodeRows, mean: Mean | None = None) -> QuestionValues
     alignment_N = rows["alignment"]
     left_Q = _share_left(mean(alignment_N * rows["signal_mean"]), mean(rows["signal_alignment"]))
     constant_Q = _share_left(mean(alignment_N**2), mean(rows["alignment_square"]))
-    lefts = [max(float(np.nanmean(each_Q)), LEAST) for each_Q in (left_Q, constant_Q) if np.isfinite(each_Q).any()]
-    doubt = SENSITIVITY * abs(log(lefts[0] / lefts[1])) if len(lefts) == 2 else 0.0
-    return replace(_divided(mean(alignment_N), left_Q), doubt=doubt)
+    return _divided(mean(alignment_N), left_Q, constant_Q)
 
 
 def weighted_values(rows: NodeRows, kept_N: NDArray[np.bool_] | None = None) -> QuestionValues:
@@ -107,7 +121,8 @@ def weighted_values(rows: NodeRows, kept_N: NDArray[np.bool_] | None = None) -> 
         return QuestionValues(mean_by(rows.question_N, rows["alignment"], rows.n_questions, sr_N))
     signal_N = rows["signal_mean"]
     left_Q = _share_left(total(signal_N**2), total(rows["signal_square"]))
-    return _divided(total(signal_N) / _positive(total(rows["sr_range_mean"])), left_Q)
+    constant_Q = _share_left(total(rows["alignment"] * signal_N), total(rows["signal_alignment"]))
+    return _divided(total(signal_N) / _positive(total(rows["sr_range_mean"])), left_Q, constant_Q)
 
 
 def advantage_values(rows: NodeRows, mean: Mean | None = None) -> QuestionValues:
@@ -132,15 +147,23 @@ def is_corrected(rows: NodeRows) -> bool:
     return bool(np.isfinite(rows["signal_mean"]).all())
 
 
-def _divided(value_Q: Floats, left_Q: Floats) -> QuestionValues:
-    """Values divided by their mean attenuation, linearised so that their spread includes that of the attenuation."""
+def _divided(value_Q: Floats, left_Q: Floats, constant_Q: Floats) -> QuestionValues:
+    """Values divided by their mean attenuation, linearised so that their spread includes that of the attenuation.
+
+    Args:
+        value_Q: Values of the questions.
+        left_Q: Their attenuation.
+        constant_Q: Their attenuation if a teacher's effect does not depend on what is at stake.
+    """
     known_Q = np.isfinite(value_Q) & np.isfinite(left_Q)
     if not known_Q.any():
         return QuestionValues(np.where(known_Q, value_Q, np.nan))
     left = max(float(left_Q[known_Q].mean()), LEAST)
     estimate = float(np.clip(value_Q[known_Q].mean() / left, -1.0, 1.0))
     corrected_Q = estimate + (value_Q - value_Q[known_Q].mean() - estimate * (left_Q - left_Q[known_Q].mean())) / left
-    return QuestionValues(np.where(known_Q, corrected_Q, np.nan), min(left, 1.0))
+    doubt = SENSITIVITY * abs(log(left / max(float(constant_Q[known_Q].mean()), LEAST)))
+    common = COMMON_SD * (1 / min(left, 1.0) - 1)
+    return QuestionValues(np.where(known_Q, corrected_Q, np.nan), min(left, 1.0), doubt=doubt, common=common)
 
 
 def _extrapolated(gain_Q: Floats, seen_Q: Floats, gap_Q: Floats) -> Floats:
@@ -149,6 +172,8 @@ def _extrapolated(gain_Q: Floats, seen_Q: Floats, gap_Q: Floats) -> Floats:
     gain, seen, gap = (float(each_Q[known_Q].mean()) if known_Q.any() else 0.0 for each_Q in (gain_Q, seen_Q, gap_Q))
     if seen <= 0:
         return np.where(known_Q, 0.0, np.nan)
+    if seen < LEAST * gap:
+        return np.asarray(gain_Q / LEAST)
     slope = gain / seen
     return np.asarray(slope * gap_Q + (gain_Q - slope * seen_Q) * gap / seen)
 
