@@ -17,8 +17,8 @@ Both are models, so intervals are wider than the spread over questions. A correc
 
 - One is proportional to the value: `MODEL_SD` of it. For alignments a second model is at hand, in which a teacher's
   effect does not depend on what is at stake: `E[a²] / E[c²]`, for the signal `E[a m] / E[c x]`. Where the two differ
-  much, as where many tokens are rare and matter little, it is a share of that difference (`SENSITIVITY`). The true value
-  may be larger than the estimate, so it is a share of the estimate plus its standard error.
+  much, as where many tokens are rare and matter little, it is a share of that difference (`SENSITIVITY`). The true
+  value may be larger than the estimate, so it is a share of the estimate plus its standard error.
 - One is not. Posterior means may contain a part `b` that has nothing to do with what this teacher knows and that is not
   attenuated: an alignment that every teacher has, from which nodes have a row and from the prior. Dividing it too is
   wrong by `b (1 / attenuation − 1)`, however small the estimate is. `COMMON_SD` is the standard deviation of `b`.

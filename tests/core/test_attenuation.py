@@ -13,7 +13,9 @@ from opd_align import metrics
 from opd_align.backends.exact import ExactTeacher, ExactWorld
 from opd_align.core.alignment import EstimatedPath, node_table
 from opd_align.core.attenuation import (
+    COMMON_SD,
     KINDS,
+    LEAST,
     MODEL_SD,
     MOMENTS,
     SENSITIVITY,
@@ -97,9 +99,27 @@ def test_the_spread_of_corrected_values_is_that_of_a_ratio_estimate():
     values = alignment_values(rows)
     found = interval(values)
     assert found.mean == pytest.approx(ratio)
-    model = MODEL_SD * abs(ratio) * sqrt(1 - left_Q.mean())
+    # The model's error: a share of the true value, which may be a standard error larger, and a part common to all.
+    share = MODEL_SD * (abs(ratio) + error) * sqrt(1 - left_Q.mean())
+    model = np.hypot(share, COMMON_SD * (1 / left_Q.mean() - 1))
     half_width = np.hypot(stats.t.ppf(0.975, 11) * error, stats.norm.ppf(0.975) * model)
     assert found.half_width == pytest.approx(half_width)
+
+
+def test_a_teacher_without_effect_has_an_interval_that_more_questions_do_not_close():
+    # Half of the nodes say +1, half −1, in every question alike: the estimate is 0 and has no spread.
+    sign_N = np.tile([1.0, -1.0], 40)
+    for share in (0.8, 0.4, 0.2):
+        rows = select_rows(made_nodes({
+            "question": np.repeat([f"q{at:02}" for at in range(20)], 4), "alignment": share * sign_N,
+            "sr_range": np.full(80, 0.2), "alignment_square": np.full(80, share), "signal_mean": 0.2 * share * sign_N,
+            "signal_square": np.full(80, 0.04 * share), "signal_alignment": np.full(80, 0.2 * share),
+            "sr_range_mean": np.full(80, 0.2),
+        }), None)  # fmt: skip
+        for values in (alignment_values(rows), weighted_values(rows)):
+            found = interval(values)
+            assert (found.mean, found.attenuation) == pytest.approx((0.0, share), abs=1e-12)
+            assert found.half_width == pytest.approx(stats.norm.ppf(0.975) * COMMON_SD * (1 / share - 1))
 
 
 def test_intervals_are_wider_where_the_two_models_of_attenuation_disagree():
@@ -115,8 +135,14 @@ def test_intervals_are_wider_where_the_two_models_of_attenuation_disagree():
     }), None)  # fmt: skip
     values = alignment_values(rows)
     assert values.attenuation == pytest.approx(0.2 / 0.21)
-    assert values.model_sd == pytest.approx(SENSITIVITY * log(0.4 / 0.21) * abs(values.value_Q.mean()))
-    assert weighted_values(rows).doubt == 0
+    assert values.doubt == pytest.approx(SENSITIVITY * log(0.4 / 0.21))
+    standard_error = values.value_Q.std(ddof=1) / sqrt(5)
+    share = values.doubt * (abs(values.value_Q.mean()) + standard_error)
+    assert values.model_sd == pytest.approx(np.hypot(share, COMMON_SD * (0.21 / 0.2 - 1)))
+    # The SR-weighted alignment has two models as well: 0.16 / 0.1604 and 0.2 / 0.21.
+    weighted = weighted_values(rows)
+    assert weighted.attenuation == pytest.approx(0.16 / 0.1604)
+    assert weighted.doubt == pytest.approx(SENSITIVITY * log((0.16 / 0.1604) / (0.2 / 0.21)))
 
 
 def test_advantage_of_tokens_without_rollouts_is_that_of_similar_tokens():
@@ -129,6 +155,15 @@ def test_advantage_of_tokens_without_rollouts_is_that_of_similar_tokens():
         columns |= {f"gap_{kind}": np.array(gap)}
     values = advantage_values(select_rows(made_nodes(columns), None))
     assert values.value_Q == pytest.approx([0.5 * 0.4 + 0.1 * 0.6, 0.5 * 0.4 + 0.1 * 0.2])
+
+
+def test_hardly_any_rollouts_on_a_kind_of_token_are_not_extrapolated_without_limit():
+    # One unlikely token in a million of the gap has rollouts, and gained by chance.
+    columns = {"question": np.array(["a", "b"]), "alignment": np.ones(2), "sr_range": np.ones(2)}
+    columns |= {"advantage_seen_unlikely": np.array([1e-4, 0.0]), "gap_seen_unlikely": np.array([1e-6, 1e-6])}
+    columns |= {"gap_unlikely": np.ones(2)}
+    values = advantage_values(select_rows(made_nodes(columns), None))
+    assert values.value_Q == pytest.approx([1e-4 / LEAST, 0.0])
 
 
 def test_updates_from_rewards_are_not_corrected():
