@@ -27,6 +27,9 @@ class TeacherPool(Mapping[str, Any]):
     Args:
         sources: A model, a folder or name on the Hub, a function that loads it, or a context, by name.
         one_at_a_time: Whether only one of them may be on the device.
+
+    Attributes:
+        sharded: Whether the processes share the weights of each model: all of them make its forward pass, or none.
     """
 
     def __init__(self, sources: Any, *, one_at_a_time: bool = False) -> None:
@@ -46,7 +49,7 @@ class TeacherPool(Mapping[str, Any]):
         self.names = tuple(sources)
         self.contexts = {name: context for name, context in of.items() if context is not None}
         self.sources = {name: source for name, source in sources.items() if name not in self.contexts}
-        self.one_at_a_time = one_at_a_time
+        self.one_at_a_time, self.sharded = one_at_a_time, False
         if self.names[0] in self.contexts:
             raise OpdAlignError(
                 f"the first teacher of a TeacherMix must be a model, which the trainer is constructed with, and "
@@ -66,8 +69,9 @@ class TeacherPool(Mapping[str, Any]):
         if len(self.names) == 1:
             return
         accelerator = trainer.accelerator
-        if is_zero3(accelerator) or trainer.is_fsdp_enabled:
-            raise OpdAlignError("several teachers are not supported under ZeRO-3 and FSDP; use DDP or ZeRO-2")
+        if trainer.is_fsdp_enabled:
+            raise OpdAlignError("several teachers are not supported under FSDP; use DDP, ZeRO-2 or ZeRO-3")
+        self.sharded = is_zero3(accelerator)
         if self.one_at_a_time and trainer.is_deepspeed_enabled:
             raise OpdAlignError("one_at_a_time=True is not supported under DeepSpeed, which keeps teachers itself")
         if not self.one_at_a_time:
