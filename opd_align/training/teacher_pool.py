@@ -10,7 +10,7 @@ import torch
 from opd_align.backends.loading import DTYPES, load_config, load_model
 from opd_align.training import trl_compat
 from opd_align.training.mix_contexts import as_context
-from opd_align.training.model_state import is_zero3
+from opd_align.training.model_state import is_fsdp2, is_zero3
 from opd_align.types import OpdAlignError
 
 Source = Any | str | Callable[[], Any]
@@ -27,9 +27,6 @@ class TeacherPool(Mapping[str, Any]):
     Args:
         sources: A model, a folder or name on the Hub, a function that loads it, or a context, by name.
         one_at_a_time: Whether only one of them may be on the device.
-
-    Attributes:
-        sharded: Whether the processes share the weights of each model: all of them make its forward pass, or none.
     """
 
     def __init__(self, sources: Any, *, one_at_a_time: bool = False) -> None:
@@ -49,7 +46,7 @@ class TeacherPool(Mapping[str, Any]):
         self.names = tuple(sources)
         self.contexts = {name: context for name, context in of.items() if context is not None}
         self.sources = {name: source for name, source in sources.items() if name not in self.contexts}
-        self.one_at_a_time, self.sharded = one_at_a_time, False
+        self.one_at_a_time = one_at_a_time
         if self.names[0] in self.contexts:
             raise OpdAlignError(
                 f"the first teacher of a TeacherMix must be a model, which the trainer is constructed with, and "
@@ -69,9 +66,8 @@ class TeacherPool(Mapping[str, Any]):
         if len(self.names) == 1:
             return
         accelerator = trainer.accelerator
-        if trainer.is_fsdp_enabled:
-            raise OpdAlignError("several teachers are not supported under FSDP; use DDP, ZeRO-2 or ZeRO-3")
-        self.sharded = is_zero3(accelerator)
+        if trainer.is_fsdp_enabled and accelerator.state.fsdp_plugin.fsdp_version == 1:
+            raise OpdAlignError("several teachers are not supported under FSDP1; use FSDP2, DDP, ZeRO-2 or ZeRO-3")
         if self.one_at_a_time and trainer.is_deepspeed_enabled:
             raise OpdAlignError("one_at_a_time=True is not supported under DeepSpeed, which keeps teachers itself")
         if not self.one_at_a_time:
@@ -92,6 +88,12 @@ class TeacherPool(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self.sources)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether processes share the weights of a model: all of them make its forward pass, or none."""
+        trainer = self._trainer
+        return is_zero3(trainer.accelerator) or trainer.is_fsdp_enabled or is_fsdp2(trainer.model)
 
     @property
     def loaded(self) -> list[Any]:
@@ -120,7 +122,8 @@ class TeacherPool(Mapping[str, Any]):
             return model.to(trainer.accelerator.device).eval()
         if trainer.is_deepspeed_enabled:
             return trl_compat.prepare_deepspeed(model, trainer.accelerator)
-        return trainer.accelerator.prepare_model(model, evaluation_mode=True)
+        # Under FSDP, accelerate would leave it on the CPU.
+        return trainer.accelerator.prepare_model(model, device_placement=True, evaluation_mode=True)
 
     def _make_room(self, name: str) -> None:
         device, host = self._trainer.accelerator.device, torch.device("cpu")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import types
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -28,44 +27,6 @@ pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
 def with_callback(trainer: Any, **options: Any) -> AlignmentCallback:
     defaults = {"every_n_steps": 1, "max_overhead": None, "budget": TINY, "on_error": "raise"}
     return AlignmentCallback(trainer, held_out(2), ARITHMETIC, **(defaults | options))
-
-
-def patch_sync_weights(generation: Any) -> None:
-    """Loads weights into vLLM's CPU build its own way: TRL's `sync_weights` needs a `weight_loader`, which it lacks."""
-
-    def sync_weights(self: Any) -> None:
-        runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
-        runner.reload_weights(weights_iterator=((name, weight) for name, weight in self.model.named_parameters()))
-        self.llm.reset_prefix_cache()
-        self.synced = getattr(self, "synced", 0) + 1
-
-    generation.sync_weights = types.MethodType(sync_weights, generation)
-
-
-@pytest.fixture(scope="module")
-def colocated(tmp_path_factory: Any) -> Any:
-    """TRL's own engine in this process, set up for CPUs."""
-    from trl.generation import vllm_generation
-
-    real = vllm_generation.LLM
-
-    def cpu_engine(**options: Any) -> Any:
-        options.pop("distributed_executor_backend")
-        return real(
-            **options, dtype="float32", enforce_eager=True, enable_chunked_prefill=False, generation_config="vllm"
-        )
-
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        patch.setattr(vllm_generation, "LLM", cpu_engine)
-        trainer = make(
-            "distillation", tmp_path_factory.mktemp("colocated"), use_vllm=True, vllm_mode="colocate",
-            vllm_max_model_length=512, gradient_checkpointing=False, student=fresh("student"),
-        )  # fmt: skip
-    patch_sync_weights(trainer.vllm_generation)
-    yield trainer
-    trainer.vllm_generation.llm.llm_engine.engine_core.shutdown()
 
 
 def test_rollouts_come_from_the_trainers_engine_with_current_weights(colocated):

@@ -89,7 +89,7 @@ def sum_over_teachers(
             trainer._student_states = states_BTH[rows]
             with nullcontext() if own else runtime.without_recording():
                 if name in mix.pool.contexts:
-                    # The student's own states are known, so what the loss calls the prompt is read by the teacher alone.
+                    # The student's own states are known: only the teacher reads what the loss calls the prompt.
                     trainer.teacher_model = student = unwrapped(trainer.accelerator, trainer.model)
                     with student_as_teacher(student):
                         sums = loss_of({**part, **_context_prompt(part)} if own else part)
