@@ -16,7 +16,6 @@ import pytest
 sys.path.append(str(Path(__file__).parent.parent))  # for tests/support
 
 from tiny import CONTEXT, RealServer, make_model
-from weights import patch_sync_weights
 
 
 @pytest.fixture(scope="session")
@@ -70,29 +69,25 @@ def running(model, folder, tmp_path_factory) -> Iterator[RealServer]:
 
 
 @pytest.fixture(scope="session")
-def colocated(tmp_path_factory: Any) -> Any:
-    """TRL's own engine in this process, set up for CPUs."""
+def colocated_engine() -> Iterator[None]:
+    """TRL's engine in this process, set up for CPUs; started for the first trainer, and used by all."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of TRL, about the version of vLLM
-        from support.trainings import fresh, make
         from trl.generation import vllm_generation
 
-    real = vllm_generation.LLM
+    real, started = vllm_generation.LLM, list[Any]()
 
     def cpu_engine(**options: Any) -> Any:
         options.pop("distributed_executor_backend")
-        return real(
-            **options, dtype="float32", enforce_eager=True, enable_chunked_prefill=False, generation_config="vllm"
-        )
+        options |= {"enable_chunked_prefill": False, "generation_config": "vllm"}
+        if not started:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+                started.append(real(**options, dtype="float32", enforce_eager=True))
+        return started[0]
 
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vllm_generation, "LLM", cpu_engine)
-        trainer = make(
-            "distillation", tmp_path_factory.mktemp("colocated"), use_vllm=True, vllm_mode="colocate",
-            vllm_max_model_length=512, gradient_checkpointing=False, student=fresh("student"),
-        )  # fmt: skip
-    patch_sync_weights(trainer.vllm_generation)
-    yield trainer
-    trainer.vllm_generation.llm.llm_engine.engine_core.shutdown()
+        yield
+    for engine in started:
+        engine.llm_engine.engine_core.shutdown()

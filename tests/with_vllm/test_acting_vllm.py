@@ -32,7 +32,7 @@ from weights import is_loaded, patch_sync_weights
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
 
-RUIN = {0: 0.4, 1: 0.4, 2: -0.5, 3: -0.5}
+RUIN = {0: 0.4, 1: 0.4, 2: -0.5, 3: -0.5, 4: -0.5}
 
 
 class WeightsByStep(TrainerCallback):
@@ -44,14 +44,10 @@ class WeightsByStep(TrainerCallback):
 
 
 @pytest.fixture
-def trained(colocated: Any, tmp_path: Any, monkeypatch: Any) -> Any:
+def trained(colocated_engine: None, tmp_path: Any) -> Any:
     """Trains with a mix of teachers that ruin the student, and checks what vLLM has whenever it generates."""
-    from trl.generation import vllm_generation
 
-    engine = colocated.vllm_generation.llm
-    monkeypatch.setattr(vllm_generation, "LLM", lambda **options: engine)  # starting another one takes long
-
-    def train(kind: Any, config: Any, teachers: dict[str, Any], **own: Any) -> Any:
+    def train(kind: Any, config: Any, teachers: dict[str, Any], options: dict[str, Any], **own: Any) -> Any:
         settings = {
             "max_steps": 4, "per_device_train_batch_size": 4, "learning_rate": 1e-3, "max_completion_length": 24,
             "logging_steps": 1, "report_to": [], "use_cpu": True, "bf16": False, "save_strategy": "no",
@@ -63,21 +59,22 @@ def trained(colocated: Any, tmp_path: Any, monkeypatch: Any) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             trainer = kind(
-                model=fresh("student"), teacher_model=mix, args=config(str(tmp_path), **settings), train_dataset=data,
+                model=fresh("student"), teacher_model=mix, args=config(str(tmp_path), **settings, **options), train_dataset=data,
                 processing_class=tokenizer(), denominator="keep", **own,
             )  # fmt: skip
         patch_sync_weights(trainer.vllm_generation)
         generated, generate = [], trainer.vllm_generation.generate
 
         def checked(*args: Any, **kwargs: Any) -> Any:
-            generated.append((trainer.state.global_step, is_loaded(engine, trainer.model)))
+            generated.append((trainer.state.global_step, is_loaded(trainer.vllm_generation.llm, trainer.model)))
             return generate(*args, **kwargs)
 
         trainer.vllm_generation.generate = checked
         budget = Budget(initial=8, targeted=8, allocation="adaptive", rounds=1, correct_paths=1, incorrect_paths=1)
-        options = {"every_n_steps": 1, "max_overhead": None, "budget": budget, "on_error": "raise"}
-        callback = AlignmentCallback(trainer, held_out(2), ARITHMETIC, sampling=Sampling(max_tokens=48), **options)
-        callback.script, weights = RUIN, WeightsByStep()
+        small = {"every_n_steps": 1, "max_overhead": None, "budget": budget, "sampling": Sampling(max_tokens=48)}
+        callback = AlignmentCallback(trainer, held_out(2), ARITHMETIC, on_error="raise", **small)
+        script = {step: dict.fromkeys(teachers, mean) for step, mean in RUIN.items()}
+        callback.script, weights = script, WeightsByStep()
         schedule = ScriptedSchedule(callback, on_harm="rollback")
         trainer.add_callback(callback)
         mix.follow(callback)
@@ -95,7 +92,7 @@ def trained(colocated: Any, tmp_path: Any, monkeypatch: Any) -> Any:
 def test_a_mix_is_trained_evaluated_and_rolled_back(second, trained):
     teachers = {"good": fresh("teacher"), second: second if second == "Self-1C" else fresh(second)}
     trainer, mix, callback, weights, generated = trained(
-        GatedDistillationTrainer, DistillationConfig, teachers, gate=Open()
+        GatedDistillationTrainer, DistillationConfig, teachers, {}, gate=Open()
     )
     assert trainer.state.global_step == 2
     assert generated == [0, 1]
@@ -111,7 +108,7 @@ def test_a_mix_is_trained_evaluated_and_rolled_back(second, trained):
 def test_grpo_goes_on_from_the_restored_weights(trained):
     teachers = {"good": fresh("teacher"), "careless": fresh("careless")}
     own = {"gate": IncorrectOnly(ARITHMETIC.verifier, unknown="drop"), "reward_funcs": ARITHMETIC.verifier}
-    trainer, _, _, weights, generated = trained(GatedGRPOTrainer, GRPOConfig, teachers, **own)
+    trainer, _, _, weights, generated = trained(GatedGRPOTrainer, GRPOConfig, teachers, {"num_generations": 4}, **own)
     assert trainer.state.global_step == 4
     assert generated == [0, 1, 2, 3]
     assert all(ours.equal(then) for ours, then in zip(weights[2], weights[1], strict=True)), "restored"

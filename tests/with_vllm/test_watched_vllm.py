@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ pytest.importorskip("trl")
 
 from support.trainings import ARITHMETIC, TINY, fresh, held_out, make, same_weights, trainer_rows
 from tiny import RealServer
+from weights import patch_sync_weights
 
 from opd_align import AlignmentCallback
 from opd_align.backends.server import ServerStudent
@@ -29,7 +31,14 @@ def with_callback(trainer: Any, **options: Any) -> AlignmentCallback:
     return AlignmentCallback(trainer, held_out(2), ARITHMETIC, **(defaults | options))
 
 
-def test_rollouts_come_from_the_trainers_engine_with_current_weights(colocated):
+def test_rollouts_come_from_the_trainers_engine_with_current_weights(colocated_engine, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        colocated = make(
+            "distillation", tmp_path, use_vllm=True, vllm_mode="colocate", vllm_max_model_length=512,
+            gradient_checkpointing=False, student=fresh("student"),
+        )  # fmt: skip
+    patch_sync_weights(colocated.vllm_generation)
     callback = with_callback(colocated)
     colocated.add_callback(callback)
     kinds = []
