@@ -59,8 +59,8 @@ def trained(colocated_engine: None, tmp_path: Any) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             trainer = kind(
-                model=fresh("student"), teacher_model=mix, args=config(str(tmp_path), **settings, **options), train_dataset=data,
-                processing_class=tokenizer(), denominator="keep", **own,
+                model=fresh("student"), teacher_model=mix, args=config(str(tmp_path), **settings, **options),
+                train_dataset=data, processing_class=tokenizer(), denominator="keep", **own,
             )  # fmt: skip
         patch_sync_weights(trainer.vllm_generation)
         generated, generate = [], trainer.vllm_generation.generate
