@@ -247,13 +247,14 @@ def schedules() -> dict[str, Any]:
         run = distillation(
             scheduled(hinted_trainer, RUIN, on_harm="stop"), given.folder / "stop", options=options, **mix, **OWN
         )
-        refused = {}
+        found, refused = ended(run), {}
+        run.trainer.remove_callback(ScriptedSchedule)
         for name, asked in (("rollback", {}), ("zero", {"on_harm": "zero"}), ("harms", {"when": "harms"})):
             try:
                 AlignmentSchedule(Scripted(run.trainer, {}), **({"on_harm": "stop"} | asked if asked else {}))
             except OpdAlignError as error:
                 refused[name] = str(error)
-        return {"stop": ended(run), "refused": refused}
+        return {"stop": found, "refused": refused}
     runs = {
         "rollback": distillation(
             scheduled(hinted_trainer, RUIN), given.folder / "rollback", options=options, **mix, **OWN
