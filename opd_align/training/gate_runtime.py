@@ -246,6 +246,15 @@ class GateRuntime:
         self.gated_micro_batches += 1
         self._sums = self._sums + torch.stack([sums.get(name, zero).float() for name in SUMS])
 
+    @contextmanager
+    def without_recording(self) -> Iterator[None]:
+        """What is recorded within the block is in no metric."""
+        sums, gated = self._sums, self.gated_micro_batches
+        try:
+            yield
+        finally:
+            self._sums, self.gated_micro_batches = sums, gated
+
     def log_step(self, metrics: MutableMapping[str, list[float]], denominator: Tensor) -> None:
         """Appends the global batch's metrics to those of a trainer; all processes must call this together."""
         self.check_applied()

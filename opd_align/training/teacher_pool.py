@@ -10,7 +10,7 @@ import torch
 from opd_align.backends.loading import DTYPES, load_config, load_model
 from opd_align.training import trl_compat
 from opd_align.training.mix_contexts import as_context
-from opd_align.training.model_state import is_zero3
+from opd_align.training.model_state import is_fsdp2, is_zero3
 from opd_align.types import OpdAlignError
 
 Source = Any | str | Callable[[], Any]
@@ -66,8 +66,8 @@ class TeacherPool(Mapping[str, Any]):
         if len(self.names) == 1:
             return
         accelerator = trainer.accelerator
-        if is_zero3(accelerator) or trainer.is_fsdp_enabled:
-            raise OpdAlignError("several teachers are not supported under ZeRO-3 and FSDP; use DDP or ZeRO-2")
+        if trainer.is_fsdp_enabled and accelerator.state.fsdp_plugin.fsdp_version == 1:
+            raise OpdAlignError("several teachers are not supported under FSDP1; use FSDP2, DDP, ZeRO-2 or ZeRO-3")
         if self.one_at_a_time and trainer.is_deepspeed_enabled:
             raise OpdAlignError("one_at_a_time=True is not supported under DeepSpeed, which keeps teachers itself")
         if not self.one_at_a_time:
@@ -88,6 +88,12 @@ class TeacherPool(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self.sources)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether processes share the weights of a model: all of them make its forward pass, or none."""
+        trainer = self._trainer
+        return is_zero3(trainer.accelerator) or trainer.is_fsdp_enabled or is_fsdp2(trainer.model)
 
     @property
     def loaded(self) -> list[Any]:
@@ -116,7 +122,8 @@ class TeacherPool(Mapping[str, Any]):
             return model.to(trainer.accelerator.device).eval()
         if trainer.is_deepspeed_enabled:
             return trl_compat.prepare_deepspeed(model, trainer.accelerator)
-        return trainer.accelerator.prepare_model(model, evaluation_mode=True)
+        # Under FSDP, accelerate would leave it on the CPU.
+        return trainer.accelerator.prepare_model(model, device_placement=True, evaluation_mode=True)
 
     def _make_room(self, name: str) -> None:
         device, host = self._trainer.accelerator.device, torch.device("cpu")

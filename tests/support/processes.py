@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 LAUNCH = {
@@ -28,8 +29,15 @@ def free_port() -> int:
         return int(listening.getsockname()[1])
 
 
-def run_script(script: Path, launcher: str | None, *arguments: str) -> None:
-    """Runs a script in one process, or in two with a launcher; it gets `--backend` and `--deepspeed` then."""
+def run_script(script: Path, launcher: str | None, *arguments: str, before: Sequence[str] = ()) -> None:
+    """Runs a script in one process, or in two with a launcher; it gets `--backend` and `--deepspeed` then.
+
+    Args:
+        script: The script.
+        launcher: A key of `LAUNCH`; `None`: one process.
+        *arguments: Its arguments.
+        before: Those that come first.
+    """
     command = [sys.executable]
     if launcher is not None:
         command += ["-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1"]
@@ -38,7 +46,7 @@ def run_script(script: Path, launcher: str | None, *arguments: str) -> None:
         arguments = ("--backend", "gloo", *(["--deepspeed"] if launcher != "ddp" else []), *arguments)
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
     done = subprocess.run(
-        [*command, str(script), *arguments],
+        [*command, str(script), *before, *arguments],
         env=environment, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-6000:]

@@ -73,7 +73,7 @@ def test_all_recipes_and_configurations_are_listed():
         "grpo_distill_on_failures", "self_distillation_contexts",
     ]  # fmt: skip
     assert len(ALL) == 23
-    assert (MIX, "8gpu_zero3") not in ALL, "several teachers are not supported under ZeRO-3"
+    assert (MIX, "8gpu_zero3") not in ALL, "nothing was run with it"
     every = set(launch.folder().rglob("*.yaml"))
     launched = {launch.folder() / "accelerate" / f"{size}.yaml" for size in LAUNCHED}
     assert every == {launch.configs(recipe)[size] for recipe, size in ALL} | launched

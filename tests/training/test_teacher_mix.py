@@ -41,7 +41,7 @@ class Model(torch.nn.Module):
 def trainer(columns=("prompt", "kind"), **more):
     accelerator = SimpleNamespace(
         process_index=0, num_processes=1, device=torch.device("cpu"), state=SimpleNamespace(deepspeed_plugin=None),
-        prepare_model=lambda model, evaluation_mode: model,
+        prepare_model=lambda model, device_placement, evaluation_mode: model,
     )  # fmt: skip
     return SimpleNamespace(
         accelerator=accelerator, is_fsdp_enabled=False, is_deepspeed_enabled=False, model=Model(),
@@ -102,6 +102,16 @@ def test_what_contradicts_a_mix_is_refused_when_the_trainer_is_constructed():
         TeacherMix({"a": Model(), "b": Model(7)}).attach(trainer(), Open(), measuring_pass=False)
     with pytest.raises(OpdAlignError, match="'b' returned a int, not a model"):
         TeacherMix({"a": Model(), "b": lambda: 3}).attach(trainer(), Open(), measuring_pass=False)
+    sharded = trainer()
+    sharded.is_fsdp_enabled, sharded.accelerator.state.fsdp_plugin = True, SimpleNamespace(fsdp_version=1)
+    with pytest.raises(OpdAlignError, match="several teachers are not supported under FSDP1; use FSDP2"):
+        two().attach(sharded, Open(), measuring_pass=False)
+    sharded.accelerator.state.fsdp_plugin.fsdp_version = 2
+    two().attach(sharded, Open(), measuring_pass=False)
+    deepspeed = trainer()
+    deepspeed.is_deepspeed_enabled = True
+    with pytest.raises(OpdAlignError, match="one_at_a_time=True is not supported under DeepSpeed"):
+        two(one_at_a_time=True).attach(deepspeed, Open(), measuring_pass=False)
     mix = two()
     mix.attach(trainer(), Open(), measuring_pass=False)
     with pytest.raises(OpdAlignError, match="belongs to one trainer"):

@@ -6,6 +6,7 @@ The folder is not called `vllm`, since `import vllm` would then find it if vLLM 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,3 +66,28 @@ def running(model, folder, tmp_path_factory) -> Iterator[RealServer]:
         yield server
     finally:
         server.kill()
+
+
+@pytest.fixture(scope="session")
+def colocated_engine() -> Iterator[None]:
+    """TRL's engine in this process, set up for CPUs; started for the first trainer, and used by all."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of TRL, about the version of vLLM
+        from trl.generation import vllm_generation
+
+    real, started = vllm_generation.LLM, list[Any]()
+
+    def cpu_engine(**options: Any) -> Any:
+        options.pop("distributed_executor_backend")
+        options |= {"enable_chunked_prefill": False, "generation_config": "vllm"}
+        if not started:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+                started.append(real(**options, dtype="float32", enforce_eager=True))
+        return started[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vllm_generation, "LLM", cpu_engine)
+        yield
+    for engine in started:
+        engine.llm_engine.engine_core.shutdown()

@@ -14,6 +14,7 @@ pytest.importorskip("trl")
 
 from support.trainings import ARITHMETIC, TINY, fresh, held_out, make, same_weights, trainer_rows
 from tiny import RealServer
+from weights import patch_sync_weights
 
 from opd_align import AlignmentCallback
 from opd_align.backends.server import ServerStudent
@@ -30,45 +31,14 @@ def with_callback(trainer: Any, **options: Any) -> AlignmentCallback:
     return AlignmentCallback(trainer, held_out(2), ARITHMETIC, **(defaults | options))
 
 
-def patch_sync_weights(generation: Any) -> None:
-    """Loads weights into vLLM's CPU build its own way: TRL's `sync_weights` needs a `weight_loader`, which it lacks."""
-
-    def sync_weights(self: Any) -> None:
-        runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
-        runner.reload_weights(weights_iterator=((name, weight) for name, weight in self.model.named_parameters()))
-        self.llm.reset_prefix_cache()
-        self.synced = getattr(self, "synced", 0) + 1
-
-    generation.sync_weights = types.MethodType(sync_weights, generation)
-
-
-@pytest.fixture(scope="module")
-def colocated(tmp_path_factory: Any) -> Any:
-    """TRL's own engine in this process, set up for CPUs."""
-    from trl.generation import vllm_generation
-
-    real = vllm_generation.LLM
-
-    def cpu_engine(**options: Any) -> Any:
-        options.pop("distributed_executor_backend")
-        return real(
-            **options, dtype="float32", enforce_eager=True, enable_chunked_prefill=False, generation_config="vllm"
-        )
-
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+def test_rollouts_come_from_the_trainers_engine_with_current_weights(colocated_engine, tmp_path):
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        patch.setattr(vllm_generation, "LLM", cpu_engine)
-        trainer = make(
-            "distillation", tmp_path_factory.mktemp("colocated"), use_vllm=True, vllm_mode="colocate",
-            vllm_max_model_length=512, gradient_checkpointing=False, student=fresh("student"),
+        colocated = make(
+            "distillation", tmp_path, use_vllm=True, vllm_mode="colocate", vllm_max_model_length=512,
+            gradient_checkpointing=False, student=fresh("student"),
         )  # fmt: skip
-    patch_sync_weights(trainer.vllm_generation)
-    yield trainer
-    trainer.vllm_generation.llm.llm_engine.engine_core.shutdown()
-
-
-def test_rollouts_come_from_the_trainers_engine_with_current_weights(colocated):
+    patch_sync_weights(colocated.vllm_generation)
     callback = with_callback(colocated)
     colocated.add_callback(callback)
     kinds = []

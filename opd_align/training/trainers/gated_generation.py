@@ -26,6 +26,7 @@ from opd_align.training.gate_runtime import (
     token_lists,
 )
 from opd_align.training.gates import compute_weights
+from opd_align.training.model_state import is_zero3
 from opd_align.training.trainers.mixed_loss import TEACHER, is_distilled
 from opd_align.training.trl_compat import (
     DistillationTrainer,
@@ -116,23 +117,24 @@ def weighted_divergence(
 ) -> Iterator[None]:
     """Within this context, TRL's chunked loss gets divergences that are weighted by the gate."""
     batch = runtime.make_batch(inputs["completion_ids"], _loss_mask(inputs), inputs.get(OUTCOME), inputs.get(SCORES))
-    mixed = TEACHER in inputs
+    mixed, sharded = TEACHER in inputs, is_zero3(runtime.accelerator)
     if mixed:
         # A process comes here once per teacher in its own micro-batch, so not as often as the others: nothing here may
         # wait for them. Weights that are spread over processes, which would need it, are refused with several teachers.
-        batch = replace(batch, gather=_own_process)
+        # Where teachers are sharded all processes come here for each, and a second call of the kernel is collective.
+        batch = batch if sharded else replace(batch, gather=_own_process)
     gated = only_distilled(batch, is_distilled(inputs))
 
     def weighted(call: KernelCall) -> tuple[Tensor, Tensor]:
         if WEIGHTS in inputs:
-            weights_BT = inputs[WEIGHTS]
+            weights_BT = torch.where(gated.mask_BT, inputs[WEIGHTS], 0.0) if mixed else inputs[WEIGHTS]
         else:
             gather = partial(_refuse_gather, runtime) if mixed else batch.gather
             weights_BT = compute_weights(runtime.gate, replace(gated, measure=call.measure, gather=gather))
         runtime.record(gated, weights_BT, call.scatter(call.divergence_N.detach()), divided_by)
         return call.weighted(weights_BT), call.entropy_N
 
-    with replaced_kernel(batch, weighted, beta=beta, teacher_leaves=mixed):
+    with replaced_kernel(batch, weighted, beta=beta, teacher_leaves=mixed and not sharded):
         yield
 
 

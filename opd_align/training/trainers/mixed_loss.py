@@ -9,7 +9,7 @@ by one that sends each rollout to its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from inspect import signature
 from types import SimpleNamespace
@@ -82,18 +82,21 @@ def sum_over_teachers(
     gated = runtime.gated_micro_batches
     total: tuple[Tensor, ...] | None = None
     try:
-        for number, rows, factor in _parts(teacher_B):
+        for number, rows, own in _parts(trainer, mix, teacher_B):
             part, name = _rows_of(inputs, rows, len(teacher_B)), mix.names[number]
+            if not own:
+                part[TEACHER] = torch.full_like(part[TEACHER], NONE)
             trainer._student_states = states_BTH[rows]
-            if name in mix.pool.contexts:
-                # The student's own states are known, so what the loss calls the prompt is read by the teacher alone.
-                trainer.teacher_model = student = unwrapped(trainer.accelerator, trainer.model)
-                with student_as_teacher(student):
-                    sums = loss_of({**part, **_context_prompt(part)})
-            else:
-                trainer.teacher_model = mix.pool[name]
-                sums = loss_of(part)
-            if factor == 0:  # no rollout has a teacher: a loss of zero, with a gradient for every weight
+            with nullcontext() if own else runtime.without_recording():
+                if name in mix.pool.contexts:
+                    # The student's own states are known: only the teacher reads what the loss calls the prompt.
+                    trainer.teacher_model = student = unwrapped(trainer.accelerator, trainer.model)
+                    with student_as_teacher(student):
+                        sums = loss_of({**part, **_context_prompt(part)} if own else part)
+                else:
+                    trainer.teacher_model = mix.pool[name]
+                    sums = loss_of(part)
+            if not own:  # a loss of zero, with a gradient for every weight
                 sums = tuple(each * 0 for each in sums)
             total = sums if total is None else tuple(a + b for a, b in zip(total, sums, strict=True))
     finally:
@@ -121,12 +124,18 @@ def take_student_states(trainer: Any, model: Any) -> Tensor | None:
     return states
 
 
-def _parts(teacher_B: Tensor) -> Iterator[tuple[int, Tensor, int]]:
-    used = [number for number in torch.unique(teacher_B).tolist() if number != NONE]
-    for number in used:
-        yield number, (teacher_B == number).nonzero().squeeze(1), 1
-    if not used:
-        yield 0, torch.zeros(1, dtype=torch.long, device=teacher_B.device), 0
+def _parts(trainer: Any, mix: TeacherMix, teacher_B: Tensor) -> Iterator[tuple[int, Tensor, bool]]:
+    """The teachers of a micro-batch, their rows, and whether these are their own.
+
+    If no rollout has a teacher, the first row stands in, so that there is a loss. With sharded teachers it stands in
+    for each teacher that another process needs: forward and backward passes are collective operations.
+    """
+    used_K = torch.stack([(teacher_B == number).any() for number in range(len(mix.names))]).float()
+    if mix.pool.sharded:
+        used_K = trainer.accelerator.reduce(used_K, reduction="sum")
+    for number in used_K.nonzero().squeeze(1).tolist() or [0]:
+        rows = (teacher_B == number).nonzero().squeeze(1)
+        yield number, rows if len(rows) else rows.new_zeros(1), len(rows) > 0
 
 
 def _rows_of(inputs: dict[str, Any], rows: Tensor, size: int) -> dict[str, Any]:
@@ -176,21 +185,28 @@ class RoutedTeacher:
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
         logits_BTV: Tensor | None = None
-        for number, rows, _ in _parts(self.drawn.teacher_B):
+        for number, rows, own in _parts(self.trainer, self.mix, self.drawn.teacher_B):
             with self.trainer.accelerator.autocast():
-                part = self._logits(self.mix.names[number], rows, input_ids[rows], attention_mask[rows])
+                part = self._logits(self.mix.names[number], rows, input_ids[rows], attention_mask[rows], own=own)
             if logits_BTV is None:  # rows without a teacher have a weight of zero
                 logits_BTV = part.new_zeros(len(input_ids), *part.shape[1:])
-            logits_BTV[rows] = part.to(logits_BTV.dtype)
+            if own:
+                logits_BTV[rows] = part.to(logits_BTV.dtype)
         return SimpleNamespace(logits=logits_BTV)
 
-    def _logits(self, name: str, rows: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    def _logits(self, name: str, rows: Tensor, input_ids: Tensor, attention_mask: Tensor, *, own: bool) -> Tensor:
+        found: Tensor
         if name not in self.mix.pool.contexts:
-            found: Tensor = self.mix.pool[name].eval()(input_ids=input_ids, attention_mask=attention_mask).logits
+            teacher = self.mix.pool[name]
+            teacher.eval()  # that of a DeepSpeed engine returns nothing
+            found = teacher(input_ids=input_ids, attention_mask=attention_mask).logits
             return found
         student = unwrapped(self.trainer.accelerator, self.trainer.model)
-        prompts = [self.drawn.prompts[row] for row in rows.tolist()]
         with student_as_teacher(student):
+            if not own:
+                found = student(input_ids=input_ids, attention_mask=attention_mask).logits
+                return found
+            prompts = [self.drawn.prompts[row] for row in rows.tolist()]
             return context_logits(student, input_ids, self.labels_BT[rows], prompts, 0)
 
 
