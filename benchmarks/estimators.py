@@ -1,12 +1,14 @@
-"""Errors of the estimators on random exact worlds, with the paper's rollouts and with half as many, placed by `adaptive`.
+"""Errors of the estimators on random exact worlds: with the paper's rollouts, and with half as many by `adaptive`.
 
-Figures with the suffix `_paper` are of `Budget(allocation="paper")`, the same without it of `Budget()`: `adaptive`, with
-half of the paper's rollouts. Estimators are compared with each other on the paper's rollouts. Three families of worlds (`_worlds.py`), reported separately, and the worst of the three for the headline figures. The
-truth is over all tokens above τ at all nodes of the paths, whatever an estimator keeps (`_fixed_truth.py`).
-Correlations and errors are averages over worlds; shares, coverages and calibration are pooled over nodes. Intervals of
-aggregates and the oracle under a true null come from `aggregates.py`, at a small budget.
+Figures with the suffix `_adaptive` are of `Budget(allocation="adaptive")`, which samples half as many targeted rollouts
+as the paper's plan; all others are of `Budget()`, the paper's. Three families of worlds (`_worlds.py`), reported
+separately, and the worst of the three for the headline figures. The truth is over all tokens above τ at all nodes of
+the paths, whatever an estimator keeps (`_fixed_truth.py`). Correlations and errors are averages over worlds; shares,
+coverages and calibration are pooled over nodes. Intervals of aggregates and the oracle under a true null come from
+`aggregates.py`, at a small budget.
 
-    python benchmarks/estimators.py [--quick] [--development] [--seed 300000] [--json FILE] [--resume FILE] [--workers 2]
+    python benchmarks/estimators.py [--quick] [--development] [--seed 300000] [--nodes-only] [--json FILE]
+        [--resume FILE] [--workers 2]
 
 Worlds that are in the file of `--resume` are not measured again; finished ones are appended to it.
 """
@@ -41,14 +43,14 @@ FRACTIONS = (0.2, 0.35, 0.5, 0.7, 1.0)
 DEFAULT = 0.5
 """The fraction of the paper's rollouts that `adaptive` samples by default."""
 METHODS: tuple[Method, ...] = ("pooled", "direct", "backup")
-# (figure, whether the worst family is the one with the largest value); those of an allocation also as `…_paper`
+# (figure, whether the worst family is the one with the largest value); of both allocations: also as `…_adaptive`
 BY_ALLOCATION = (
     ("verdict_precision_fixed_truth", False), ("verdict_share_fixed_truth", False),
     ("verdict_precision_3plus_children", False), ("node_corr_fixed_truth", False),
     ("coverage_90_on_path", False), ("coverage_90_off_path", False), ("coverage_90_low_pass", False),
     ("p_positive_calibration_error", True),
 )  # fmt: skip
-HEADLINE = dict(BY_ALLOCATION) | {f"{name}_paper": largest for name, largest in BY_ALLOCATION} | {
+HEADLINE = dict(BY_ALLOCATION) | {f"{name}_adaptive": largest for name, largest in BY_ALLOCATION} | {
     "adaptive_rollouts_over_paper": True, "q_error_backup_over_pooled": True, "node_corr_gain": False,
     "signal_error_backup_n10_over_direct_n100": True,
 }  # fmt: skip
@@ -66,7 +68,7 @@ def measure(job: Job) -> tuple[dict[str, float], dict[str, float]]:
     family, seed, length, fractions = job
     world = world_of(family, seed, length)
     teachers = teachers_of(world, seed)
-    paper = explore(world, teachers, Budget(allocation="paper"))
+    paper = explore(world, teachers, Budget())
     truth = true_grid(world, paper)
     result = world_statistics(world, paper) | q_errors(world, paper)
     for method in METHODS:
@@ -74,9 +76,9 @@ def measure(job: Job) -> tuple[dict[str, float], dict[str, float]]:
         result[f"corr/{method}"] = node_correlation(grid, truth)
         result[f"signal/{method}"] = signal_error(grid, truth)
     result["corr/bound"] = node_correlation(on_grid(known_exits(world, paper), paper), truth)
-    total = {f"paper {name}": value for name, value in counts_of(world, paper, grid, truth).items()}
+    total = counts_of(world, paper, grid, truth)
 
-    tenth = explore(world, teachers, Budget(allocation="paper", n_min=10))
+    tenth = explore(world, teachers, Budget(n_min=10))
     result["signal/backup_n10"] = signal_error(on_grid(align(tenth, settings()), tenth), truth)
     result["rollouts/paper"] = paper.targeted
     for fraction in fractions:
@@ -88,7 +90,8 @@ def measure(job: Job) -> tuple[dict[str, float], dict[str, float]]:
         if fraction == DEFAULT:
             result["rollouts/adaptive"] = adaptive.targeted
             result["adaptive_corr/bound"] = node_correlation(on_grid(known_exits(world, adaptive), adaptive), truth)
-            total |= counts_of(world, adaptive, grid, truth)
+            found = counts_of(world, adaptive, grid, truth)
+            total |= {f"adaptive {name}": value for name, value in found.items()}
     return result, total
 
 
@@ -166,18 +169,17 @@ def headline(mean: dict[str, float], total: dict[str, float], fractions: Sequenc
         if reached > 0:
             step = (errors[reached - 1] - target) / max(errors[reached - 1] - errors[reached], 1e-12)
             needed = fractions[reached - 1] + step * (fractions[reached] - fractions[reached - 1])
-    paper = ratios({name.removeprefix("paper "): value for name, value in total.items() if name.startswith("paper ")})
+    prefix = "adaptive "
+    adaptive = ratios({name.removeprefix(prefix): v for name, v in total.items() if name.startswith(prefix)}) | {
+        "node_corr_fixed_truth": mean[f"adaptive_corr/{DEFAULT}"],
+        "node_corr_bound": mean["adaptive_corr/bound"],
+    }
     return (
         ratios(total)
+        | {"node_corr_fixed_truth": mean["corr/backup"], "node_corr_bound": mean["corr/bound"]}
+        | {f"{name}_adaptive": value for name, value in adaptive.items()}
         | {
-            "node_corr_fixed_truth": mean[f"adaptive_corr/{DEFAULT}"],
-            "node_corr_bound": mean["adaptive_corr/bound"],
             "adaptive_rollouts_over_paper": needed,
-        }
-        | {f"{name}_paper": value for name, value in paper.items()}
-        | {
-            "node_corr_fixed_truth_paper": mean["corr/backup"],
-            "node_corr_bound_paper": mean["corr/bound"],
             "node_corr_gain": mean["corr/backup"] - mean["corr/pooled"],
             "q_error_backup_over_pooled": mean["q_error/backup"] / mean["q_error/pooled"],
             "signal_error_backup_n10_over_direct_n100": mean["signal/backup_n10"] / mean["signal/direct"],

@@ -216,8 +216,8 @@ def _count(tree: GenerationTree, scores: PathScores, *, pooled: bool) -> PathEst
 class _Segment:
     """The nodes of one path that no earlier path has.
 
-    `_S` arrays (slots) hold its children, then one rest slot per node for all tokens that were not kept. `n` and `w` are
-    sums of the rollouts' weights, all and correct; `visits` counts rollouts.
+    `_S` arrays (slots) hold its children, then one rest slot per node for all tokens that were not kept. `n` and `w`
+    are sums of the rollouts' weights, all and correct; `visits` counts rollouts.
     """
 
     scores: PathScores
