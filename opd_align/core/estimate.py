@@ -470,8 +470,8 @@ def _segment(
     slot = np.where(found, at, children + depth)[counted]
     won = tree.outcome_R[rows][counted] > 0
     weight = weight_R[rows][counted]
-    n_S = np.bincount(slot, weight, len(p_S))
-    w_S = np.bincount(slot, np.where(won, weight, 0.0), len(p_S))
+    n_S = np.bincount(slot, weight, len(p_S)).astype(np.float64)
+    w_S = np.bincount(slot, np.where(won, weight, 0.0), len(p_S)).astype(np.float64)
     visits_S = np.bincount(slot, minlength=len(p_S))
     won_S = np.bincount(slot, won, len(p_S)).astype(np.int64)
     ended = np.bincount(slot, tree.length_R[rows][counted] == depth[counted] + 1, len(p_S)) > 0
