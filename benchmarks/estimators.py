@@ -1,11 +1,14 @@
-"""Errors of the estimators on random exact worlds, with the paper's budget and the same rollouts for all estimators.
+"""Errors of the estimators on random exact worlds: with the paper's rollouts, and with half as many by `adaptive`.
 
-Three families of worlds (`_worlds.py`), reported separately, and the worst of the three for the headline figures. The
-truth is over all tokens above τ at all nodes of the paths, whatever an estimator keeps (`_fixed_truth.py`).
-Correlations and errors are averages over worlds; shares, coverages and calibration are pooled over nodes. Intervals of
-aggregates and the oracle under a true null come from `aggregates.py`, at a small budget.
+Figures with the suffix `_adaptive` are of `Budget(allocation="adaptive")`, which samples half as many targeted rollouts
+as the paper's plan; all others are of `Budget()`, the paper's. Three families of worlds (`_worlds.py`), reported
+separately, and the worst of the three for the headline figures. The truth is over all tokens above τ at all nodes of
+the paths, whatever an estimator keeps (`_fixed_truth.py`). Correlations and errors are averages over worlds; shares,
+coverages and calibration are pooled over nodes. Intervals of aggregates and the oracle under a true null come from
+`aggregates.py`, at a small budget.
 
-    python benchmarks/estimators.py [--quick] [--development] [--json FILE] [--resume FILE] [--workers 2]
+    python benchmarks/estimators.py [--quick] [--development] [--seed 300000] [--nodes-only] [--json FILE]
+        [--resume FILE] [--workers 2]
 
 Worlds that are in the file of `--resume` are not measured again; finished ones are appended to it.
 """
@@ -23,7 +26,7 @@ from typing import Any
 import aggregates
 import numpy as np
 import pyarrow as pa
-from _fixed_truth import counts, coverage_counts, node_correlation, on_grid, ratios, signal_error, true_grid
+from _fixed_truth import Grid, counts, coverage_counts, node_correlation, on_grid, ratios, signal_error, true_grid
 from _worlds import DEVELOPMENT_SEED, FAMILIES, LONGEST, TEST_SEED, explore, settings, teachers_of, world_of
 from rich.console import Console
 from rich.progress import track
@@ -37,16 +40,20 @@ from opd_align.core.estimate import estimate
 from opd_align.settings import Budget, Method
 
 FRACTIONS = (0.2, 0.35, 0.5, 0.7, 1.0)
+DEFAULT = 0.5
+"""The fraction of the paper's rollouts that `adaptive` samples by default."""
 METHODS: tuple[Method, ...] = ("pooled", "direct", "backup")
-# (figure, whether the worst family is the one with the largest value)
-HEADLINE = (
+# (figure, whether the worst family is the one with the largest value); of both allocations: also as `…_adaptive`
+BY_ALLOCATION = (
     ("verdict_precision_fixed_truth", False), ("verdict_share_fixed_truth", False),
     ("verdict_precision_3plus_children", False), ("node_corr_fixed_truth", False),
     ("coverage_90_on_path", False), ("coverage_90_off_path", False), ("coverage_90_low_pass", False),
-    ("p_positive_calibration_error", True), ("adaptive_rollouts_over_paper", True),
-    ("q_error_backup_over_pooled", True), ("node_corr_gain", False),
-    ("signal_error_backup_n10_over_direct_n100", True),
+    ("p_positive_calibration_error", True),
 )  # fmt: skip
+HEADLINE = dict(BY_ALLOCATION) | {f"{name}_adaptive": largest for name, largest in BY_ALLOCATION} | {
+    "adaptive_rollouts_over_paper": True, "q_error_backup_over_pooled": True, "node_corr_gain": False,
+    "signal_error_backup_n10_over_direct_n100": True,
+}  # fmt: skip
 KNOWN_VISITS = 20
 """The upper bound `node_corr_bound` knows Q exactly at every token with this many rollouts."""
 
@@ -69,19 +76,28 @@ def measure(job: Job) -> tuple[dict[str, float], dict[str, float]]:
         result[f"corr/{method}"] = node_correlation(grid, truth)
         result[f"signal/{method}"] = signal_error(grid, truth)
     result["corr/bound"] = node_correlation(on_grid(known_exits(world, paper), paper), truth)
-    total = counts(grid, truth) | coverage_counts(world, paper, estimate(paper.tree, paper.paths))
+    total = counts_of(world, paper, grid, truth)
 
     tenth = explore(world, teachers, Budget(n_min=10))
     result["signal/backup_n10"] = signal_error(on_grid(align(tenth, settings()), tenth), truth)
     result["rollouts/paper"] = paper.targeted
     for fraction in fractions:
-        budget = Budget(allocation="adaptive", targeted=int(fraction * paper.targeted))
-        adaptive = explore(world, teachers, budget)
+        limit = None if fraction == DEFAULT else int(fraction * paper.targeted)
+        adaptive = explore(world, teachers, Budget(allocation="adaptive", targeted=limit))
         grid = on_grid(align(adaptive, settings()), adaptive)
         result[f"adaptive/{fraction}"] = signal_error(grid, truth)
         result[f"adaptive_corr/{fraction}"] = node_correlation(grid, truth)
-        total |= {f"adaptive_{fraction}_{name}": value for name, value in counts(grid, truth).items()}
+        if fraction == DEFAULT:
+            result["rollouts/adaptive"] = adaptive.targeted
+            result["adaptive_corr/bound"] = node_correlation(on_grid(known_exits(world, adaptive), adaptive), truth)
+            found = counts_of(world, adaptive, grid, truth)
+            total |= {f"adaptive {name}": value for name, value in found.items()}
     return result, total
+
+
+def counts_of(world: ExactWorld, evidence: Evidence, grid: Grid, truth: Grid) -> dict[str, float]:
+    """All counts of one allocation: verdicts, calibration and coverage."""
+    return counts(grid, truth) | coverage_counts(world, evidence, estimate(evidence.tree, evidence.paths))
 
 
 def known_exits(world: ExactWorld, evidence: Evidence) -> pa.Table:
@@ -153,18 +169,22 @@ def headline(mean: dict[str, float], total: dict[str, float], fractions: Sequenc
         if reached > 0:
             step = (errors[reached - 1] - target) / max(errors[reached - 1] - errors[reached], 1e-12)
             needed = fractions[reached - 1] + step * (fractions[reached] - fractions[reached - 1])
-    half = min(fractions, key=lambda fraction: abs(fraction - 0.5))
-    prefix = f"adaptive_{half}_"
-    adaptive = ratios(total | {name.removeprefix(prefix): v for name, v in total.items() if name.startswith(prefix)})
-    return ratios(total) | {
-        "node_corr_fixed_truth": mean["corr/backup"],
-        "node_corr_bound": mean["corr/bound"],
-        "node_corr_gain": mean["corr/backup"] - mean["corr/pooled"],
-        "q_error_backup_over_pooled": mean["q_error/backup"] / mean["q_error/pooled"],
-        "signal_error_backup_n10_over_direct_n100": mean["signal/backup_n10"] / mean["signal/direct"],
-        "adaptive_rollouts_over_paper": needed,
-        "verdict_precision_adaptive_half": adaptive["verdict_precision_fixed_truth"],
+    prefix = "adaptive "
+    adaptive = ratios({name.removeprefix(prefix): v for name, v in total.items() if name.startswith(prefix)}) | {
+        "node_corr_fixed_truth": mean[f"adaptive_corr/{DEFAULT}"],
+        "node_corr_bound": mean["adaptive_corr/bound"],
     }
+    return (
+        ratios(total)
+        | {"node_corr_fixed_truth": mean["corr/backup"], "node_corr_bound": mean["corr/bound"]}
+        | {f"{name}_adaptive": value for name, value in adaptive.items()}
+        | {
+            "adaptive_rollouts_over_paper": needed,
+            "node_corr_gain": mean["corr/backup"] - mean["corr/pooled"],
+            "q_error_backup_over_pooled": mean["q_error/backup"] / mean["q_error/pooled"],
+            "signal_error_backup_n10_over_direct_n100": mean["signal/backup_n10"] / mean["signal/direct"],
+        }
+    )
 
 
 class Finished:
@@ -199,12 +219,14 @@ def main() -> None:
     parser.add_argument("--development", action="store_true", help="the worlds that estimators were developed on")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--resume", type=Path, help="file of finished worlds, read and extended")
+    parser.add_argument("--seed", type=int, help="seed of the first world, for worlds that no other run has seen")
     parser.add_argument("--worlds", type=int, help="worlds per family")
+    parser.add_argument("--nodes-only", action="store_true", help="leave out the figures of aggregates.py")
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
     worlds = args.worlds or (3 if args.quick else 24)
     fractions = (0.35, 0.5) if args.quick else FRACTIONS
-    first = DEVELOPMENT_SEED if args.development else TEST_SEED
+    first = (DEVELOPMENT_SEED if args.development else TEST_SEED) if args.seed is None else args.seed
     jobs: list[Job] = []
     for family in FAMILIES:
         longest = min(LONGEST[family], 120) if args.quick else LONGEST[family]
@@ -231,19 +253,19 @@ def main() -> None:
     table.add_section()
     for key in heads["real"]:
         worst = ""
-        for name, largest in HEADLINE:
-            if name == key:
-                figures[key] = float((np.nanmax if largest else np.nanmin)([heads[f][key] for f in FAMILIES]))
-                worst = f"{figures[key]:.3f}"
+        if key in HEADLINE:
+            figures[key] = float((np.nanmax if HEADLINE[key] else np.nanmin)([heads[f][key] for f in FAMILIES]))
+            worst = f"{figures[key]:.3f}"
         table.add_row(f"[bold]{key}", *[f"[bold]{heads[family][key]:.3f}" for family in FAMILIES], f"[bold]{worst}")
-    sizes = QUICK_AGGREGATES if args.quick else AGGREGATES
-    of_aggregates = finished.get(
-        f"aggregates {first} {sizes}", lambda: aggregates.headline(*sizes, first, args.workers)
-    )
-    table.add_section()
-    for key, value in of_aggregates.items():
-        figures[key] = value
-        table.add_row(f"[bold]{key}", *[""] * len(FAMILIES), f"[bold]{value:.4g}")
+    if not args.nodes_only:
+        sizes = QUICK_AGGREGATES if args.quick else AGGREGATES
+        of_aggregates = finished.get(
+            f"aggregates {first} {sizes}", lambda: aggregates.headline(*sizes, first, args.workers)
+        )
+        table.add_section()
+        for key, value in of_aggregates.items():
+            figures[key] = value
+            table.add_row(f"[bold]{key}", *[""] * len(FAMILIES), f"[bold]{value:.4g}")
     Console().print(table)
     if args.json:
         # Infinite or undefined values become null: JSON has no infinity.

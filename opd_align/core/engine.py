@@ -366,12 +366,12 @@ def align(evidence: Evidence, settings: Settings) -> pa.Table:
 def estimated_paths(evidence: Evidence, settings: Settings) -> list[EstimatedPath]:
     """The paths of one question with estimates from all rollouts and from two disjoint halves."""
 
-    def estimated(tree: GenerationTree) -> list[PathEstimate]:
-        return estimate(tree, evidence.paths, method=settings.estimator, shrink=settings.shrink)
+    def estimated(tree: GenerationTree, *, shrink: bool = settings.shrink, share: float = 1.0) -> list[PathEstimate]:
+        return estimate(tree, evidence.paths, method=settings.estimator, shrink=shrink, share=share)
 
     trees = _halves(evidence.tree, evidence.paths)
-    halves = [estimated(half) for half in trees]
-    unshrunk = [estimate(half, evidence.paths, method=settings.estimator, shrink=False) for half in trees]
+    halves = [estimated(half, share=0.5) for half in trees]
+    unshrunk = [estimated(half, shrink=False, share=0.5) for half in trees]
     return [
         EstimatedPath(
             question=evidence.question.id,

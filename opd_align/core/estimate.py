@@ -82,13 +82,20 @@ class PathEstimate:
         return np.sqrt(self.load_C**2 * path_var_C + self.sibling_sd_C**2 + self.own_var_C)
 
     def interval_C(self, level: float = 0.9) -> tuple[Floats, Floats]:
-        """Equal-tailed credible interval of each child's Beta posterior, extended to its mean."""
-        from scipy.stats import beta
+        """Equal-tailed credible interval of each child's Beta posterior; one-sided where that is densest at 0 or 1.
+
+        There, nearly all of the Beta's mass is at the bound, and its quantiles tell its shape, not what is known: at a
+        mean of 0.001 and a standard error of 0.007, 95 % would be below 0.003. So the other end is as far from the mean
+        as a normal distribution says.
+        """
+        from scipy.stats import beta, norm
 
         a_C, b_C = _beta_shape(self.q_C, self.se_C**2)
         low_C, high_C = beta.ppf((1 - level) / 2, a_C, b_C), beta.ppf((1 + level) / 2, a_C, b_C)
-        # Close to 0 or 1 a Beta distribution of large variance is so skewed that its mean is outside this interval.
-        return np.fmin(low_C, self.q_C), np.fmax(high_C, self.q_C)
+        reach_C = norm.ppf(level) * self.se_C
+        low_C = np.where(b_C < 1, np.fmin(low_C, self.q_C - reach_C), np.where(a_C < 1, 0.0, low_C))
+        high_C = np.where(a_C < 1, np.fmax(high_C, self.q_C + reach_C), np.where(b_C < 1, 1.0, high_C))
+        return np.clip(np.fmin(low_C, self.q_C), 0.0, 1.0), np.clip(np.fmax(high_C, self.q_C), 0.0, 1.0)
 
     def draws(self, child_NK: Ints, depth_N: Ints, *, n: int, rng: np.random.Generator) -> Floats:
         """`n` joint posterior draws of `Q` for N nodes with K selected children each: shape (n, N, K)."""
@@ -110,7 +117,12 @@ class PathEstimate:
 
 
 def estimate(
-    tree: GenerationTree, paths: Sequence[PathScores], *, method: Method = "backup", shrink: bool = True
+    tree: GenerationTree,
+    paths: Sequence[PathScores],
+    *,
+    method: Method = "backup",
+    shrink: bool = True,
+    share: float = 1.0,
 ) -> list[PathEstimate]:
     """Estimates along the scored paths of one question, which together form a small tree.
 
@@ -120,9 +132,10 @@ def estimate(
         method: `"backup"`, `"direct"` or `"pooled"`.
         shrink: Whether `"backup"` shrinks each exit toward its siblings, with a strength fitted by marginal likelihood
             over the question's exits. Ignored by the other methods.
+        share: Fraction of the question's rollouts that the tree contains. The paths are in it in any case.
     """
     if method == "backup":
-        return _Backup(tree, paths, shrink).solve()
+        return _Backup(tree, paths, shrink, share).solve()
     if method not in get_args(Method):
         raise OpdAlignError(f"unknown estimator {method!r}; choose one of {', '.join(get_args(Method))}")
     # Ends that were graded without sampling are not rollouts and must not be counted.
@@ -155,6 +168,31 @@ def chosen_rows(tree: GenerationTree, paths: Sequence[PathScores]) -> Ints:
     return np.array(rows, np.int64)
 
 
+def natural_weights(tree: GenerationTree, paths: Sequence[PathScores], share: float = 1.0) -> Floats:
+    """How many rollouts each rollout stands for: the natural ones also for those that became paths.
+
+    Paths are chosen for their outcome and are no samples, so their outcome is too rare among the natural rollouts that
+    are left: by a third if two of six correct ones were chosen. Each rollout of that outcome was left with a known
+    probability and is weighted by its inverse. If none is left, nothing can stand for the paths.
+
+    Args:
+        tree: Rollouts of the question.
+        paths: Scores of the paths.
+        share: Fraction of the question's rollouts in the tree, which contains all paths.
+    """
+    weight_R = np.ones(len(tree))
+    natural_R = tree.launch_R == 0
+    chosen_R = np.zeros(len(tree), bool)
+    chosen_R[chosen_rows(tree, paths)] = True
+    for correct in (True, False):
+        same_R = natural_R & ((tree.outcome_R > 0) == correct)
+        left_R = same_R & ~chosen_R
+        left = int(left_R.sum())
+        if left:
+            weight_R[left_R] = (left + share * int((same_R & chosen_R).sum())) / left
+    return weight_R
+
+
 def _count(tree: GenerationTree, scores: PathScores, *, pooled: bool) -> PathEstimate:
     counts = tree.counts_along(scores.completion_T).reindex(scores.offsets, scores.token_C)
     n_C, w_C = (counts.visits_C, counts.wins_C) if pooled else (counts.evidence_C, counts.evidence_wins_C)
@@ -178,7 +216,8 @@ def _count(tree: GenerationTree, scores: PathScores, *, pooled: bool) -> PathEst
 class _Segment:
     """The nodes of one path that no earlier path has.
 
-    `_S` arrays (slots) hold its children, then one rest slot per node for all tokens that were not kept.
+    `_S` arrays (slots) hold its children, then one rest slot per node for all tokens that were not kept. `n` and `w`
+    are sums of the rollouts' weights, all and correct; `visits` counts rollouts.
     """
 
     scores: PathScores
@@ -186,8 +225,9 @@ class _Segment:
     parent: int
     depth_S: Ints
     p_S: Floats
-    n_S: Ints
-    w_S: Ints
+    visits_S: Ints
+    n_S: Floats
+    w_S: Floats
     fixed_S: Bools
     fixed_q_S: Floats
     branch_S: Ints
@@ -227,9 +267,9 @@ class _Backup:
     linear recurrence `V_m = a_m + b_m V_{m+1}`. A few rounds of recurrence and fit converge.
     """
 
-    def __init__(self, tree: GenerationTree, paths: Sequence[PathScores], shrink: bool) -> None:
+    def __init__(self, tree: GenerationTree, paths: Sequence[PathScores], shrink: bool, share: float = 1.0) -> None:
         self.shrink = shrink
-        self.segments = _split_into_segments(tree, paths)
+        self.segments = _split_into_segments(tree, paths, natural_weights(tree, paths, share))
         natural_R = tree.outcome_R[tree.launch_R == 0] > 0
         self.prior = ForkPrior.start((float(natural_R.sum()) + 0.5) / (len(natural_R) + 1.0))
 
@@ -326,13 +366,13 @@ class _Backup:
         """Counts, at children whose value comes from exits further down, the rollouts that left there."""
         for segment in reversed(self.segments):
             for slot in np.flatnonzero(segment.branch_S >= 0):
-                segment.n_S[slot] = 1 + self.segments[segment.branch_S[slot]].rollouts
-            segment.n_S[segment.on_path_T] = 0
-            sampled_S = np.where(segment.fixed_S, 0, segment.n_S)  # certain ends are not rollouts
+                segment.visits_S[slot] = 1 + self.segments[segment.branch_S[slot]].rollouts
+            segment.visits_S[segment.on_path_T] = 0
+            sampled_S = np.where(segment.fixed_S, 0, segment.visits_S)  # certain ends are not rollouts
             here_T = _sum_by(segment.depth_S, sampled_S, len(segment.scores)).astype(np.int64)
             segment.rollouts = int(here_T.sum())
             # One more: the path itself.
-            segment.n_S[segment.on_path_T] = 1 + segment.rollouts - np.cumsum(here_T)
+            segment.visits_S[segment.on_path_T] = 1 + segment.rollouts - np.cumsum(here_T)
 
     def _path_estimates(self) -> list[PathEstimate]:
         self._count_below()
@@ -352,7 +392,7 @@ def _path_estimate(segment: _Segment, parent: PathEstimate | None) -> PathEstima
         path_var_T=segment.var_T1[1:],
         path_q_T=segment.value_T1[1:],
         # Children on a scored path or with a certain outcome have evidence even without rollouts of their own.
-        visits_C=np.where(segment.exit_S, segment.n_S, np.maximum(segment.n_S, 1))[:children],
+        visits_C=np.where(segment.exit_S, segment.visits_S, np.maximum(segment.visits_S, 1))[:children],
         effective_C=np.empty(0),
         value_T=segment.value_T1[:-1],
         tail_mass_T=np.clip(_sum_by(segment.depth_S, np.where(unsampled_S, segment.p_S, 0.0), nodes), 0.0, 1.0),
@@ -391,7 +431,7 @@ def _unshrunk(exits: ExitSamples) -> Posterior:
     )
 
 
-def _split_into_segments(tree: GenerationTree, paths: Sequence[PathScores]) -> list[_Segment]:
+def _split_into_segments(tree: GenerationTree, paths: Sequence[PathScores], weight_R: Floats) -> list[_Segment]:
     """Splits the union of the paths into segments. Every rollout counts at the one exit where it leaves all paths."""
     exits = [tree.exits(scores.completion_T) for scores in paths]
     depth_PR = np.stack([path_exits.depth_R for path_exits in exits]) if exits else np.empty((0, len(tree)), np.int64)
@@ -403,14 +443,14 @@ def _split_into_segments(tree: GenerationTree, paths: Sequence[PathScores]) -> l
         first = common[parent] + 1 if common else 0
         if common and common[parent] >= min(len(scores), len(paths[parent])):
             raise ValueError("a scored path is a prefix of another one; pass each completion once")
-        segments.append(_segment(tree, scores, exits[index], owner_R == index, first, parent))
+        segments.append(_segment(tree, scores, exits[index], np.where(owner_R == index, weight_R, 0.0), first, parent))
         if common:
             _mark_branch(segments, index)
     return segments
 
 
 def _segment(
-    tree: GenerationTree, scores: PathScores, exits: PathExits, owned_R: Bools, first: int, parent: int
+    tree: GenerationTree, scores: PathScores, exits: PathExits, weight_R: Floats, first: int, parent: int
 ) -> _Segment:
     nodes = len(scores)
     whole_R = (exits.depth_R == nodes) & (tree.length_R == nodes)
@@ -422,20 +462,23 @@ def _segment(
     depth_S = np.concatenate([depth_C, np.arange(nodes)])
     p_S = np.concatenate([p_C, rest_T])
     children = len(p_C)
-    rows = np.flatnonzero(owned_R & (exits.depth_R >= first) & (exits.depth_R < nodes) & (exits.token_R >= 0))
+    rows = np.flatnonzero((weight_R > 0) & (exits.depth_R >= first) & (exits.depth_R < nodes) & (exits.token_R >= 0))
     depth, launch = exits.depth_R[rows], tree.launch_R[rows]
     found, at = find_sorted(child_keys(depth, exits.token_R[rows]), child_keys(depth_C, scores.token_C))
     # A kept child counts all rollouts sampled after it; the rest slot only those that sampled the token itself.
     counted = np.where(found, launch <= depth + 1, launch <= depth)
     slot = np.where(found, at, children + depth)[counted]
     won = tree.outcome_R[rows][counted] > 0
-    n_S = np.bincount(slot, minlength=len(p_S))
-    w_S = np.bincount(slot, won, len(p_S)).astype(np.int64)
+    weight = weight_R[rows][counted]
+    n_S = np.bincount(slot, weight, len(p_S)).astype(np.float64)
+    w_S = np.bincount(slot, np.where(won, weight, 0.0), len(p_S)).astype(np.float64)
+    visits_S = np.bincount(slot, minlength=len(p_S))
+    won_S = np.bincount(slot, won, len(p_S)).astype(np.int64)
     ended = np.bincount(slot, tree.length_R[rows][counted] == depth[counted] + 1, len(p_S)) > 0
     ended[children:] = False
-    fixed_S = ended & ((w_S == 0) | (w_S == n_S))
+    fixed_S = ended & ((won_S == 0) | (won_S == visits_S))
     return _Segment(
-        scores, first, parent, depth_S, p_S, n_S, w_S, fixed_S, (w_S > 0).astype(float),
+        scores, first, parent, depth_S, p_S, visits_S, n_S, w_S, fixed_S, (w_S > 0).astype(float),
         np.full(len(p_S), -1), _on_path(scores), float(tree.outcome_R[whole_R].max()),
     )  # fmt: skip
 

@@ -36,14 +36,14 @@ class ExitSamples:
 
     Args:
         p_E: Student probability of each exit.
-        n_E: Number of rollouts through it.
+        n_E: Number of rollouts through it; a rollout may count for more than one.
         w_E: Number of correct rollouts among `n_E`.
         centre_E: Mean success probability of its siblings.
     """
 
     p_E: Floats
-    n_E: Ints
-    w_E: Ints
+    n_E: Floats
+    w_E: Floats
     centre_E: Floats
 
     def take(self, chosen_E: NDArray[np.bool_]) -> ExitSamples:

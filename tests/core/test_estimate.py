@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import pairwise
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from opd_align.backends.exact import ExactWorld
 from opd_align.core.collect import Evidence, collect
-from opd_align.core.estimate import CERTAIN, PathEstimate, estimate, exact_estimate
+from opd_align.core.estimate import CERTAIN, PathEstimate, estimate, exact_estimate, natural_weights
 from opd_align.core.tree import GenerationTree
 from opd_align.settings import Budget, Settings
 from opd_align.types import OpdAlignError, PathScores, Question, Rollouts, SampleRequest, ScoreRequest
@@ -107,6 +108,46 @@ def test_counting_leaves_out_one_rollout_per_path(method) -> None:
     assert np.isnan(second.value_T[2])
 
 
+def test_rollouts_stand_for_the_paths_that_were_chosen_among_them() -> None:
+    """Two of six correct rollouts became paths: four are left and count for six, and the others for themselves."""
+    after_three: list[Row] = [*[((3, 4, END), 0, 1)] * 4, *[((3, 5, END), 0, 0)] * 13]
+    rows: list[Row] = [((1, END), 0, 1), ((2, END), 0, 1), *after_three, ((3, 4, END), 1, 1)]
+    kept: Kept = {(): {1: 0.3, 2: 0.3, 3: 0.4}, (1,): {END: 1.0}, (2,): {END: 1.0}}
+    paths = [scored((1, END), kept), scored((2, END), kept)]
+    tree = tree_of(rows)
+    weight_R = natural_weights(tree, paths)
+    assert weight_R[tree.launch_R > 0].tolist() == [1.0]
+    assert weight_R[(tree.launch_R == 0) & (tree.outcome_R == 0)].tolist() == [1.0] * 13
+    first, _ = estimate(tree, paths, shrink=False)
+    assert by_child(paths[0], first.q_C)[0, 3] == pytest.approx(7 / 20)  # six and a forced one, of 19 and one
+    assert by_child(paths[0], first.visits_C)[0, 3] == 18  # visits are rollouts, whatever they count for
+    # Half of the rollouts: on average one of the two paths is among them.
+    assert natural_weights(tree, paths, 0.5)[(tree.launch_R == 0) & (tree.outcome_R == 1)].max() == 5 / 4
+    # No correct rollout is left to stand for the path.
+    assert natural_weights(tree_of([((1, END), 0, 1), ((3, 5, END), 0, 0)]), paths[:1]).tolist() == [1.0, 1.0]
+
+
+def test_values_are_unbiased_where_few_rollouts_are_correct() -> None:
+    """Leaving out the path takes one of about five correct rollouts away."""
+    weighted, plain = [], []
+    kept: Kept = {(): dict.fromkeys(range(1, 9), 1 / 8)}
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        token_R, won_R = rng.integers(1, 9, 100), rng.random(100) < 0.05
+        if won_R.sum() < 3 or len(set(token_R[won_R])) < 3:
+            continue
+        rows = [((int(token), 9 + i), 0, int(won)) for i, (token, won) in enumerate(zip(token_R, won_R, strict=True))]
+        path = next(row[0] for row in rows if row[2])
+        scores = scored(path, {**kept, path[:1]: {path[1]: 0.5}})
+        others = np.array([row[2] for row in rows if row[0][0] != path[0]])
+        found = by_child(scores, estimate(tree_of(rows), [scores], shrink=False)[0].q_C)
+        weighted.append(np.mean([found[0, token] for token in range(1, 9) if token != path[0]]) / won_R.mean())
+        plain.append(others.mean() / won_R.mean())
+    assert len(weighted) > 100
+    assert np.mean(plain) < 0.9
+    assert np.mean(weighted) == pytest.approx(1.0, abs=0.05)
+
+
 def test_the_path_is_no_evidence_about_itself() -> None:
     """A path is chosen because it is correct: counted, it makes its own tokens look better than they are."""
     world = ExactWorld.random(0, length=30, vocabulary=8, states=20, stakes=4.0)
@@ -161,7 +202,8 @@ def test_the_rest_slot_counts_only_natural_rollouts() -> None:
     forced: list[Row] = [((7, 4, END), 1, 1)] * 20  # chosen for the rest, not drawn from it
     for extra in ([], forced):
         found = estimate(tree_of([*rows, *rest, *extra]), [path], shrink=False)[0]
-        assert found.value_T[0] == pytest.approx(0.5 * 1 + 0.1 * 0 + 0.4 * 0.25)
+        # One of four is correct, and stands for the path too.
+        assert found.value_T[0] == pytest.approx(0.5 * 1 + 0.1 * 0 + 0.4 * 2 / 5)
         assert found.tail_mass_T[0] == pytest.approx(0, abs=1e-12)
 
 
@@ -203,7 +245,7 @@ def test_inconsistent_grades_are_not_certain() -> None:
     path = scored((1, END), kept)
     rows: list[Row] = [((1, END), 0, 1), ((2,), 0, 1), ((2,), 0, 0)]
     found = estimate(tree_of(rows), [path], shrink=False)[0]
-    assert by_child(path, found.q_C)[0, 2] == 0.5
+    assert by_child(path, found.q_C)[0, 2] == pytest.approx(2 / 3)  # the correct one also stands for the path
     assert by_child(path, found.effective_C)[0, 2] < 10
 
 
@@ -252,9 +294,14 @@ def slow_backup(rows: Sequence[Row], paths: Sequence[PathScores]) -> dict[tuple[
         for (depth, token), p in by_child(path, np.exp(path.log_p_C)).items():
             kept.setdefault(completion[:depth], {})[token] = p
     found: dict[tuple[int, ...], tuple[float, float]] = {}
+    # Of the natural rollouts with the same outcome as a path, those that are no path stand for all.
+    natural = Counter(outcome for _, launch, outcome in rows if launch == 0)
+    chosen = Counter(o for c, launch, o in {row for row in rows if row[0] in completions} if launch == 0)
+    weight = {o: natural[o] / max(natural[o] - chosen[o], 1) for o in natural}
 
-    def counted(outcomes: list[int]) -> tuple[float, float]:
-        n, w = len(outcomes), sum(outcomes)
+    def counted(outcomes: list[tuple[int, int]]) -> tuple[float, float]:
+        n = sum(weight[o] if launch == 0 else 1.0 for launch, o in outcomes)
+        w = sum(weight[o] if launch == 0 else 1.0 for launch, o in outcomes if o)
         middle = (w + 0.5) / (n + 1)
         return w / n, middle * (1 - middle) / (n + 2)
 
@@ -262,17 +309,17 @@ def slow_backup(rows: Sequence[Row], paths: Sequence[PathScores]) -> dict[tuple[
         if node in completions:
             return float(next(outcome for c, _, outcome in rows if c == node)), 0.0
         mean = var = 0.0
-        rest = [o for c, launch, o in rows if c[: len(node)] == node and launch <= len(node) < len(c)
+        rest = [(launch, o) for c, launch, o in rows if c[: len(node)] == node and launch <= len(node) < len(c)
                 and c[len(node)] not in kept[node]]  # fmt: skip
         for token, p in kept[node].items():
             child = (*node, token)
-            after = [(c, o) for c, launch, o in rows if c[: len(child)] == child and launch <= len(child)]
+            after = [(c, launch, o) for c, launch, o in rows if c[: len(child)] == child and launch <= len(child)]
             if any(c[: len(child)] == child for c in completions):
                 found[child] = value(child)
-            elif any(c == child for c, _ in after):
-                found[child] = float(after[0][1]), 0.0
+            elif any(c == child for c, _, _ in after):
+                found[child] = float(after[0][2]), 0.0
             elif after:
-                found[child] = counted([o for _, o in after])
+                found[child] = counted([(launch, o) for _, launch, o in after])
             else:
                 assert p == 0
                 continue
@@ -518,6 +565,17 @@ def test_an_interval_contains_its_estimate_close_to_zero_and_one() -> None:
     low_C, high_C = found.interval_C()
     assert (low_C <= found.q_C).all()
     assert (found.q_C <= high_C).all()
+
+
+def test_an_interval_close_to_zero_or_one_is_as_wide_as_its_standard_error_says() -> None:
+    """A Beta distribution of this mean and standard deviation has 95 % of its mass below 0.003."""
+    found = posterior_of([0.001, 0.999, 0.3], [49e-6, 49e-6, 0.01], [0, 0, 0], 0.0)
+    low_C, high_C = found.interval_C(0.9)
+    assert low_C[:2] == pytest.approx([0.0, 0.999 - 1.2816 * 0.007], abs=1e-5)
+    assert high_C[:2] == pytest.approx([0.001 + 1.2816 * 0.007, 1.0], abs=1e-5)
+    # Everywhere else it is equal-tailed: here 0.3 ± 1.64 · 0.1, somewhat skewed.
+    assert low_C[2] == pytest.approx(0.15, abs=0.01)
+    assert high_C[2] == pytest.approx(0.475, abs=0.01)
 
 
 def test_an_interval_contains_its_fraction_of_the_draws() -> None:
