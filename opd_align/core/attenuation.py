@@ -20,8 +20,9 @@ Both are models, so intervals are wider than the spread over questions. A correc
   much, as where many tokens are rare and matter little, it is a share of that difference (`SENSITIVITY`). The true
   value may be larger than the estimate, so it is a share of the estimate plus its standard error.
 - One is not. Posterior means may contain a part `b` that has nothing to do with what this teacher knows and that is not
-  attenuated: an alignment that every teacher has, from which nodes have a row and from the prior. Dividing it too is
-  wrong by `b (1 / attenuation − 1)`, however small the estimate is. `COMMON_SD` is the standard deviation of `b`.
+  attenuated: an alignment that every teacher has. (Seen on exact worlds; its cause is not established.) Dividing it,
+  too, is wrong by `b (1 / attenuation − 1)`, however small the estimate is. `COMMON_SD` is the standard deviation of
+  `b`.
 
 The values per question are such that their mean is the estimate over all questions and their spread gives its standard
 error (linearised ratios), so every later step treats them as ordinary values. Updates from rewards are functions of the
