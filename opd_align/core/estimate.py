@@ -18,6 +18,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from opd_align.core.chosen_paths import chosen_rows, natural_weights
 from opd_align.core.prior import ExitSamples, ForkPrior, Posterior
 from opd_align.core.tree import GenerationTree, PathExits, child_keys, find_sorted
 from opd_align.settings import Method
@@ -153,44 +154,6 @@ def exact_estimate(scores: PathScores, q_C: Floats) -> PathEstimate:
         q_C, zero_C, zero_C, zero_C, zero_T, q_C[_on_path(scores)], np.ones(len(q_C), np.int64),
         np.full(len(q_C), CERTAIN), value_T, zero_T, scores.offsets,
     )  # fmt: skip
-
-
-def chosen_rows(tree: GenerationTree, paths: Sequence[PathScores]) -> Ints:
-    """The natural rollouts that are the paths: chosen for their outcome, so no samples of it.
-
-    One per path; other rollouts that happen to be the same completion were not chosen.
-    """
-    rows = []
-    for scores in paths:
-        lo, hi = tree.range(scores.completion_T)
-        whole = lo + np.flatnonzero((tree.launch_R[lo:hi] == 0) & (tree.length_R[lo:hi] == len(scores)))
-        rows.extend(whole[:1].tolist())
-    return np.array(rows, np.int64)
-
-
-def natural_weights(tree: GenerationTree, paths: Sequence[PathScores], share: float = 1.0) -> Floats:
-    """How many rollouts each rollout stands for: the natural ones also for those that became paths.
-
-    Paths are chosen for their outcome and are no samples, so their outcome is too rare among the natural rollouts that
-    are left: by a third if two of six correct ones were chosen. Each rollout of that outcome was left with a known
-    probability and is weighted by its inverse. If none is left, nothing can stand for the paths.
-
-    Args:
-        tree: Rollouts of the question.
-        paths: Scores of the paths.
-        share: Fraction of the question's rollouts in the tree, which contains all paths.
-    """
-    weight_R = np.ones(len(tree))
-    natural_R = tree.launch_R == 0
-    chosen_R = np.zeros(len(tree), bool)
-    chosen_R[chosen_rows(tree, paths)] = True
-    for correct in (True, False):
-        same_R = natural_R & ((tree.outcome_R > 0) == correct)
-        left_R = same_R & ~chosen_R
-        left = int(left_R.sum())
-        if left:
-            weight_R[left_R] = (left + share * int((same_R & chosen_R).sum())) / left
-    return weight_R
 
 
 def _count(tree: GenerationTree, scores: PathScores, *, pooled: bool) -> PathEstimate:

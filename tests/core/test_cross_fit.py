@@ -11,9 +11,9 @@ import pytest
 from opd_align import metrics
 from opd_align.backends.exact import ExactWorld
 from opd_align.core.alignment import cosine
+from opd_align.core.chosen_paths import chosen_rows
 from opd_align.core.collect import Evidence, collect
 from opd_align.core.engine import _halves, align, estimated_paths
-from opd_align.core.estimate import chosen_rows
 from opd_align.core.objectives import unified_update
 from opd_align.settings import Budget, Rules, Settings
 from opd_align.types import Question
