@@ -175,7 +175,8 @@ class OracleGate(Gate):
             )
         found = []
         for tokens, each in zip(token_ids, evidence, strict=True):
-            estimates = estimate(each.tree, each.paths)
+            # The path was given, not chosen among the rollouts, so none of them has to stand for it.
+            estimates = estimate(each.tree, each.paths, share=0.0)
             effects = [node_effects(scores, values) for scores, values in zip(each.paths, estimates, strict=True)]
             found.append(effects[0] if effects else NodeEffects.unknown(len(tokens)))
         return found

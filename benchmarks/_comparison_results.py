@@ -226,7 +226,7 @@ def must_show(regimes: Regimes) -> dict[str, str]:
         for name in ("rollback", "stop", best):
             if name in shares:
                 most = f", the most of {len(gates)} gates" if name == best else ""
-                words = f"{REGIMES[regime].title}: share of the lost accuracy that `{name}` keeps{most}"
+                words = f"{REGIMES[regime].title}: share of the loss of accuracy that `{name}` prevents{most}"
                 found[words] = f"{formatted(shares[name], 2)}, {share_verdict(shares[name])}"
     if "ruin" in regimes and known(regimes["ruin"]):
         arms = regimes["ruin"]
@@ -309,7 +309,7 @@ def section(regime: str, arms: Mapping[str, Arm]) -> Iterator[str]:
     columns = ["arm", "distills", "seeds", "accuracy at the end", relation, "mean over training", relation]
     columns += ["− its control", "distilled share"] if "ungated" in arms else ["two steps", "three steps"]
     harmful = regime.startswith("harmful")
-    columns += ["share of the loss that it keeps"] if harmful else []
+    columns += ["share of the loss that it prevents"] if harmful else []
     yield f"| {' | '.join(columns)} |"
     yield "|---" * len(columns) + "|"
     for name, arm in arms.items():

@@ -31,8 +31,8 @@ def natural_weights(tree: GenerationTree, paths: Sequence[PathScores], share: fl
     """How many rollouts each rollout stands for: the natural ones also for those that became paths.
 
     Paths are chosen for their outcome and are no samples, so their outcome is too rare among the natural rollouts that
-    are left: by a third if two of six correct ones were chosen. Each rollout of that outcome was left with a known
-    probability and is weighted by its inverse. If none is left, nothing can stand for the paths.
+    are left: by a third if two of six correct ones were chosen. Each rollout of that outcome is weighted
+    by the inverse of the share that is left, as if paths were drawn at random. If none is left, nothing is corrected.
 
     Args:
         tree: Rollouts of the question.

@@ -272,13 +272,14 @@ class GateRuntime:
             "renormalised": float(self.denominator == "renormalise"),
             "loss": total["loss"],
         }
-        if total["tokens_measured"] == total["tokens"]:
+        if total["tokens_measured"] == total["tokens"] > 0:
             values["loss_open"] = total["divergence"] / tokens
         if total["weight"] > 0:  # otherwise the mean does not exist and is not logged
             values["kept_divergence"] = total["weighted"] / total["weight"]
         if self.verifier is not None:
-            values["correct"] = total["correct"] / max(total["rollouts"], 1.0)
-            values["unknown"] = total["unknown"] / max(total["rollouts"], 1.0)
+            if total["rollouts"]:  # none if no rollout of the step has a teacher
+                values["correct"] = total["correct"] / total["rollouts"]
+                values["unknown"] = total["unknown"] / total["rollouts"]
             values["verifier_failures"] = total["failures"]
         for name, value in {**values, **self.gate.extra_metrics()}.items():
             metrics[f"gate/{name}"].append(value)

@@ -63,9 +63,17 @@ class TeacherPool(Mapping[str, Any]):
         """Takes the first teacher as the trainer has prepared it, and prepares the others."""
         self._trainer = trainer
         self._models = {self.names[0]: trainer.teacher_model}
+        accelerator = trainer.accelerator
+        if trainer.is_fsdp_enabled:
+            if accelerator.state.fsdp_plugin.cpu_ram_efficient_loading:
+                raise OpdAlignError(
+                    "with fsdp_cpu_ram_efficient_loading only the first process loads weights, and those of teachers, "
+                    "which are not sharded, stay zero on the others; set it to false in accelerate's configuration"
+                )
+            if not self.one_at_a_time:
+                trainer.teacher_model.to(accelerator.device)  # accelerate leaves it on the CPU
         if len(self.names) == 1:
             return
-        accelerator = trainer.accelerator
         if trainer.is_fsdp_enabled and accelerator.state.fsdp_plugin.fsdp_version == 1:
             raise OpdAlignError("several teachers are not supported under FSDP1; use FSDP2, DDP, ZeRO-2 or ZeRO-3")
         if self.one_at_a_time and trainer.is_deepspeed_enabled:

@@ -423,6 +423,7 @@ def test_a_recipe_can_be_launched_with_fsdp2(monkeypatch):
     plugin = FullyShardedDataParallelPlugin()
     assert plugin.fsdp_version == 2
     assert plugin.reshard_after_forward is True
+    assert plugin.cpu_ram_efficient_loading is False, "teachers would be zero on all processes but the first"
     assert plugin.state_dict_type == StateDictType.FULL_STATE_DICT
 
 

@@ -103,11 +103,17 @@ def test_what_contradicts_a_mix_is_refused_when_the_trainer_is_constructed():
     with pytest.raises(OpdAlignError, match="'b' returned a int, not a model"):
         TeacherMix({"a": Model(), "b": lambda: 3}).attach(trainer(), Open(), measuring_pass=False)
     sharded = trainer()
-    sharded.is_fsdp_enabled, sharded.accelerator.state.fsdp_plugin = True, SimpleNamespace(fsdp_version=1)
+    plugin = sharded.accelerator.state.fsdp_plugin = SimpleNamespace(fsdp_version=1, cpu_ram_efficient_loading=False)
+    sharded.is_fsdp_enabled = True
     with pytest.raises(OpdAlignError, match="several teachers are not supported under FSDP1; use FSDP2"):
         two().attach(sharded, Open(), measuring_pass=False)
-    sharded.accelerator.state.fsdp_plugin.fsdp_version = 2
+    plugin.fsdp_version, plugin.cpu_ram_efficient_loading = 2, True
+    for mix in (two(), TeacherMix({"a": Model()})):
+        with pytest.raises(OpdAlignError, match="stay zero on the others; set it to false in accelerate's"):
+            mix.attach(sharded, Open(), measuring_pass=False)
+    plugin.cpu_ram_efficient_loading, sharded.accelerator.device = False, torch.device("meta")
     two().attach(sharded, Open(), measuring_pass=False)
+    assert sharded.teacher_model.head.weight.is_meta, "accelerate leaves the first teacher on the CPU"
     deepspeed = trainer()
     deepspeed.is_deepspeed_enabled = True
     with pytest.raises(OpdAlignError, match="one_at_a_time=True is not supported under DeepSpeed"):
