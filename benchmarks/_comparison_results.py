@@ -226,7 +226,7 @@ def must_show(regimes: Regimes) -> dict[str, str]:
         for name in ("rollback", "stop", best):
             if name in shares:
                 most = f", the most of {len(gates)} gates" if name == best else ""
-                words = f"{REGIMES[regime].title}: share of the loss of accuracy that `{name}` prevents{most}"
+                words = f"{REGIMES[regime].title}: share of the loss that `{name}` prevents{most}"
                 found[words] = f"{formatted(shares[name], 2)}, {share_verdict(shares[name])}"
     if "ruin" in regimes and known(regimes["ruin"]):
         arms = regimes["ruin"]

@@ -151,7 +151,7 @@ def test_the_results_are_generated_from_the_files_alone(modules, runs):
     text = (runs / "RESULTS.md").read_text()
     assert "| `incorrect` | tokens of incorrect rollouts | 3 | 0.910 ± 0.025 | +0.100 ± 0.000 |" in text
     assert "`TeacherMix` − the better single teacher: +0.100 ± 0.000: `TeacherMix` ends above." in text
-    assert "A harmful teacher: share of the loss of accuracy that `rollback` prevents: 1.00 ± 0.00, at least 80 %." in text
+    assert "A harmful teacher: share of the loss that `rollback` prevents: 1.00 ± 0.00, at least 80 %." in text
     assert "of 5 arms those that end below plain distillation by more than their interval: `divergence`." in text
     assert "plain distillation. Better: `incorrect`; worse: `divergence`." in text
     assert "the most of 1 gates" in text
