@@ -15,7 +15,7 @@ COLORS = {
     "gate": "#0072b2", "oracle": "#d55e00", "schedule": "#009e73", "control": "#999999",
     "mix": "#d55e00", "A": "#0072b2", "B": "#56b4e9", "equal": "#999999", "ungated": "#222222", "rollback": "#009e73",
 }  # fmt: skip
-WIDTH, LEFT, COLUMN, GAP, ROW, TOP = 1000, 150, 250, 30, 17, 64
+WIDTH, LEFT, COLUMN, GAP, ROW, TOP = 1030, 180, 250, 30, 17, 64
 CURVE_HEIGHT, CURVE_WIDTH = 190, 380
 
 Difference = Callable[[Any, Any, Any], Estimate]
@@ -41,7 +41,7 @@ def draw(regimes: Mapping[str, Mapping[str, Any]], difference: Difference, final
         "ruin": ("ungated", "rollback"),
         "mixture": ("mix", "A", "B", "equal"),
     }
-    left = LEFT - 90
+    left = LEFT - 120
     for regime, names in curves.items():
         arms = {name: regimes[regime][name] for name in names if name in regimes.get(regime, {})}
         if arms:
