@@ -1,4 +1,4 @@
-"""The picture of recipes/RESULTS.md: what each arm gains over plain distillation, and the two acting regimes."""
+"""The picture of recipes/RESULTS.md: what each arm gains over plain distillation, and the regimes that act."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ INK, GREY, LINES = "#222222", "#8a8a8a", "#e4e4e4"
 COLORS = {
     "gate": "#0072b2", "oracle": "#d55e00", "schedule": "#009e73", "control": "#999999",
     "mix": "#d55e00", "A": "#0072b2", "B": "#56b4e9", "equal": "#999999", "ungated": "#222222", "rollback": "#009e73",
+    "handover": "#009e73", "grpo_distill": "#222222", "grpo": "#0072b2",
 }  # fmt: skip
 WIDTH, LEFT, COLUMN, GAP, ROW, TOP = 1030, 180, 250, 30, 17, 64
 CURVE_HEIGHT, CURVE_WIDTH = 190, 380
@@ -40,11 +41,14 @@ def draw(regimes: Mapping[str, Mapping[str, Any]], difference: Difference, final
     curves = {
         "ruin": ("ungated", "rollback"),
         "mixture": ("mix", "A", "B", "equal"),
+        "reward": ("handover", "grpo_distill", "grpo"),
     }
     left = LEFT - 120
     for regime, names in curves.items():
         arms = {name: regimes[regime][name] for name in names if name in regimes.get(regime, {})}
         if arms:
+            if left + CURVE_WIDTH > WIDTH:
+                left, bottom = LEFT - 120, bottom + CURVE_HEIGHT + 90
             shapes += _curves(left, bottom, REGIMES[regime].title, arms)
             left += CURVE_WIDTH + 90
     height = bottom + CURVE_HEIGHT + 60
@@ -127,7 +131,7 @@ def _curves(left: float, top: float, title: str, arms: Mapping[str, Any]) -> lis
         x, y = place(steps[-1], points[-1].mean)
         y = max(y, labels[-1] + 14) if labels else y
         labels.append(y)
-        shapes.append(_text(x + 14, y + 4, name, fill=color))
+        shapes.append(_text(x + 14, y + 4, name.replace("_", " "), fill=color))
     return shapes
 
 

@@ -19,6 +19,7 @@ ARITHMETIC = task("arithmetic")
 SHORT = {"steps": 24, "every": 6, "questions": 32, "initial": 32, "targeted": 64}
 """Steps, steps between evaluations, and what `AlignmentCallback` evaluates: questions and rollouts of each."""
 
+RUIN = {"steps": 80, "every": 10, "questions": 32, "initial": 32, "targeted": 128, "sigma": 0.4}
 COMMON = {"batch": 16, "learning_rate": 3e-4, "accuracy_questions": 256, "max_completion_length": 96}
 NOISE_SEED = 11
 """Noise of the first training; those of the other seeds follow."""
@@ -60,12 +61,20 @@ SCHEDULES: Mapping[str, str] = {
 }
 """Arms that are read from the ungated training: until a schedule acts, a training with it is that without it."""
 
+REWARDED: Mapping[str, str] = {
+    "grpo_distill": "incorrect rollouts; GRPO on correct ones",
+    "grpo": "nothing; GRPO on all rollouts",
+    "handover": 'as `grpo_distill`, with `AlignmentSchedule(on_harm="zero")`: what the teacher gives up, GRPO gets',
+}
+"""Arms with rewards."""
+
 ARM_TEXTS: Mapping[str, str] = {
     "ungated": "all tokens",
     **GATES,
     **{f"{CONTROL}{name}": f"control: {text}" for name, text in CONTROLLED.items()},
     **ORACLES,
     **SCHEDULES,
+    **REWARDED,
     "A": "teacher A alone",
     "B": "teacher B alone",
     "equal": "both teachers with equal weights",
@@ -139,9 +148,17 @@ REGIMES: Mapping[str, Regime] = {
         "A teacher that helps first and ruins later",
         "`embedded:teacher` with noise of 0.4 standard deviations on its weights, other noise for each seed; right on "
         "none to 0.02 of the questions.",
-        {"steps": 80, "every": 10, "questions": 32, "initial": 32, "targeted": 128, "sigma": 0.4},
+        {**RUIN},
         ("ungated",),
         tuple(SCHEDULES),
+        0.6,
+    ),
+    "reward": Regime(
+        "GRPO and a teacher that helps first and ruins later",
+        "The same teacher, beside rewards (`GatedGRPOTrainer`): 4 rollouts of each of 4 questions per step.",
+        {**RUIN, "steps": 60, "generations": 4},
+        ("handover", "grpo_distill", "grpo"),
+        (),
         0.6,
     ),
     "mixture": Regime(
@@ -176,7 +193,7 @@ def teachers_of(regime: str, seed: int, tokenizer: Any) -> dict[str, Any]:
     def embedded(name: str) -> Any:
         return load_model(f"embedded:{name}").model.requires_grad_(False)
 
-    if regime in ("noisy", "ruin"):
+    if "sigma" in REGIMES[regime].settings:
         return {"noisy": _noisy(embedded("teacher"), REGIMES[regime].settings["sigma"], NOISE_SEED + seed)}
     if regime != "mixture":
         return {"teacher": embedded("teacher" if regime == "good" else "careless")}

@@ -14,9 +14,11 @@ from _comparison_schedule import acted, best_by_pass_rate, readings_of
 from _comparison_store import Run
 
 from opd_align.core.intervals import Estimate, interval
+from opd_align.types import REWARD
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 ALIGNMENT = "/alignment/weighted"
+OF_REWARD = f"opd_align/{REWARD}/"
 WANTED_SHARE = 0.8
 """Share of the harm that a schedule or gate should prevent."""
 
@@ -35,6 +37,11 @@ class Arm:
     distilled: Floats
     by_kind: Mapping[str, Floats] = field(default_factory=dict)
     alignment: Floats | None = None
+    strength: Floats | None = None
+    """Strength of the schedule in each step."""
+
+    reward_alignment: Floats | None = None
+    """Alignment of GRPO's own update."""
 
     @staticmethod
     def of(runs: list[Run]) -> Arm:
@@ -50,7 +57,8 @@ class Arm:
             return np.array([[run["accuracy"][str(step)][kind] for step in steps] for run in runs])
 
         histories = [run["history"] for run in runs]
-        known = runs[0]["arm"] == "ungated" and all([line["step"] for line in each] == steps for each in histories)
+        evaluated = runs[0]["arm"] in ("ungated", "handover")
+        known = evaluated and all([line["step"] for line in each] == steps for each in histories)
         return Arm(
             [run["seed"] for run in runs],
             steps,
@@ -58,7 +66,9 @@ class Arm:
             np.array([until(run["tokens"]) for run in runs]),
             np.array([until(run["distilled"]) for run in runs]),
             {kind: accuracy(kind) for kind in ("two", "three")},
-            np.array([[_alignment(line) for line in history] for history in histories]) if known else None,
+            _alignments(histories, of_reward=False) if known else None,
+            np.array([run["strength"] for run in runs]) if "strength" in runs[0] else None,
+            _alignments(histories, of_reward=True) if known and "strength" in runs[0] else None,
         )
 
     def at(self, steps: list[int]) -> Arm:
@@ -98,9 +108,15 @@ class Arm:
         return np.array(found)
 
 
-def _alignment(line: Mapping[str, Any]) -> float:
-    (value,) = [value for name, value in line["metrics"].items() if name.endswith(ALIGNMENT)]
-    return float("nan") if value is None else float(value)
+def _alignments(histories: list[list[Any]], *, of_reward: bool) -> Floats:
+    """Alignment of the teacher, or of GRPO's own update, at the evaluations of each training."""
+
+    def at(line: Mapping[str, Any]) -> float:
+        found = {name: value for name, value in line["metrics"].items() if name.endswith(ALIGNMENT)}
+        (value,) = [value for name, value in found.items() if name.startswith(OF_REWARD) == of_reward]
+        return float("nan") if value is None else float(value)
+
+    return np.array([[at(line) for line in history] for history in histories])
 
 
 Regimes = Mapping[str, Mapping[str, Arm]]
@@ -240,6 +256,14 @@ def must_show(regimes: Regimes) -> dict[str, str]:
                 f"{formatted(own, signed=True)}: {peak_verdict(own)}; − each seed's own best evaluation "
                 f"{formatted(each, signed=True)}"
             )
+    rewarded = regimes.get("reward", {})
+    for name in ("grpo_distill", "grpo"):
+        if name in rewarded and len({*rewarded["handover"].seeds} & {*rewarded[name].seeds}) > 1:
+            gap = difference(rewarded["handover"], rewarded[name], final)
+            verdict = verdict_of(gap, "`handover` ends above", "`handover` ends below")
+            found[f"GRPO and a teacher that ruins later, `handover` − `{name}`"] = (
+                f"{formatted(gap, signed=True)}: {verdict}"
+            )
     compared = known(regimes.get("good", {}))
     if compared:
         plain = regimes["good"]["ungated"]
@@ -297,43 +321,16 @@ def conclusions(regimes: Regimes) -> Iterator[str]:
 
 
 def section(regime: str, arms: Mapping[str, Arm]) -> Iterator[str]:
-    about, plain = REGIMES[regime], arms.get("ungated")
-    reference = arms[about.reference]
+    about, reference = REGIMES[regime], arms[REGIMES[regime].reference]
     shared = sorted(set.intersection(*(set(arm.steps) for arm in arms.values())))
-    arms = {name: arm.at(shared) for name, arm in arms.items()}
+    common = {name: arm.at(shared) for name, arm in arms.items()}
     yield f"## {about.title}"
     yield ""
     yield f"{about.text} {about.settings['steps']} steps."
     yield ""
-    relation = f"− {about.reference}" if about.reference == "ungated" else f"`{about.reference}` − arm"
-    columns = ["arm", "distills", "seeds", "accuracy at the end", relation, "mean over training", relation]
-    columns += ["− its control", "distilled share"] if "ungated" in arms else ["two steps", "three steps"]
-    harmful = regime.startswith("harmful")
-    columns += ["share of the loss that it prevents"] if harmful else []
-    yield f"| {' | '.join(columns)} |"
-    yield "|---" * len(columns) + "|"
-    for name, arm in arms.items():
-        pair = (arm, reference) if about.reference == "ungated" else (reference, arm)
-        gaps = [
-            "" if name == about.reference else formatted(difference(*pair, what), signed=True)
-            for what in (final, over_training)
-        ]
-        cells = [f"`{name}`", ARM_TEXTS[name], str(len(arm.seeds)), formatted(interval(arm.final)), gaps[0]]
-        # Early stopping looks back from the end of the training, so it has no course of its own.
-        cells += ["", ""] if name == "early_stopping" else [formatted(interval(arm.over_training)), gaps[1]]
-        if "ungated" in arms:
-            control = control_of(name) if name in GATES else None
-            against = difference(arm, arms[control], over_training) if control in arms else None
-            cells += ["" if against is None else formatted(against, signed=True), f"{arm.share:.2f}"]
-        else:
-            cells += [formatted(interval(arm.by_kind[kind][:, -1])) for kind in ("two", "three")]
-        if harmful:
-            kept = None if name == about.reference else harm_prevented(arm, reference.at(shared))
-            cells.append("" if kept is None else formatted(kept, 2))
-        yield f"| {' | '.join(cells)} |"
-    before = interval(reference.accuracy[:, 0])
+    yield from accuracy_table(regime, common)
     yield ""
-    yield f"The student before training: {formatted(before)}."
+    yield f"The student before training: {formatted(interval(reference.accuracy[:, 0]))}."
     if any(name in arms for name in SCHEDULES):
         yield (
             "Schedules are read from the ungated training: until they act, a training with them is the same to the "
@@ -342,28 +339,106 @@ def section(regime: str, arms: Mapping[str, Arm]) -> Iterator[str]:
     yield ""
     yield f"Until an accuracy of {about.target}:"
     yield ""
+    yield from target_table(about.target, common)
+    if reference.alignment is not None:
+        training = "ungated training" if about.reference == "ungated" else f"training `{about.reference}`"
+        yield ""
+        yield (
+            f"Alignment of the {training} (SR-weighted, {about.settings['questions']} held-out questions), and "
+            f"{'its accuracy' if reference.strength is None else 'accuracy and strength by step'}:"
+        )
+        yield ""
+        yield from course_table(about.reference, arms)
+
+
+def accuracy_table(regime: str, arms: Mapping[str, Arm]) -> Iterator[str]:
+    """A row for each arm, with its differences to the reference."""
+    about, reference = REGIMES[regime], arms[REGIMES[regime].reference]
+    plain = about.reference == "ungated"
+    relation = f"− {about.reference}" if plain else f"`{about.reference}` − arm"
+    columns = ["arm", "distills", "seeds", "accuracy at the end", relation, "mean over training", relation]
+    columns += own_cells(about.reference, arms)
+    harmful = regime.startswith("harmful")
+    columns += ["share of the loss that it prevents"] if harmful else []
+    yield f"| {' | '.join(columns)} |"
+    yield "|---" * len(columns) + "|"
+    for name, arm in arms.items():
+        pair = (arm, reference) if plain else (reference, arm)
+        gaps = [
+            "" if name == about.reference else formatted(difference(*pair, what), signed=True)
+            for what in (final, over_training)
+        ]
+        cells = [f"`{name}`", ARM_TEXTS[name], str(len(arm.seeds)), formatted(interval(arm.final)), gaps[0]]
+        # Early stopping looks back from the end of the training, so it has no course of its own.
+        cells += ["", ""] if name == "early_stopping" else [formatted(interval(arm.over_training)), gaps[1]]
+        cells += own_cells(name, arms).values()
+        if harmful:
+            kept = None if name == about.reference else harm_prevented(arm, reference)
+            cells.append("" if kept is None else formatted(kept, 2))
+        yield f"| {' | '.join(cells)} |"
+
+
+def own_cells(name: str, arms: Mapping[str, Arm]) -> dict[str, str]:
+    """What only some regimes have: the cells of an arm by column."""
+    arm = arms[name]
+    if "mix" in arms:
+        return {f"{kind} steps": formatted(interval(arm.by_kind[kind][:, -1])) for kind in ("two", "three")}
+    share = {"distilled share": f"{arm.share:.2f}"}
+    if "ungated" not in arms:
+        return share
+    control = control_of(name) if name in GATES else None
+    against = difference(arm, arms[control], over_training) if control in arms else None
+    return {"− its control": "" if against is None else formatted(against, signed=True), **share}
+
+
+def target_table(target: float, arms: Mapping[str, Arm]) -> Iterator[str]:
+    """What each arm needs until an accuracy."""
     yield "| arm | steps | training tokens | distilled tokens | seeds that reached it |"
     yield "|---|---|---|---|---|"
     for name, arm in arms.items():
         if name in SCHEDULES:
             continue
         spent = [np.tile(np.array(arm.steps, float), (len(arm.seeds), 1)), arm.tokens, arm.distilled]
-        needed = [arm.until_accuracy(about.target, each) for each in spent]
+        needed = [arm.until_accuracy(target, each) for each in spent]
         reached = np.isfinite(needed[0])
         cells = [f"{each[reached].mean():,.0f}" if reached.any() else "–" for each in needed]
         yield f"| `{name}` | {' | '.join(cells)} | {reached.sum()} of {len(reached)} |"
-    if plain is not None and plain.alignment is not None:
+
+
+def course_table(reference: str, arms: Mapping[str, Arm]) -> Iterator[str]:
+    """Alignment and accuracy of the reference by step; with a strength also that, and the accuracy of the others."""
+    own = arms[reference]
+    assert own.alignment is not None
+    rows = [("alignment", own.alignment, True)]
+    if own.strength is None:
+        rows.append(("accuracy", own.accuracy, False))
+    else:
+        assert own.reward_alignment is not None
+        rows.append(("alignment of GRPO's own update", own.reward_alignment, True))
+        rows += [(f"accuracy, `{name}`", arm.accuracy, False) for name, arm in arms.items() if arm.steps == own.steps]
+    yield "| | " + " | ".join(f"step {step}" for step in own.steps) + " |"
+    yield "|---" * (len(own.steps) + 1) + "|"
+    for label, values, signed in rows:
+        means = [formatted(interval(column[np.isfinite(column)]), 2, signed=signed) for column in values.T]
+        yield f"| {label} | " + " | ".join(means) + " |"
+    if own.strength is not None:
+        # Of the step after each evaluation: it stays until the next one.
+        for seed, strength in zip(own.seeds, own.strength[:, own.steps[:-1]], strict=True):
+            yield f"| strength from then on, seed {seed} | " + " | ".join(f"{each:.2f}" for each in strength) + " | |"
         yield ""
-        yield (
-            f"Alignment of the ungated training (SR-weighted, {about.settings['questions']} held-out questions), and "
-            "its accuracy:"
-        )
-        yield ""
-        yield "| | " + " | ".join(f"step {step}" for step in plain.steps) + " |"
-        yield "|---" * (len(plain.steps) + 1) + "|"
-        for label, values, signed in (("alignment", plain.alignment, True), ("accuracy", plain.accuracy, False)):
-            means = [formatted(interval(column[np.isfinite(column)]), 2, signed=signed) for column in values.T]
-            yield f"| {label} | " + " | ".join(means) + " |"
+        yield handed_over(own.seeds, own.strength)
+
+
+def handed_over(seeds: list[int], strength: Floats) -> str:
+    """After which steps the strength is 0 for the first time, and how often it is."""
+    none = strength == 0
+    first = [f"{row.argmax()} (seed {seed})" for seed, row in zip(seeds, none, strict=True) if row.any()]
+    last = int(none[:, -1].sum())
+    return (
+        f"The reward takes over completely (strength 0) in {len(first)} of {len(seeds)} trainings"
+        + (f", for the first time after step {', '.join(first)}" if first else "")
+        + f"; at the end it has in {last}. Strength 0 holds in {none.mean():.2f} of all steps."
+    )
 
 
 assert set(CONTROLLED) <= set(GATES)

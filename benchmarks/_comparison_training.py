@@ -1,8 +1,8 @@
 """One training of `comparison.py`: a regime, an arm, a seed.
 
-All arms of a regime train the same student (`GatedDistillationTrainer`, KL(student ‖ teacher), on-policy) on the same
-questions in the same order. Held-out accuracy is that of single samples at temperature 1, on questions that are neither
-trained on nor seen by `AlignmentCallback`.
+All arms of a regime train the same student (`GatedDistillationTrainer`, or GRPO's trainers in `_comparison_reward`;
+KL(student ‖ teacher), on-policy) on the same questions in the same order. Held-out accuracy is that of single samples
+at temperature 1, on questions that are neither trained on nor seen by `AlignmentCallback`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from _comparison_regimes import (
     COMMON,
     CONTROL,
     ORACLE_ROLLOUTS,
+    REWARDED,
     kind_of,
     of_both_kinds,
     row_of,
     teachers_of,
 )
+from _comparison_reward import reward_trainer
 from _comparison_store import settings_of
 from datasets import Dataset
 from transformers import TrainerCallback
@@ -32,7 +34,7 @@ from trl import DistillationConfig
 
 from opd_align.backends.loading import load_model
 from opd_align.settings import Budget
-from opd_align.training import AlignmentCallback, GatedDistillationTrainer, TeacherMix
+from opd_align.training import AlignmentCallback, AlignmentSchedule, GatedDistillationTrainer, TeacherMix
 from opd_align.training.contrast import sample_hints
 from opd_align.training.gates import FunctionGate, Gate, GateBatch
 from opd_align.training.published_gates import named_gate
@@ -103,88 +105,136 @@ class HeldOutAccuracy:
         return {"all": float(right_N.mean()), **by_kind}
 
 
-def train(regime: str, arm: str, seed: int, file: Path) -> None:
-    """Trains one arm with one seed; writes what it measured to the file."""
-    settings = settings_of(regime, arm)
-    loaded = load_model("embedded:student")
-    student, tokenizer = loaded.model, loaded.tokenizer
-    teachers = teachers_of(regime, seed, tokenizer)
-    weights = {"mix": None, "equal": dict.fromkeys(teachers, 1.0), "A": {"A": 1.0}, "B": {"B": 1.0}}
-    by_kind = "kind" if arm == "mix" else None
-    mix = TeacherMix(teachers, weights=weights.get(arm, dict.fromkeys(teachers, 1.0)), kind=by_kind, seed=seed)
+class Measure(TrainerCallback):  # type: ignore[misc]
+    """Held-out accuracy along a training, by step, and the strength of its schedule in each step."""
+
+    def __init__(self, accuracy: HeldOutAccuracy, every: int, *, before: bool) -> None:
+        self.accuracy, self.every, self.before = accuracy, every, before
+        self.found: dict[int, dict[str, float]] = {}
+        self.schedule: AlignmentSchedule | None = None
+        self.strength: list[float] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if self.before:
+            self.found[0] = self.accuracy(model)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.schedule is not None:
+            self.strength.append(self.schedule.strength)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if state.global_step % self.every == 0:
+            self.found[state.global_step] = self.accuracy(model)
+            print(state.global_step, self.found[state.global_step], self.strength[-1:], flush=True)
+
+
+def options_of(settings: dict[str, Any], output: Path, seed: int) -> dict[str, Any]:
+    """Options that the configurations of all trainers share."""
+    return {
+        "output_dir": str(output), "max_steps": settings["steps"], "per_device_train_batch_size": settings["batch"],
+        "learning_rate": settings["learning_rate"], "lr_scheduler_type": "constant", "temperature": 1.0,
+        "max_completion_length": settings["max_completion_length"], "gradient_checkpointing": False,
+        "logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True,
+        "bf16": False, "seed": seed,
+    }  # fmt: skip
+
+
+def rows_of(arm: str, seed: int, settings: dict[str, Any], student: Any) -> list[dict[str, Any]]:
+    """The questions of a training; with rewards it uses a part of them."""
     trained = ARITHMETIC.load(split="train", limit=settings["steps"] * settings["batch"], seed=seed)
     rows = [row_of(question) for question in trained]
-    if arm == "contrastive":
-        longest = settings["max_completion_length"]
-        hints = sample_hints(student, tokenizer, ARITHMETIC, trained, max_tokens=longest)
-        rows = [{**row, **hints[question.id]} for row, question in zip(rows, trained, strict=True)]
+    if arm != "contrastive":
+        return rows
+    longest = settings["max_completion_length"]
+    hints = sample_hints(student.model, student.tokenizer, ARITHMETIC, trained, max_tokens=longest)
+    return [{**row, **hints[question.id]} for row, question in zip(rows, trained, strict=True)]
+
+
+def distillation_trainer(
+    arm: str, seed: int, teachers: dict[str, Any], mix: TeacherMix, options: dict[str, Any], **given: Any
+) -> GatedDistillationTrainer:
+    """The trainer of an arm without rewards."""
     gate = gate_of(arm, seed, ARITHMETIC.verifier)
     if arm.startswith("oracle_"):
         (teacher,) = teachers.values()
         mode: Any = arm.removeprefix("oracle_")
+        tokenizer = given["processing_class"]
         gate = OracleGate(ARITHMETIC, teacher, tokenizer, mode, rollouts=ORACLE_ROLLOUTS, seed=seed)
-    output = file.with_suffix("")
-    trainer = GatedDistillationTrainer(
-        model=student,
+    return GatedDistillationTrainer(
         # A single teacher as it is: some gates need all tokens of a step first, which a mix does not support.
         teacher_model=mix if len(teachers) > 1 else next(iter(teachers.values())),
         gate=gate,
         denominator="keep",
-        processing_class=tokenizer,
-        train_dataset=Dataset.from_list(rows),
-        args=DistillationConfig(
-            output_dir=str(output), max_steps=settings["steps"], per_device_train_batch_size=settings["batch"],
-            learning_rate=settings["learning_rate"], lr_scheduler_type="constant", beta=1.0, temperature=1.0,
-            max_completion_length=settings["max_completion_length"], gradient_checkpointing=False, logging_steps=1,
-            save_strategy="no", report_to="none", disable_tqdm=True, use_cpu=True, bf16=False, seed=seed,
-        ),
+        args=DistillationConfig(**options, beta=1.0),
+        **given,
+    )
+
+
+def evaluate_along(trainer: Any, settings: dict[str, Any]) -> AlignmentCallback:
+    """Adds the evaluations that mixes and schedules follow."""
+    held_out = of_both_kinds(settings["questions"], offset=settings["accuracy_questions"])
+    callback = AlignmentCallback(
+        trainer, [row_of(question) for question in held_out], ARITHMETIC, every_n_steps=settings["every"],
+        budget=Budget(settings["initial"], settings["targeted"], allocation="adaptive", rounds=2),
+        max_overhead=None, on_error="raise",
     )  # fmt: skip
-    accuracy = HeldOutAccuracy(tokenizer, seed)
-    measured: dict[int, dict[str, float]] = {}
-    aligned = arm in ("ungated", "mix")
-    # Half as often without a schedule; before training all arms have the same student.
-    measure_every = settings["every"] * (1 if aligned or regime == "mixture" else 2)
+    trainer.add_callback(callback)
+    return callback
 
-    class Measure(TrainerCallback):
-        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-            if aligned:
-                measured[0] = accuracy(model)
 
-        def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-            if state.global_step % measure_every == 0:
-                measured[state.global_step] = accuracy(model)
-                print(state.global_step, measured[state.global_step], flush=True)
-
+def train(regime: str, arm: str, seed: int, file: Path) -> None:
+    """Trains one arm with one seed; writes what it measured to the file."""
+    settings, output = settings_of(regime, arm), file.with_suffix("")
+    student = load_model("embedded:student")
+    teachers = teachers_of(regime, seed, student.tokenizer)
+    weights = {"mix": None, "equal": dict.fromkeys(teachers, 1.0), "A": {"A": 1.0}, "B": {"B": 1.0}}
+    by_kind = "kind" if arm == "mix" else None
+    mix = TeacherMix(teachers, weights=weights.get(arm, dict.fromkeys(teachers, 1.0)), kind=by_kind, seed=seed)
+    options = options_of(settings, output, seed)
+    rows = Dataset.from_list(rows_of(arm, seed, settings, student))
+    given = {"model": student.model, "processing_class": student.tokenizer, "train_dataset": rows}
+    if arm in REWARDED:
+        (teacher,) = teachers.values()
+        trainer = reward_trainer(arm, teacher, settings["generations"], options, **given)
+    else:
+        trainer = distillation_trainer(arm, seed, teachers, mix, options, **given)
+    aligned = arm in ("ungated", "mix", "handover")
+    # Half as often in the many arms with gates; before training all arms have the same student.
+    every = settings["every"] * (1 if aligned or regime in ("mixture", "reward") else 2)
+    measure = Measure(HeldOutAccuracy(student.tokenizer, seed), every, before=aligned)
     if aligned:
-        held_out = of_both_kinds(settings["questions"], offset=settings["accuracy_questions"])
-        callback = AlignmentCallback(
-            trainer, [row_of(question) for question in held_out], ARITHMETIC, every_n_steps=settings["every"],
-            budget=Budget(settings["initial"], settings["targeted"], allocation="adaptive", rounds=2),
-            max_overhead=None, on_error="raise",
-        )  # fmt: skip
-        trainer.add_callback(callback)
+        callback = evaluate_along(trainer, settings)
         if arm == "mix":
             mix.follow(callback)
-    trainer.add_callback(Measure())
+        if arm == "handover":
+            measure.schedule = AlignmentSchedule(callback, on_harm="zero")
+            trainer.add_callback(measure.schedule)
+    trainer.add_callback(measure)
     start = time.monotonic()
     trainer.train()
 
     history = output / "opd_align" / "history.jsonl"
     lines = [json.loads(line) for line in history.read_text().splitlines()] if aligned else []
-    steps = [row for row in trainer.state.log_history if "gate/denominator" in row]
+    steps = [row for row in trainer.state.log_history if "loss" in row]
     found = {
         "regime": regime,
         "arm": arm,
         "seed": seed,
         "settings": settings,
         "seconds": time.monotonic() - start,
-        "accuracy": measured,
-        # With denominator="keep" this is the number of all completion tokens.
-        "tokens": [row["gate/denominator"] for row in steps],
-        "distilled": [row["gate/tokens_distilled"] for row in steps],
+        "accuracy": measure.found,
+        "tokens": [completion_tokens(row, settings["batch"]) for row in steps],
+        "distilled": [row.get("gate/tokens_distilled", 0.0) for row in steps],
         "history": [{"step": line["step"], "metrics": line["metrics"]} for line in lines],
         "weights": {kind: list(each) for kind, each in mix.weights.items()} if arm == "mix" else {},
+        **({"strength": measure.strength} if measure.strength else {}),
     }
     temporary = file.with_suffix(".new")
     temporary.write_text(json.dumps(found, indent=1))
     temporary.rename(file)
+
+
+def completion_tokens(row: dict[str, Any], batch: int) -> float:
+    """Completion tokens of a step: with denominator="keep" what the gate divides by; GRPO alone logs their mean."""
+    found: float = row["gate/denominator"] if "gate/denominator" in row else row["completions/mean_length"] * batch
+    return found

@@ -35,6 +35,7 @@ QUICK_RUNS = (
     ("good", "oracle_sign"),
     ("mixture", "mix"),
     ("mixture", "equal"),
+    ("reward", "handover"),
 )
 
 

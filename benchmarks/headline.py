@@ -1,7 +1,8 @@
 """The paper's main claim on the embedded models: is alignment higher on incorrect paths than on correct ones?
 
 The same rollouts with the paper's counting (`pooled`) and with `backup`, for each teacher, with 95 % intervals over
-questions. Uses the demo's configuration with 3,000 targeted rollouts per question, on other questions than the demo.
+questions. Uses the demo's configuration with up to 3,000 targeted rollouts per question by `paper`, on other questions
+than the demo.
 
     python benchmarks/headline.py [--quick] [--json FILE] [--questions N]
 
@@ -34,7 +35,8 @@ ESTIMATORS = ("pooled", "backup")
 
 def measured(questions: int) -> dict[str, pa.Table]:
     """Node tables of all questions by estimator, without questions that lack the teachers' demonstrations."""
-    study = Study(read_config("demo", [f"questions.limit={questions}", "questions.seed=1000", "budget.targeted=3000"]))
+    budget = "budget={initial: 100, targeted: 3000, allocation: paper, n_min: 60}"
+    study = Study(read_config("demo", [f"questions.limit={questions}", "questions.seed=1000", budget]))
     with tempfile.TemporaryDirectory() as folder:
         demonstrations = study.collect_demonstrations(Path(folder))
     skipped = study.unavailable_teachers(demonstrations)

@@ -40,7 +40,7 @@ from opd_align.study.build import Study
 from opd_align.study.config import read_config
 from opd_align.study.plan import calibrated, planned
 
-SMALL = Budget(initial=40, n_min=10, by_update=4, by_gap=4)
+SMALL = Budget(initial=40, allocation="paper", n_min=10, by_update=4, by_gap=4)
 TEACHERS = 8
 
 
@@ -99,7 +99,7 @@ def by_questions(few: int, many: int) -> dict[str, float]:
 def shared_tree(worlds: int) -> dict[str, float]:
     """Rollouts of the paper's allocation with a tenth of its visits: one tree for all teachers, or one tree each."""
     family = ExactFamily.random(31, worlds, length=200)
-    settings = Settings(budget=Budget(initial=40, n_min=10))
+    settings = Settings(budget=Budget(initial=40, allocation="paper", n_min=10))
     teachers = [make_teacher(family, number) for number in range(TEACHERS)]
     shared = rollouts(analyze(family, teachers, family.questions, family, settings=settings))
     separate = [
@@ -114,7 +114,8 @@ def shared_tree(worlds: int) -> dict[str, float]:
 
 def make_study(questions: int, offset: int, **budget: Any) -> Study:
     config = read_config("demo", [f"questions.limit={questions}", f"questions.offset={offset}", "teachers=[]"])
-    return Study(replace(config, budget=replace(Budget(n_min=20, by_update=10, by_gap=10), **budget)))
+    paper = Budget(allocation="paper", n_min=20, by_update=10, by_gap=10)
+    return Study(replace(config, budget=replace(paper, **budget)))
 
 
 def eight_teachers(questions: int) -> dict[str, float]:

@@ -29,7 +29,7 @@ class NegativeOnly:
 def main() -> None:
     worlds = ExactFamily.random(seed=0, n=4, length=80)
     teacher = worlds.teacher("noisy", lambda world: world.tilted_teacher(strength=6.0, noise=1.0))
-    settings = Settings([ReverseKL(), NegativeOnly()], Budget(n_min=40, allocation="adaptive"))
+    settings = Settings([ReverseKL(), NegativeOnly()], Budget(n_min=40))
     analysis = analyze(worlds, [teacher], worlds.questions, worlds, settings=settings)
     slices = Slices(analysis.nodes)
     for objective in settings.objectives:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from opd_align import ExactWorld, Question, Settings
+from opd_align import Budget, ExactWorld, Question, Settings
 from opd_align.core.collect import collect
 from opd_align.core.estimate import estimate
 
@@ -22,7 +22,8 @@ WIDTH, HEIGHT, LEFT, TOP = 760, 300, 46, 34
 def main(target: Path) -> None:
     world = ExactWorld.random(3, length=120)
     teachers = [world.tilted_teacher(), world.adversarial_teacher()]
-    evidence = collect(world, teachers, Question("a world"), world, settings=Settings())
+    settings = Settings(budget=Budget(allocation="paper"))
+    evidence = collect(world, teachers, Question("a world"), world, settings=settings)
     index = evidence.correct.index(False)
     scores = evidence.paths[index]
     own = np.flatnonzero(scores.token_C == np.repeat(scores.completion_T, np.diff(scores.offsets)))

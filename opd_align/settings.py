@@ -13,7 +13,7 @@ from typing import Literal, get_args
 from opd_align.core.objectives import Objective, ReverseKL
 from opd_align.types import OpdAlignError
 
-Allocation = Literal["paper", "adaptive"]
+Allocation = Literal["adaptive", "paper"]
 Method = Literal["backup", "direct", "pooled"]
 Restrict = Literal["renormalise", "full"]
 Precision = Literal["auto", "float32", "head", "native"]
@@ -86,30 +86,33 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Budget:
-    """How many rollouts to sample per question, and where. The defaults are the paper's.
+    """How many rollouts to sample per question, and where.
+
+    The paper's budget is `Budget(allocation="paper")`: all other defaults are the paper's.
 
     Args:
         initial: Number of initial rollouts per question, sampled from the prompt.
         targeted: Maximum number of targeted rollouts per question (rollouts forced through a chosen token). `None`: as
-            many as the paper's plan needs, or half of that with `allocation="adaptive"`.
+            many as the paper's plan needs with `allocation="paper"`, half of that with `"adaptive"`.
         seconds: Time limit per question in seconds, checked between batches. `None`: no limit.
-        allocation: `"paper"` plans all targeted rollouts once, by depth window and rank. `"adaptive"` plans in rounds
-            and samples where the estimates are most uncertain; a quarter of its rollouts follow the paths.
+        allocation: `"adaptive"` plans targeted rollouts in rounds and samples where the estimates are most uncertain; a
+            quarter of its rollouts follow the paths. `"paper"` plans all of them once, by depth window and rank.
         correct_paths: Number of correct rollouts to analyze per question.
         incorrect_paths: Number of incorrect rollouts to analyze per question.
         tau: Tokens above this probability, for the student or any teacher, are candidates for targeted rollouts. In
             (0, 1).
-        n_min: Number of visits to which `"paper"` brings each chosen token.
-        by_update: Tokens chosen per path and window by the size of the GKD update (`"paper"`).
-        by_gap: Tokens chosen per path and window by |teacher probability - student probability| (`"paper"`).
-        first_window: Width of the first depth window in tokens. Each later window is twice as wide (`"paper"`).
+        n_min: Number of visits to which the paper's plan brings each chosen token. This and the next three define that
+            plan; with `"adaptive"` they only set how many rollouts `targeted=None` means.
+        by_update: Tokens chosen per path and window by the size of the GKD update.
+        by_gap: Tokens chosen per path and window by |teacher probability - student probability|.
+        first_window: Width of the first depth window in tokens. Each later window is twice as wide.
         rounds: Number of planning rounds (`"adaptive"`).
     """
 
     initial: int = 200
     targeted: int | None = None
     seconds: float | None = None
-    allocation: Allocation = "paper"
+    allocation: Allocation = "adaptive"
     correct_paths: int = 2
     incorrect_paths: int = 2
     tau: float = 0.02
@@ -120,8 +123,8 @@ class Budget:
     rounds: int = 8
 
     def __post_init__(self) -> None:
-        if self.allocation not in ("paper", "adaptive"):
-            raise OpdAlignError(f"unknown allocation {self.allocation!r}; choose 'paper' or 'adaptive'")
+        if self.allocation not in get_args(Allocation):
+            raise OpdAlignError(f"unknown allocation {self.allocation!r}; choose 'adaptive' or 'paper'")
         for name in ("initial", "n_min", "first_window", "rounds"):
             if getattr(self, name) < 1:
                 raise OpdAlignError(f"budget: {name} must be at least 1, not {getattr(self, name)}")

@@ -28,8 +28,11 @@ def modules():
     sys.path.remove(str(BENCHMARKS))
 
 
-def a_run(modules, regime, arm, seed, final, *, share=1.0, alignment=0.3, accuracy=None):
-    """Accuracy changes linearly from 0.5, or as given; 100 tokens per step, a share of them distilled."""
+def a_run(modules, regime, arm, seed, final, *, share=1.0, alignment=0.3, accuracy=None, strength=None):
+    """Accuracy changes linearly from 0.5, or as given; 100 tokens per step, a share of them distilled.
+
+    The strength of a schedule is given between evaluations.
+    """
     settings = modules.store.settings_of(regime, arm)
     every, steps = settings["every"], settings["steps"]
     evaluated = range(0, steps + 1, every)
@@ -52,14 +55,16 @@ def a_run(modules, regime, arm, seed, final, *, share=1.0, alignment=0.3, accura
                 "step": step,
                 "metrics": {
                     ALIGNMENT: mean,
+                    **({"opd_align/reward/dr_grpo/alignment/weighted": 0.9} if arm == "handover" else {}),
                     f"{ALIGNMENT}_half_width": 0.1,
                     "opd_align/student/pass_rate": value,
                 },
             }
             for step, mean, value in zip(evaluated, alignments, values, strict=True)
-            if arm in ("ungated", "mix")
+            if arm in ("ungated", "mix", "handover")
         ],
         "weights": {},
+        **({"strength": [each for each in strength for _ in range(every)]} if strength else {}),
     }
 
 
@@ -141,6 +146,36 @@ def test_a_schedule_returns_to_the_peak(modules, runs):
     assert (arms["stop"].final > arms["ungated"].final).all()
 
 
+@pytest.fixture
+def rewarded(modules, tmp_path):
+    """The first training hands over after step 20, the second one lowers the strength and raises it again."""
+    strengths = [[1.0, 1.0, 0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.5, 1.0, 1.0, 1.0]]
+    for seed, strength in enumerate(strengths):
+        offset = 0.01 * seed
+        store(
+            tmp_path,
+            a_run(modules, "reward", "handover", seed, 0.7 + offset, strength=strength, share=0.1, alignment=-0.2),
+            a_run(modules, "reward", "grpo_distill", seed, 0.2 + offset, share=0.4),
+            a_run(modules, "reward", "grpo", seed, 0.8 + offset, share=0.0),
+        )
+    return tmp_path
+
+
+def test_trainings_that_hand_over_to_the_reward(modules, rewarded):
+    modules.results.write_results(regimes_in(modules, rewarded), rewarded / "RESULTS.md")
+    text = (rewarded / "RESULTS.md").read_text()
+    assert "`handover` − `grpo_distill`: +0.500 ± 0.000: `handover` ends above." in text
+    assert "`handover` − `grpo`: -0.100 ± 0.000: `handover` ends below." in text
+    assert "| `grpo` | nothing; GRPO on all rollouts | 2 | 0.805 ± 0.064 | -0.100 ± 0.000 |" in text
+    assert "| alignment of GRPO's own update |" + " +0.90 ± 0.00 |" * 7 in text
+    assert "| alignment |" + " -0.20 ± 0.00 |" * 7 in text
+    assert "| strength from then on, seed 0 | 1.00 | 1.00 |" + " 0.00 |" * 4 + " |" in text
+    assert "in 1 of 2 trainings, for the first time after step 20 (seed 0); at the end it has in 1." in text
+    assert "Strength 0 holds in 0.33 of all steps." in text
+    assert "nan" not in text
+    assert (rewarded / "results.svg").read_text().count("<polyline") == 3
+
+
 def test_a_schedule_that_never_acts_ends_like_the_training(modules):
     found = modules.schedule.acted([Reading(step, 0.5, 0.05) for step in (0, 10, 20)])
     assert (found.at, found.stop, found.rollback) == (None, 20, 20)
@@ -207,6 +242,8 @@ def test_nothing_is_concluded_from_one_seed(modules, tmp_path):
         a_run(modules, "good", "incorrect", 0, 0.1),
         a_run(modules, "harmful", "ungated", 0, 0.3, alignment=-0.4),
         a_run(modules, "harmful", "incorrect", 0, 0.5),
+        a_run(modules, "reward", "handover", 0, 0.7, strength=[1.0] * 6),
+        a_run(modules, "reward", "grpo", 0, 0.5),
     )
     regimes = regimes_in(modules, tmp_path)
     assert modules.results.must_show(regimes) == {}

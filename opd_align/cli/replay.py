@@ -97,6 +97,9 @@ def _settings(args: argparse.Namespace, config: StudyConfig, recording: Recordin
     """All natural rollouts unless `--initial` says otherwise; without targeted ones, counts instead of `backup`."""
     settings = config.settings()
     budget = settings.budget
+    # `adaptive` saves rollouts, and these cost nothing: the paper's plan asks for all alternatives.
+    if args.allocation is None and not any(each.startswith("budget") and "allocation" in each for each in args.set):
+        budget = replace(budget, allocation="paper")
     if args.initial is None:
         most = max(len(entry.natural) for entry in recording.questions.values())
         budget = replace(budget, initial=most)

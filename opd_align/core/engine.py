@@ -198,7 +198,7 @@ def analyze(
         teachers: Teachers that the student's `score` accepts. May be empty if all objectives have `signal="reward"`.
         questions: Questions to analyze.
         grader: Decides which completions are correct.
-        settings: Settings of the analysis. `None`: the paper's defaults.
+        settings: Settings of the analysis. `None`: `Settings()`.
         on_progress: Called with a `Progress` after every step, from the thread that did it.
         workers: Number of threads, each processing one group of questions. Useful when sampling waits for a server;
             student and grader must be thread-safe. The result does not depend on it.

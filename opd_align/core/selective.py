@@ -4,22 +4,22 @@ Every way keeps the same share of the same decisions, weighted alike: each quest
 each decision of a path. So the oracle, which keeps the decisions with the largest signal (SR range × alignment), is the
 best possible choice by construction: no filter can be above it. It chooses and values with the same noisy estimate and
 is biased upwards; the cross-fitted oracle chooses on one half of the rollouts and values on the other without shrinkage
-(`core.oracle`), so its curve has a beginning of its own.
+(`core.oracle`), so its curve has a beginning of its own, and its intervals include what the halves share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import nan
+from dataclasses import dataclass, replace
+from math import hypot, nan
 
 import numpy as np
 import pyarrow as pa
 
-from opd_align.core.intervals import TAILS
+from opd_align.core.intervals import NORMAL, TAILS
 from opd_align.core.metrics import MEASURES, MIN_QUESTIONS
 from opd_align.core.node_rows import NodeRows, select_rows
-from opd_align.core.oracle import half_signals, half_values
+from opd_align.core.oracle import SHARED_SD, half_signals, half_values
 from opd_align.types import Floats, Ints, OpdAlignError
 
 SHARES = (1.0, 0.9, 0.75, 0.5, 0.25, 0.1, 0.05)
@@ -77,10 +77,11 @@ def selective_curves(
         if np.isfinite(score_N).any():
             choices[name] = [(score_N, signal_N)]
     times_DQ = _resampled(rows.n_questions, len(weight_N))
-    return {
+    curves = {
         name: _curve(folds, weight_N, rows.question_N, times_DQ, np.asarray(shares, np.float64))
         for name, folds in choices.items()
     }
+    return curves | {CROSS_FITTED: [_with_shared_error(point) for point in curves[CROSS_FITTED]]}
 
 
 def node_weights(rows: NodeRows) -> Floats:
@@ -111,6 +112,15 @@ def _curve(
     else:
         low_S = high_S = np.full(len(share_S), nan)
     return [CurvePoint(*map(float, values)) for values in zip(share_S, signal_DS[0], low_S, high_S, strict=True)]
+
+
+def _with_shared_error(point: CurvePoint) -> CurvePoint:
+    """The point with the error that both halves have in common; without a choice there is none."""
+    if point.share == 1:
+        return point
+    shared = NORMAL * SHARED_SD
+    low, high = (hypot(end - point.signal, shared) for end in (point.low, point.high))
+    return replace(point, low=point.signal - low, high=point.signal + high)
 
 
 def _kept_signal(

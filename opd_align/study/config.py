@@ -1,8 +1,8 @@
 """The configuration of a study, from YAML files and command-line flags.
 
-A configuration holds plain values, by default the paper's. It is checked as a whole before a model is loaded; an error
-about an unknown key suggests the most similar known one. `Study` creates the objects that the engine takes (student,
-teachers, questions, grader) from it; configuration objects are not used beyond that.
+A configuration holds plain values, by default those of `opd_align.settings`. It is checked as a whole before a model is
+loaded; an error about an unknown key suggests the most similar known one. `Study` creates the objects that the engine
+takes (student, teachers, questions, grader) from it; configuration objects are not used beyond that.
 """
 
 from __future__ import annotations

@@ -139,7 +139,8 @@ def test_outcomes_without_continuations_count_at_their_branch(tmp_path: Path) ->
             line["outcomes"] = family.grade(question, sampled).tolist()
     file = write_lines(tmp_path / "branches.jsonl", lines + nodes)
     recorded = {(len(line["prefix"]), line["token"]): line["outcomes"] for line in nodes if line.get("outcomes")}
-    settings = Settings(budget=Budget(initial=20, n_min=60, correct_paths=1, incorrect_paths=0, by_update=500))
+    paper = Budget(initial=20, allocation="paper", n_min=60, correct_paths=1, incorrect_paths=0, by_update=500)
+    settings = Settings(budget=paper)
 
     analysis = replayed(file, replace(settings, estimator="direct"), own_token_outcomes=True)
     rows = [row for row in analysis.children.to_pylist() if row["token"] and row["p"] > 0.02]

@@ -36,6 +36,7 @@ from opd_align.types import Failure, OpdAlignError, Question, Rollouts, SampleRe
 # Two problems whose changes are easily misread ("brought back", "given away").
 SMALL = [
     "--limit", "2", "--set", "questions.offset=2", "--initial", "100", "--targeted", "1500", "--n-sig", "10",
+    "--allocation", "paper", "--set", "budget.n_min=60",
 ]  # fmt: skip
 
 

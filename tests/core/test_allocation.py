@@ -65,8 +65,9 @@ def planned(targets: Sequence[Target]) -> dict[tuple[int, ...], int]:
 # -- budget ---------------------------------------------------------------------------------------------------
 
 
-def test_defaults_match_the_paper() -> None:
+def test_all_defaults_but_the_allocation_are_the_papers() -> None:
     budget = Budget()
+    assert budget.allocation == "adaptive"
     assert (budget.initial, budget.correct_paths, budget.incorrect_paths, budget.tau) == (200, 2, 2, 0.02)
     assert (budget.n_min, budget.by_update, budget.by_gap, budget.first_window) == (100, 20, 20, 50)
 
@@ -74,7 +75,7 @@ def test_defaults_match_the_paper() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"allocation": "papre"}, r"unknown allocation 'papre'; choose 'paper' or 'adaptive'"),
+        ({"allocation": "papre"}, r"unknown allocation 'papre'; choose 'adaptive' or 'paper'"),
         ({"initial": 0}, r"initial must be at least 1, not 0"),
         ({"n_min": -3}, r"n_min must be at least 1, not -3"),
         ({"first_window": 0}, r"first_window must be at least 1"),

@@ -14,7 +14,10 @@ from opd_align.core.alignment import cosine
 from opd_align.core.chosen_paths import chosen_rows
 from opd_align.core.collect import Evidence, collect
 from opd_align.core.engine import _halves, align, estimated_paths
+from opd_align.core.intervals import NORMAL
 from opd_align.core.objectives import unified_update
+from opd_align.core.oracle import SHARED_SD
+from opd_align.core.selective import selective_curves
 from opd_align.settings import Budget, Rules, Settings
 from opd_align.types import Question
 
@@ -72,6 +75,28 @@ def test_halves_share_only_the_chosen_paths_and_certain_ends():
     assert len(a) + len(b) == len(tree) + len(shared)
 
 
+def without_shared_error(found) -> float:
+    """The half-width of the interval over questions alone."""
+    return float(np.sqrt(found.half_width**2 - (NORMAL * SHARED_SD) ** 2))
+
+
+def test_the_interval_has_an_error_that_more_questions_do_not_reduce():
+    n = 400
+    columns = {name: np.full(n, 0.3) for name in ("alignment", "alignment_a", "alignment_b", "sr_range")}
+    nodes = pa.table({
+        "question": [f"q{at}" for at in range(n)], "path": np.zeros(n, int), "teacher": ["T"] * n,
+        "objective": ["gkd"] * n, **columns,
+    })  # fmt: skip
+    full, kept = metrics.selective_oracle(nodes, (0.0,))
+    for found in (kept.cross_fitted_signal, kept.cross_fitted_gain):
+        assert found.half_width == pytest.approx(NORMAL * SHARED_SD)
+    for found in (full.cross_fitted_signal, full.cross_fitted_gain):
+        assert found.half_width == pytest.approx(0.0, abs=1e-9)
+    everything, half = selective_curves(nodes, (), shares=(1.0, 0.5))["cross-fitted"]
+    assert everything.high - everything.low == pytest.approx(0.0, abs=1e-9)
+    assert (half.low, half.high) == pytest.approx((0.09 - NORMAL * SHARED_SD, 0.09 + NORMAL * SHARED_SD))
+
+
 def test_an_error_that_both_halves_share_is_no_gain():
     # Both posteriors overrate one token; the teacher prefers it at half of the nodes. Unshrunk values do not.
     rng = np.random.default_rng(0)
@@ -85,6 +110,6 @@ def test_an_error_that_both_halves_share_is_no_gain():
         "signal_a": 0.4 * rng.standard_normal(n), "signal_b": 0.4 * rng.standard_normal(n),
     })  # fmt: skip
     found = metrics.selective_oracle(nodes, (0.0,))[1].cross_fitted_signal
-    assert abs(found.mean) < found.half_width / 2
+    assert abs(found.mean) < without_shared_error(found) / 2
     shrunk = metrics.selective_oracle(nodes.drop_columns(["signal_a", "signal_b"]), (0.0,))[1].cross_fitted_signal
     assert shrunk.mean > 0.09

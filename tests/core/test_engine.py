@@ -33,7 +33,7 @@ from opd_align.types import (
     SampleRequest,
 )
 
-SMALL = Budget(initial=60, n_min=25, by_update=8, by_gap=8)
+SMALL = Budget(initial=60, allocation="paper", n_min=25, by_update=8, by_gap=8)
 A, B, C = (Question(name) for name in "abc")
 
 
@@ -530,7 +530,7 @@ def test_halves_share_only_what_is_certain(world, teachers) -> None:
 def test_thirty_thousand_tokens() -> None:
     world = ExactWorld.random(0, length=30_000, vocabulary=8)
     teachers = [world.tilted_teacher(strength=4.0, noise=1.0)]
-    budget = Budget(initial=8, n_min=2, by_update=2, by_gap=2, targeted=40, correct_paths=1, incorrect_paths=1)
+    budget = Budget(initial=8, targeted=40, rounds=2, correct_paths=1, incorrect_paths=1)
     settings = Settings(budget=budget, rules=Rules(n_sig=1, draws=20))
     evidence = collect(world, teachers, A, world, settings=settings)
     rows = align(evidence, settings)

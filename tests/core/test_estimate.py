@@ -428,7 +428,8 @@ def test_an_exit_without_samples_is_not_certain() -> None:
     path = scored((1, END), kept)
     for shrink in (True, False):
         found = estimate(tree_of([((1, END), 0, 1)] * 50), [path], shrink=shrink)[0]
-        assert by_child(path, found.effective_C)[0, 2] < 20
+        # Its siblings were correct 50 times of 50: it resembles them, but is known less well.
+        assert by_child(path, found.effective_C)[0, 2] < 40
         assert by_child(path, found.visits_C)[0, 2] == 0
         assert found.tail_mass_T[0] == pytest.approx(0.5)
 
@@ -602,7 +603,7 @@ def explored() -> list[tuple[ExactWorld, Evidence]]:
     for seed in SEEDS:
         world = ExactWorld.random(seed, length=50, stakes=2.0)
         teachers = [world.tilted_teacher(strength=4.0, noise=1.0, seed=seed)]
-        settings = Settings(budget=Budget(initial=100, n_min=50))
+        settings = Settings(budget=Budget(initial=100, allocation="paper", n_min=50))
         found.append((world, collect(world, teachers, Question(f"w{seed}"), world, settings=settings)))
     assert all(len(evidence.paths) == 4 for _, evidence in found)
     return found

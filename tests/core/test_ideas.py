@@ -103,7 +103,11 @@ def test_exact_estimates_have_no_error_and_a_good_predictor_lowers_it(world, evi
     plain = ideas.difference_mse(world, evidence, estimate(evidence.tree, evidence.paths))
     after = [world.exact_q_along(scores) for scores in evidence.paths]
     assert ideas.difference_mse(world, evidence, ideas.PriorBackup(evidence, after).solve()) < 0.3 * plain
-    noise = [np.random.default_rng(i).random(len(each)) for i, each in enumerate(after)]
-    useless = ideas.PriorBackup(evidence, noise)
-    assert ideas.difference_mse(world, evidence, useless.solve()) < 1.1 * plain
-    assert useless.slope < 0.2
+    slopes, errors = [], []
+    for seed in range(8):
+        noise = [np.random.default_rng([seed, i]).random(len(each)) for i, each in enumerate(after)]
+        useless = ideas.PriorBackup(evidence, noise)
+        errors.append(ideas.difference_mse(world, evidence, useless.solve()))
+        slopes.append(useless.slope)
+    assert np.mean(errors) < 1.1 * plain
+    assert np.mean(slopes) < 0.2

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from opd_align import metrics
+from opd_align.core.intervals import NORMAL
 from opd_align.core.node_rows import select_rows
+from opd_align.core.oracle import SHARED_SD
 from opd_align.types import REWARD, OpdAlignError
 
 FIELDS = {
@@ -427,7 +429,8 @@ def test_on_pure_noise_only_the_cross_fitted_oracle_gains_nothing():
     ]
     full, zero = metrics.selective_oracle(make_nodes(*rows), (0.0,))
     assert zero.signal.mean - full.signal.mean > 0.02
-    assert abs(zero.cross_fitted_signal.mean) < 2 * zero.cross_fitted_signal.half_width
+    sampling = np.sqrt(zero.cross_fitted_signal.half_width**2 - (NORMAL * SHARED_SD) ** 2)
+    assert abs(zero.cross_fitted_signal.mean) < 2 * sampling
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -44,7 +46,9 @@ def log_marginal(prior: ForkPrior, exits: ExitSamples) -> float:
     for p, n, w, centre in zip(exits.p_E, exits.n_E, exits.w_E, exits.centre_E, strict=True):
         resemblance_J = STRENGTHS / (STRENGTHS + 0.2)
         mean_J = np.clip(resemblance_J * centre + (1 - resemblance_J) * prior.overall, 0.004, 0.996)
-        likelihood_J = betabinom.pmf(w, n, STRENGTHS * mean_J, STRENGTHS * (1 - mean_J))
+        inside = min(max(centre, 0.004), 0.996)
+        strength_J = STRENGTHS / (4 * inside * (1 - inside)) ** 0.5
+        likelihood_J = betabinom.pmf(w, n, strength_J * mean_J, strength_J * (1 - mean_J))
         total += np.log(prior.weight_GJ[int(p >= 0.05)] @ likelihood_J)
     return float(total)
 
@@ -92,7 +96,7 @@ def test_the_fitted_spread_is_that_of_the_exits(strength: float, p: float) -> No
     fitted = ForkPrior.start(0.5)
     for _ in range(5):
         fitted = fitted.fitted([exits])
-    assert fitted.spread(np.array([p]))[0] == pytest.approx(1 / (strength + 1), rel=0.25)
+    assert fitted.spread(np.array([p]), np.array([0.5]))[0] == pytest.approx(1 / (strength + 1), rel=0.25)
 
 
 def test_likely_and_unlikely_tokens_are_fitted_separately() -> None:
@@ -101,7 +105,7 @@ def test_likely_and_unlikely_tokens_are_fitted_separately() -> None:
         drawn_exits(3, strength=400.0, size=300, n=100, p=LIKELY),
     )
     fitted = ForkPrior.start(0.5).fitted([wild, tame])
-    spread_unlikely, spread_likely = fitted.spread(np.array([UNLIKELY, LIKELY]))
+    spread_unlikely, spread_likely = fitted.spread(np.array([UNLIKELY, LIKELY]), np.array([0.5, 0.5]))
     assert spread_unlikely > 10 * spread_likely
     alone = ForkPrior.start(0.5).fitted([tame])
     assert np.array_equal(alone.weight_GJ[1], fitted.weight_GJ[1])
@@ -166,18 +170,29 @@ def test_without_samples_the_posterior_is_the_siblings_mean(centre: float) -> No
         assert found.slope_E[0] > 0.9
         # Without samples the variance is at least the spread of the fitted forks.
         inside = min(max(centre, 0.01), 0.99)
-        assert found.var_E[0] > 0.5 * prior.spread(np.array([p]))[0] * inside * (1 - inside)
+        assert found.var_E[0] > 0.5 * prior.spread(np.array([p]), np.array([centre]))[0] * inside * (1 - inside)
+
+
+@pytest.mark.parametrize("centre", [0.03, 0.2, 0.9, 0.98])
+def test_near_the_bounds_the_prior_variance_falls_faster_than_q_times_1_minus_q(centre: float) -> None:
+    prior = only(400.0, overall=centre)
+    middle = only(400.0).posterior(exits_of(LIKELY, 0, 0, 0.5)).var_E[0]
+    found = prior.posterior(exits_of(LIKELY, 0, 0, centre)).var_E[0]
+    relative = centre * (1 - centre) / 0.25
+    assert found / middle == pytest.approx(relative**1.5, rel=0.01)
+    spread = prior.spread(np.array([LIKELY, LIKELY]), np.array([centre, 1 - centre]))
+    assert spread[0] == pytest.approx(spread[1])
 
 
 @given(n=st.integers(0, 50), share=st.floats(0, 1), centre=st.floats(0.01, 0.99), pick=st.integers(0, 7))
 @settings(deadline=None)
-def test_the_slope_is_the_derivative_with_respect_to_the_siblings(n, share, centre, pick) -> None:
+def test_for_fixed_strengths_the_slope_is_the_derivative_with_respect_to_the_siblings(n, share, centre, pick) -> None:
     w, step = round(share * n), 1e-4
     one_class = only(STRENGTHS[pick])
-    up, down = (one_class.posterior(exits_of(LIKELY, n, w, centre + sign * step)).mean_E[0] for sign in (1, -1))
-    assert one_class.posterior(exits_of(LIKELY, n, w, centre)).slope_E[0] == pytest.approx(
-        (up - down) / (2 * step), abs=1e-7
-    )
+    with patch.object(prior_module, "_NEAR_BOUNDS", 0.0):
+        up, down = (one_class.posterior(exits_of(LIKELY, n, w, centre + sign * step)).mean_E[0] for sign in (1, -1))
+        slope = one_class.posterior(exits_of(LIKELY, n, w, centre)).slope_E[0]
+    assert slope == pytest.approx((up - down) / (2 * step), abs=1e-7)
 
 
 def test_without_samples_the_mixture_is_fixed_and_so_is_its_slope() -> None:

@@ -99,10 +99,13 @@ def test_the_table_of_an_exact_world() -> None:
     teachers = [world.tilted_teacher(strength=4.0, noise=1.0, seed=1)]
     found = analyze(world, teachers, [Question(f"q{i}") for i in range(4)], world, settings=settings)
     assert np.isfinite(found.nodes["p_positive_a"].to_numpy()).all()
+    # There is no alignment where the SR range is within the resolution.
+    counts_N = np.isfinite(found.nodes["alignment"].to_numpy())
+    assert counts_N.sum() > 200
     table = reliability(found.nodes)
-    assert sum(row.nodes for row in table) == 2 * found.nodes.num_rows
+    assert sum(row.nodes for row in table) == 2 * counts_N.sum()
     assert np.average([row.all_rollouts.mean for row in table], weights=[row.nodes for row in table]) == pytest.approx(
-        found.nodes["p_positive"].to_numpy().mean()
+        found.nodes["p_positive"].to_numpy()[counts_N].mean()
     )
     counted = analyze(world, teachers, [Question("q0")], world, settings=replace(settings, estimator="direct"))
     assert sum(row.nodes for row in reliability(counted.nodes)) <= 2 * counted.nodes.num_rows

@@ -483,8 +483,11 @@ class EvenGrader:
         return np.where(np.asarray(even, bool) & stopped, Outcome.CORRECT, Outcome.INCORRECT).astype(np.int8)
 
 
+# One batch of targeted rollouts: with several rounds, invalid samples of an earlier one are kept as failed.
 SETTINGS = Settings(
-    budget=Budget(initial=24, targeted=60, n_min=10, by_update=4, by_gap=4, correct_paths=1, incorrect_paths=1),
+    budget=Budget(
+        initial=24, targeted=60, allocation="paper", n_min=10, by_update=4, by_gap=4, correct_paths=1, incorrect_paths=1
+    ),
     rules=Rules(n_sig=2.0),
 )
 

@@ -142,7 +142,7 @@ def test_provenance_survives_its_file_and_a_damaged_one_is_empty(tmp_path):
 def test_facts_name_the_budget_and_prompts_are_limited():
     facts = shown_facts(Provenance({"student": "x" * 1000}), Settings(budget=Budget(initial=60, targeted=400)))
     assert len(facts["student"]) == 301
-    assert facts["budget per question"].startswith("60 initial rollouts, up to 400 targeted (paper allocation)")
+    assert facts["budget per question"].startswith("60 initial rollouts, up to 400 targeted (adaptive allocation)")
     kept = kept_prompts({f"q{number}": {"": "y" * 9000, "A": "z"} for number in range(1000)})
     assert len(kept) < 1000
     assert sum(len(text) for texts in kept.values() for text in texts.values()) <= MAX_PROMPTS

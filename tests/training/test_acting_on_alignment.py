@@ -224,7 +224,7 @@ def test_grpo_distills_from_a_mix_too(tmp_path):
     assert run.column("mix/good/all/weight") == [0.5, 0.5]
 
 
-def test_a_mix_follows_the_callback_and_is_stored(tmp_path):
+def test_a_mix_follows_the_callback_and_is_stored(tmp_path, caplog):
     rows = [
         {**row, "kind": "two" if number % 2 else "three"} for number, row in enumerate(prompts(24).to_list())
     ]  # fmt: skip
@@ -253,7 +253,9 @@ def test_a_mix_follows_the_callback_and_is_stored(tmp_path):
     trainer.train()
     assert [reading.step for reading in mix.log.of("good", "two")] == [0, 2, 4]
     assert {*mix.weights} == {"two", "three"}
-    assert all(weights.sum() == pytest.approx(1) for weights in mix.weights.values())
+    for kind, weights in mix.weights.items():
+        none = f"Every teacher harms on questions of the kind {kind!r}" in caplog.text and not weights.any()
+        assert weights.sum() == pytest.approx(0 if none else 1)
     logged = [row for row in trainer.state.log_history if "loss" in row]
     keys = [key for key in logged[-1] if key.startswith("mix/")]
     assert len(keys) == 4
