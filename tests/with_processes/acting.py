@@ -21,6 +21,7 @@ from accelerate import DeepSpeedPlugin
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from support.ending import leave
 from support.gated_runs import dialogues, distillation, gkd, grpo, models, verifier
 from support.scripted_schedule import Scripted, ScriptedSchedule
 from support.trainings import ARITHMETIC, TINY, held_out
@@ -273,5 +274,4 @@ def schedules() -> dict[str, Any]:
 PARTS = {"neutral": neutral, "fixed": fixed, "followed": followed, "schedules": schedules}
 seen = {part: PARTS[part]() for part in given.parts}
 (given.folder / f"seen-{RANK}.json").write_text(json.dumps(seen))
-if torch.distributed.is_initialized():
-    torch.distributed.destroy_process_group()
+leave()

@@ -11,6 +11,10 @@ from typing import Any
 
 from torch import distributed
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support.ending import leave
+
 from opd_align.training import distributed as agreement
 from opd_align.training.distributed import (
     EvaluationFailed,
@@ -88,4 +92,4 @@ else:
     while not (folder / "0.json").is_file():
         time.sleep(0.1)
     (folder / "1.json").write_text(json.dumps(seen))
-distributed.destroy_process_group()
+leave()

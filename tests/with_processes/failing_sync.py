@@ -15,6 +15,7 @@ from torch import distributed
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from support.ending import leave
 from support.engineless_vllm import Engine, FailingClient, engineless_vllm
 from support.small_models import qwen3
 from torch.distributed.fsdp import fully_shard
@@ -62,4 +63,4 @@ seen["without a failure"] = sync(engineless_vllm(model, accelerator, engine))
 seen["received"] = [name for name, weight in plain.named_parameters() if torch.equal(engine.weights[name], weight)]
 seen["expected"] = [name for name, _ in plain.named_parameters()]
 (folder / f"{rank}.json").write_text(json.dumps(seen))
-distributed.destroy_process_group()
+leave()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes import EXPECTED, run_script
+from support.processes import EXPECTED, once, run_script
 
 pytestmark = pytest.mark.distributed
 
@@ -21,14 +20,10 @@ PARTS |= {"zero2": PARTS["ddp"], "zero3": PARTS["ddp"]}
 def seen(tmp_path_factory: Any) -> Any:
     """What each rank of a launch has seen; each launch is made once."""
 
-    @cache
+    @once
     def ranks(launcher: str | None) -> list[dict[str, Any]]:
-        if launcher in ("zero2", "zero3"):
-            pytest.importorskip("deepspeed", reason="DeepSpeed is missing: pip install 'opd-align[deepspeed]'")
         folder = tmp_path_factory.mktemp(launcher or "one")
-        script, before = (SCRIPT, ()) if launcher != "fsdp2" else (SCRIPT.with_name("with_fsdp.py"), (str(SCRIPT),))
-        started = "ddp" if launcher == "fsdp2" else launcher
-        run_script(script, started, str(folder), *PARTS.get(launcher, ("fixed",)), before=before)
+        run_script(SCRIPT, launcher, str(folder), *PARTS.get(launcher, ("fixed",)))
         files = sorted(folder.glob("seen-*.json"))
         assert len(files) == (1 if launcher is None else 2)
         return [json.loads(file.read_text()) for file in files]

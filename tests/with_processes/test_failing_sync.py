@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.processes import free_port
+from support.processes import run_two_ranks
 
 pytestmark = pytest.mark.distributed
 
@@ -17,16 +14,7 @@ SCRIPT = Path(__file__).parent / "failing_sync.py"
 
 
 def test_both_ranks_see_the_failure_and_later_syncs_succeed(tmp_path):
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(tmp_path)],
-            env={**os.environ, **common, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
-    errors = [process.communicate(timeout=200)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)[-4000:]
+    run_two_ranks(SCRIPT, str(tmp_path))
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert first == second
     for rank in (0, 1):
