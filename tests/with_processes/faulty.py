@@ -76,7 +76,7 @@ if given.deepspeed:
 class Current:
     """The training that is running."""
 
-    trainer: Any
+    trainer: Any = None
     faults: list[tuple[str, int]]
     vllm: Any
 
@@ -127,7 +127,12 @@ def on_weight(number: int, count: int) -> None:
             fail_at(f"sync {stage}")
 
 
+real_vllm_generation = trl_compat.vllm_generation
+
+
 def beside_the_training(trainer: Any) -> Any:
+    if Current.trainer is not trainer:  # while the callback is made, which checks what a real engine has
+        return real_vllm_generation(trainer)
     if Current.vllm is None:  # once the model is sharded
         engine = Engine(on_weight, lambda: fail_at("wake"), lambda: fail_at("sleep"))
         Current.vllm = engineless_vllm(trainer.model, trainer.accelerator, engine, sleeps=True)
@@ -172,7 +177,6 @@ def train(run: Run, folder: Path) -> None:
         "distillation", folder, student=student_of(run), max_steps=len(run.faults), per_device_train_batch_size=2,
         seed=3, temperature=1.0, learning_rate=1e-4, max_completion_length=8, gradient_checkpointing=False, **options,
     )  # fmt: skip
-    Current.trainer, Current.faults, Current.vllm = trainer, run.faults, None
     accelerator, messages = trainer.accelerator, Messages()
     if run.watched:
         alignment = AlignmentCallback(
@@ -181,6 +185,7 @@ def train(run: Run, folder: Path) -> None:
             sampling=Sampling(max_tokens=TOKENS),
         )  # fmt: skip
         trainer.add_callback(alignment)
+    Current.trainer, Current.faults, Current.vllm = trainer, run.faults, None
     logging.getLogger("opd_align").addHandler(messages)
     trainer.train()
     logging.getLogger("opd_align").removeHandler(messages)
