@@ -20,6 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
+from weakref import ref
 
 from torch import distributed
 
@@ -165,19 +166,24 @@ class RankNotResponding(OpdAlignError):
 
 
 _groups: list[tuple[Any, Any]] = []
-"""The trainer's process group, and the one for evaluations that belongs to it, or why that cannot be used any more."""
+"""The trainer's process group, and the one for evaluations that belongs to it, or why that cannot be used any more.
+
+Weak references: threads of a process group run until it is deleted. One that is still referenced after
+`destroy_process_group` is deleted while the interpreter shuts down, where its threads can abort the process.
+"""
 
 
 def _process_group() -> Any:
     """The process group of evaluations; created when all ranks use it for the first time."""
     world = distributed.group.WORLD
-    if not _groups or _groups[0][0] is not world:
+    if not _groups or _groups[0][0]() is not world:
         # Gloo: objects on the CPU need no memory of a GPU, and no rank waits inside a kernel. The time-out is never
         # reached, since `_exchange` has one for each evaluation.
-        _groups[:] = [(world, distributed.new_group(backend="gloo", timeout=timedelta(seconds=2 * UNLIMITED_S)))]
+        group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=2 * UNLIMITED_S))
+        _groups[:] = [(ref(world), ref(group))]
     if isinstance(_groups[0][1], RankNotResponding):
         raise _groups[0][1]
-    return _groups[0][1]
+    return _groups[0][1]()
 
 
 def _world_size() -> int:

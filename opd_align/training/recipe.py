@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
+from torch import distributed
 from trl import TrlParser, get_quantization_config
 
 from opd_align.backends.load_options import LoadOptions
@@ -66,7 +67,7 @@ def parse_arguments(*dataclasses: type) -> tuple[Any, ...]:
 
 
 def run_recipe(main: Callable[[], None]) -> None:
-    """Runs a recipe; errors that its user can fix are printed in one line, with exit code 2."""
+    """Runs a recipe and ends its process group; an error that its user can fix is one line, with exit code 2."""
     try:
         main()
     except OpdAlignError as error:
@@ -75,6 +76,8 @@ def run_recipe(main: Callable[[], None]) -> None:
             time.sleep(RANK_0_GRACE_S)
         print(f"opd-align: {error}", file=sys.stderr, flush=True)
         raise SystemExit(2) from None
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()  # else its threads run while the interpreter shuts down
 
 
 def print_on_rank_0(text: str) -> None:
