@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        steps, every, rounds, questions = (6, 3, 1, 2) if args.quick else (200, 50, 5, 8)
+        steps, every, rounds, questions = (3, 3, 1, 1) if args.quick else (200, 50, 5, 8)
         figures = beside_offline(Path(folder), rounds, questions) | overhead(Path(folder) / "run", steps, every)
     for name, value in figures.items():
         print(f"{name:34} {value:.3f}")

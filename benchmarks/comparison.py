@@ -28,7 +28,7 @@ from _comparison_store import STORED, Key, file_of, runs_in, store
 from _comparison_training import train
 
 SEEDS = 5
-QUICK = {"steps": 2, "every": 1, "questions": 4, "initial": 8, "targeted": 8}
+QUICK = {"steps": 2, "every": 1, "questions": 2, "initial": 8, "targeted": 8}
 QUICK_RUNS = (
     ("good", "ungated"),
     ("good", "control_sign_agrees"),
@@ -85,7 +85,7 @@ def quick(folder: Path) -> None:
     for regime in REGIMES.values():
         regime.settings.update(QUICK)  # type: ignore[attr-defined]
     SHORT.update(QUICK)
-    COMMON["accuracy_questions"] = 16
+    COMMON["accuracy_questions"] = 8
     for regime, arm in QUICK_RUNS:
         train(regime, arm, 0, file_of(folder, (regime, arm, 0)))
 
