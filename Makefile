@@ -149,12 +149,12 @@ docs: setup ## build the documentation into build/docs; warnings and broken link
 demo: setup ## the embedded models, from rollouts to tables and report (runs/)
 	$(BIN)/opd-align analyze
 
-# Environments in parallel; packages of the same environment one after the other.
+# Environments in parallel, that with most packages first; packages of the same environment one after the other.
 setup-all: ## install what all suites need
-	@$(MAKE) --no-print-directory -j 2 $(VLLM_STAMP) setup-suites
+	@$(MAKE) --no-print-directory -j 2 setup-suites $(VLLM_STAMP) $(WHEEL_STAMP) $(S3_STAMP)
 
 setup-suites:
-	@for stamp in $(STAMP) $(REAL_STAMP) $(BROWSER_STAMP) $(DEEPSPEED_STAMP) $(RAY_STAMP) $(S3_STAMP) $(WHEEL_STAMP); do \
+	@for stamp in $(STAMP) $(REAL_STAMP) $(BROWSER_STAMP) $(DEEPSPEED_STAMP) $(RAY_STAMP); do \
 		$(MAKE) --no-print-directory $$stamp || exit 1; done
 
 clean: ## remove what was built or cached (keeps .venv)
