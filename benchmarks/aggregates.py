@@ -40,6 +40,7 @@ from opd_align.core.engine import align
 from opd_align.core.estimate import exact_estimate
 from opd_align.core.intervals import COSINE, interval
 from opd_align.core.node_rows import select_rows
+from opd_align.core.oracle import SHARED_SD
 from opd_align.settings import Budget, Rules, Settings
 from opd_align.types import Question
 
@@ -48,6 +49,9 @@ SETTINGS = Settings(
     rules=Rules(draws=100),
 )
 SIZES = (6, 40)
+NULL = "null"
+"""The family in which the teacher's true signal is 0."""
+
 QUANTITIES = {
     "mean_cosine": attenuation.alignment_values,
     "weighted_cosine": attenuation.weighted_values,
@@ -69,7 +73,7 @@ class Interval:
 def questions_of(job: tuple[str, int, int]) -> tuple[pa.Table, pa.Table]:
     """One world: the node table of its analysis, and that of the truth."""
     family, seed, length = job
-    if family == "null":
+    if family == NULL:
         world, teachers = null_world(seed, length)
     else:
         world = world_of(family, seed, length)
@@ -163,10 +167,11 @@ def null_oracle(tables: Sequence[pa.Table]) -> tuple[float, float]:
     return found.mean, found.half_width / 2
 
 
-def measure(worlds: int, seed: int, workers: int) -> dict[str, list[tuple[pa.Table, pa.Table]]]:
+def measure(
+    worlds: int, seed: int, workers: int, families: Sequence[str] = (*FAMILIES, NULL)
+) -> dict[str, list[tuple[pa.Table, pa.Table]]]:
     """The analyzed and the true tables of every family's questions; without those that have no row."""
     lengths = np.random.default_rng(seed).integers(40, 121, worlds)
-    families = (*FAMILIES, "null")
     jobs = [(family, seed + 10 * at, int(length)) for family in families for at, length in enumerate(lengths)]
     with ProcessPoolExecutor(workers) as executor:
         done = list(track(executor.map(questions_of, jobs), "questions", len(jobs)))
@@ -207,7 +212,7 @@ def headline(worlds: int, replicates: int, seed: int, workers: int) -> dict[str,
     figures = {
         key: value for key, value in summary(rows).items() if key.startswith(("coverage_worst_family", "aggregate"))
     }
-    signal, error = null_oracle([nodes for nodes, _ in pools["null"]])
+    signal, error = null_oracle([nodes for nodes, _ in pools[NULL]])
     return figures | {
         "oracle_null_signal": signal, "oracle_null_standard_error": error, "aggregate_worlds": float(worlds),
         "aggregate_replicates": float(replicates),
@@ -222,8 +227,14 @@ def main() -> None:
     parser.add_argument("--replicates", type=int, help="samples of questions per family and size")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--null-only", action="store_true", help="only the cross-fitted oracle under a true null")
     args = parser.parse_args()
     worlds = args.worlds or (6 if args.quick else 200)
+    if args.null_only:
+        signal, error = null_oracle([nodes for nodes, _ in measure(worlds, args.seed, args.workers, [NULL])[NULL]])
+        print(f"oracle_null_signal: {signal:.4f}\noracle_null_standard_error: {error:.4f} (sampling: "
+              f"{max(error**2 - SHARED_SD**2, 0.0) ** 0.5:.4f})")  # fmt: skip
+        return
     replicates = args.replicates or (3 if args.quick else 100)
     pools = measure(worlds, args.seed, args.workers)
     shown = Table("family", "questions", "quantity", "teacher", "true", "mean", "coverage", "width", "before", "width")
@@ -238,7 +249,7 @@ def main() -> None:
                 cells = family, str(row["questions"]), str(row["quantity"]), str(row["teacher"])
                 values = row["true"], row["mean"], row["coverage"], row["width"], old["coverage"], old["width"]
                 shown.add_row(*cells, *(f"{value:.3f}" for value in values))
-    signal, error = null_oracle([nodes for nodes, _ in pools["null"]])
+    signal, error = null_oracle([nodes for nodes, _ in pools[NULL]])
     figures: dict[str, object] = {"worlds": worlds, "replicates": replicates, **summary(rows)}
     figures |= {"oracle_null_signal": signal, "oracle_null_standard_error": error, "intervals": rows}
     Console(width=150).print(shown)
