@@ -66,7 +66,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def grey(page: Any, reduced_by: int) -> Image.Image:
+    # A picture of the whole page resizes the window for a moment, and 120 ms later the page would draw its charts again:
+    # on a busy machine before the picture is taken, but after the boxes were measured.
+    page.evaluate("window.usualTimeout = window.setTimeout; window.setTimeout = () => 0")
     picture = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("L")
+    page.evaluate("window.setTimeout = window.usualTimeout")
     return picture.resize((picture.width // reduced_by, picture.height // reduced_by), Image.Resampling.BOX)
 
 
@@ -84,12 +88,7 @@ SETTLED = """new Promise((done) => requestAnimationFrame(() => requestAnimationF
 
 
 def settle(page: Any) -> None:
-    """Waits until no redrawing is left to be done.
-
-    The window gets its size while the page loads, and on a busy machine the resize event comes after it: within a
-    frame; 120 ms later the charts are drawn for the layout of that moment. On paper that would be another layout than
-    the one for which they are printed.
-    """
+    """Waits until no redrawing is left to be done: 120 ms after a resize event the charts are drawn again."""
     page.evaluate(SETTLED)
 
 
