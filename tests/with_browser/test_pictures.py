@@ -66,7 +66,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def grey(page: Any, reduced_by: int) -> Image.Image:
-    # A picture of the whole page resizes the window for a moment, and 120 ms later the page would draw its charts again:
+    # A picture of the whole page resizes the window for a moment, and 120 ms later the page would draw charts again:
     # on a busy machine before the picture is taken, but after the boxes were measured.
     page.evaluate("window.usualTimeout = window.setTimeout; window.setTimeout = () => 0")
     picture = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("L")
