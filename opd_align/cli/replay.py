@@ -98,7 +98,8 @@ def _settings(args: argparse.Namespace, config: StudyConfig, recording: Recordin
     settings = config.settings()
     budget = settings.budget
     # `adaptive` saves rollouts, and these cost nothing: the paper's plan asks for all alternatives.
-    if args.allocation is None and not any(each.startswith("budget") and "allocation" in each for each in args.set):
+    chosen = args.allocation or args.config or args.quick
+    if not chosen and not any(each.startswith("budget") and "allocation" in each for each in args.set):
         budget = replace(budget, allocation="paper")
     if args.initial is None:
         most = max(len(entry.natural) for entry in recording.questions.values())
