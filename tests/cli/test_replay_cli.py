@@ -129,6 +129,23 @@ def test_options_that_do_not_fit_are_refused_before_anything_is_written(
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "allocation"),
+    [
+        ([], "paper"),
+        (["--allocation", "adaptive"], "adaptive"),
+        (["--set", "budget.allocation=adaptive"], "adaptive"),
+        (["--quick"], "adaptive"),
+    ],
+)
+def test_recorded_branches_are_all_used_unless_an_allocation_is_chosen(
+    options: list[str], allocation: str, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["analyze", "--rollouts", str(world / "world.jsonl"), "--limit", "1", "--out", "run", *options]) == 0
+    assert f'"allocation": "{allocation}"' in Path("run/manifest.json").read_text()
+
+
 def test_a_bad_file_is_one_line_with_the_line_number(
     world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
