@@ -38,7 +38,7 @@ from opd_align.core.attenuation import MOMENTS
 from opd_align.core.collect import Evidence, collect
 from opd_align.core.engine import align
 from opd_align.core.estimate import exact_estimate
-from opd_align.core.intervals import COSINE, interval
+from opd_align.core.intervals import COSINE, NORMAL, interval
 from opd_align.core.node_rows import select_rows
 from opd_align.core.oracle import SHARED_SD
 from opd_align.settings import Budget, Rules, Settings
@@ -167,7 +167,7 @@ def null_oracle(tables: Sequence[pa.Table]) -> tuple[float, float]:
     """
     nodes = sampled(tables, np.arange(len(tables)))
     found = metrics.selective_oracle(nodes)[1].cross_fitted_signal
-    return found.mean, max((found.half_width / 2) ** 2 - SHARED_SD**2, 0.0) ** 0.5
+    return found.mean, max((found.half_width / NORMAL) ** 2 - SHARED_SD**2, 0.0) ** 0.5
 
 
 def measure(
