@@ -85,7 +85,7 @@ def test_killing_an_actor_does_not_change_the_result(cluster: None, alone: Path,
     events.kill()  # only events are lost
     before = stored_files(run)
     assert len(before) < len(shards(alone)) - 2  # the run was not finished
-    driver.join(timeout=120)
+    driver.join(timeout=300)
     assert codes == [0]
     assert not victim.is_running()
     assert survivor.pid != victim.pid
@@ -111,7 +111,7 @@ def test_a_killed_driver_is_resumed(alone: Path, tmp_path: Path) -> None:
         process.kill()  # Ray's own processes end later
     before = stored_files(run)
     assert not (run / "nodes.parquet").exists()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "constructor arguments in the object store" not in done.stderr  # Ray's warning about handles
     after = stored_files(run)
@@ -126,7 +126,7 @@ def test_a_run_stops_if_its_actors_die_repeatedly(cluster: None, tmp_path: Path,
         target=lambda: codes.append(main([*SMALL, "--engine", "ray", "--out", str(tmp_path / "run")]))
     )
     driver.start()
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while driver.is_alive() and time.monotonic() < deadline:
         at_work = actor_processes(os.getpid(), "Worker.prepare")
         time.sleep(0.5)  # enough time to send WorkStarted
