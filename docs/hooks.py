@@ -16,7 +16,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(\.\./([^)\s]+)\)")
 TABLE_ROW = re.compile(r"^ *\|.*\|$", re.MULTILINE)
-SPACE_WITHIN_FIGURE = re.compile(r"(?<=[\d%]) (?=[±%×]|\([\d−+-])|(?<=[±]) (?=\d)|(?<=[\d%],) (?=[\d−+.-]+%?\])")
+SPACE_WITHIN_FIGURE = re.compile(r"(?<=[\d%]) (?=[±%×]|\([\d−+-]|of \d)|(?<=[±]) (?=\d)|(?<=[\d%],) (?=[\d−+.-]+%?\])")
 NO_BREAK_SPACE = "\u00a0"
 logger = logging.getLogger("mkdocs.hooks")
 
