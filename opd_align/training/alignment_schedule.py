@@ -142,11 +142,12 @@ class AlignmentSchedule(TrainerCallback):
             as they are at strength 0. `"rollback"` and `"stop"` do nothing before each teacher has two known readings;
             `"zero"`, which can be taken back, follows the first. A teacher that two evaluations could not measure is
             left out if there are readings of another one.
-        follow: What decides. `"alignment"`: whether the teacher's update still helps. `"pass_rate"`: whether the student
-            has surely become worse on the callback's questions (a paired test over questions against each earlier
-            evaluation); a rollback returns to the evaluation with the largest pass rate. The strength is 1 until then.
-        when: Only with `follow="alignment"`. `"fades"`: as soon as the teacher is more likely to harm than to help, after it has helped, or harms.
-            `"harms"`: when it harms with probability 0.9.
+        follow: What decides. `"alignment"`: whether the teacher's update still helps. `"pass_rate"`: whether the
+            student has surely become worse on the callback's questions (a paired test over questions against each
+            earlier evaluation); a rollback returns to the evaluation with the largest pass rate. The strength is 1
+            until then.
+        when: Only with `follow="alignment"`. `"fades"`: as soon as the teacher is more likely to harm than to help,
+            after it has helped, or harms. `"harms"`: when it harms with probability 0.9.
         max_snapshots: How many snapshots are kept for a rollback.
         snapshots: `"disk"`: in `<output_dir>/opd_align/rollback`, found again by a resumed training, and removed at
             the end of the training. `"memory"`: in host memory.
@@ -266,7 +267,7 @@ class AlignmentSchedule(TrainerCallback):
                 weight.grad = None  # an optimizer skips it: neither momentum nor weight decay moves the weight
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        own = {"ended_at": self.ended_at, "returned_to": self.returned_to, "run": self.run}
+        own: dict[str, Any] = {"ended_at": self.ended_at, "returned_to": self.returned_to, "run": self.run}
         if self.follow == "pass_rate":
             own["pass_rates"] = self.pass_rates.state_dict()
         save_json(self.trainer, state, STATE, {**self.log.state_dict(), **own})
@@ -354,8 +355,8 @@ class AlignmentSchedule(TrainerCallback):
             self._say("Distillation ends at step %d, %s", step, then)
         else:
             self._say(
-                "Distillation ends at step %d; weights and optimizer are those of step %d again, where %s says that the "
-                "student was best; %s",
+                "Distillation ends at step %d; weights and optimizer are those of step %d again, where %s says that "
+                "the student was best; %s",
                 step, self.returned_to, "the pass rate" if self.follow == "pass_rate" else "alignment", then,
             )  # fmt: skip
         if not self.rewarded:

@@ -5,7 +5,7 @@ Filled from the callback's latest analysis, which is the same on all processes, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import isfinite
 from typing import Any
 
