@@ -4,7 +4,8 @@ The strength of the distillation loss follows `core.alarm`: full while the teach
 it fades, none while it harms, with the alarm's hysteresis. The alarm is late by its nature (docs/alarm.md), so stopping
 alone ends below the best student. But once the decline is known, the readings on both sides of it date it: the
 schedule keeps snapshots at evaluations and returns to the one at which the smoothed alignment, summed along the
-training, was largest and had not crossed zero. Held-out accuracy is never looked at.
+training, was largest and had not crossed zero. Held-out accuracy is not looked at, unless the schedule is asked to
+follow the pass rate instead: then it ends when that has surely fallen, and returns to where it was highest.
 
 For a trainer with the distillation loss alone the strength is applied to the gradients: any TRL trainer of that kind
 works, and at strength 1 nothing is touched. `GatedGRPOTrainer` reads the strength in its loss instead, where the reward
@@ -37,6 +38,7 @@ from opd_align.training.alignment_readings import (
 )
 from opd_align.training.distributed import RankNotResponding, max_wait, on_all_ranks
 from opd_align.training.model_state import preserve_rng_state
+from opd_align.training.pass_rates import PassRateLog
 from opd_align.training.teacher_mix import mix_of
 from opd_align.training.weight_snapshots import Place, WeightSnapshots
 from opd_align.types import OpdAlignError
@@ -46,6 +48,7 @@ logger = logging.getLogger(__name__)
 OnHarm = Literal["rollback", "stop", "zero"]
 ON_HARM = ("rollback", "stop", "zero")
 WHEN = ("fades", "harms")
+FOLLOW = ("alignment", "pass_rate")
 
 STATE = "opd_align_schedule.json"
 """File in a checkpoint with the state of the schedule."""
@@ -139,8 +142,12 @@ class AlignmentSchedule(TrainerCallback):
             as they are at strength 0. `"rollback"` and `"stop"` do nothing before each teacher has two known readings;
             `"zero"`, which can be taken back, follows the first. A teacher that two evaluations could not measure is
             left out if there are readings of another one.
-        when: `"fades"`: as soon as the teacher is more likely to harm than to help, after it has helped, or harms.
-            `"harms"`: when it harms with probability 0.9.
+        follow: What decides. `"alignment"`: whether the teacher's update still helps. `"pass_rate"`: whether the
+            student has surely become worse on the callback's questions (a paired test over questions against each
+            earlier evaluation); a rollback returns to the evaluation with the largest pass rate. The strength is 1
+            until then.
+        when: Only with `follow="alignment"`. `"fades"`: as soon as the teacher is more likely to harm than to help,
+            after it has helped, or harms. `"harms"`: when it harms with probability 0.9.
         max_snapshots: How many snapshots are kept for a rollback.
         snapshots: `"disk"`: in `<output_dir>/opd_align/rollback`, found again by a resumed training, and removed at
             the end of the training. `"memory"`: in host memory.
@@ -156,6 +163,7 @@ class AlignmentSchedule(TrainerCallback):
         callback: Any,
         *,
         on_harm: OnHarm = "rollback",
+        follow: Literal["alignment", "pass_rate"] = "alignment",
         when: Literal["fades", "harms"] = "fades",
         max_snapshots: int = 6,
         snapshots: Place = "disk",
@@ -164,15 +172,25 @@ class AlignmentSchedule(TrainerCallback):
             raise OpdAlignError(f"on_harm must be 'rollback', 'stop' or 'zero', not {on_harm!r}")
         if when not in WHEN:
             raise OpdAlignError(f"when must be 'fades' or 'harms', not {when!r}")
+        if follow not in FOLLOW:
+            raise OpdAlignError(f"follow must be 'alignment' or 'pass_rate', not {follow!r}")
+        if follow == "pass_rate" and on_harm == "zero":
+            raise OpdAlignError(
+                "on_harm='zero' needs follow='alignment': a pass rate that has fallen does not tell when the teacher "
+                "helps again; use on_harm='rollback' or 'stop'"
+            )
+        if follow == "pass_rate" and when != "fades":
+            raise OpdAlignError("when='harms' needs follow='alignment': it is a level of the alarm")
         if not hasattr(callback, "adapter") or not hasattr(callback, "latest_step"):
             raise OpdAlignError(f"a schedule follows an AlignmentCallback, not a {type(callback).__name__}")
-        self.callback, self.on_harm, self.when = callback, on_harm, when
+        self.callback, self.on_harm, self.follow, self.when = callback, on_harm, follow, when
         self.trainer = trainer = callback.adapter.trainer
         self.rewarded = hasattr(trainer, "distillation_weight") and callback.adapter.kind == "GRPOTrainer"
         _check(trainer, callback, on_harm, when, rewarded=self.rewarded)
         # Under DeepSpeed gradients cannot be reached: the strength is 1 until the training ends.
         self._scales = self.rewarded or not trainer.is_deepspeed_enabled
         self.log = ReadingLog(callback.evaluator.distilled, turns=getattr(mix_of(trainer), "turns", 1))
+        self.pass_rates = PassRateLog()
         folder = Path(trainer.args.output_dir) / FOLDER / "rollback"
         self.snapshots = WeightSnapshots(trainer, folder, place=snapshots, limit=max_snapshots)
         self._state = Strength()
@@ -186,7 +204,7 @@ class AlignmentSchedule(TrainerCallback):
     def strength(self) -> float:
         if self.ended_at is not None:
             return 0.0
-        return self._state.value if self._scales else 1.0
+        return self._state.value if self._scales and self.follow == "alignment" else 1.0
 
     @property
     def level(self) -> Level:
@@ -208,6 +226,7 @@ class AlignmentSchedule(TrainerCallback):
             )
         stored = load_json(self.trainer, state, STATE, "the schedule")
         self.log.load_state_dict(stored)
+        self.pass_rates.load_state_dict(stored.get("pass_rates", []))
         self.ended_at, self.returned_to = stored.get("ended_at"), stored.get("returned_to")
         if self.ended_at is not None and not self._scales:
             raise OpdAlignError(
@@ -248,7 +267,9 @@ class AlignmentSchedule(TrainerCallback):
                 weight.grad = None  # an optimizer skips it: neither momentum nor weight decay moves the weight
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        own = {"ended_at": self.ended_at, "returned_to": self.returned_to, "run": self.run}
+        own: dict[str, Any] = {"ended_at": self.ended_at, "returned_to": self.returned_to, "run": self.run}
+        if self.follow == "pass_rate":
+            own["pass_rates"] = self.pass_rates.state_dict()
         save_json(self.trainer, state, STATE, {**self.log.state_dict(), **own})
 
     def on_train_end(
@@ -283,16 +304,31 @@ class AlignmentSchedule(TrainerCallback):
             self._snapshot(step)
         if self.log.take(self.callback):
             self._state = self._judge()
+        if self.follow == "pass_rate":
+            self.pass_rates.take(self.callback)
         if rollback and evaluated:  # also while evaluations fail
             self._keep_snapshots()
-        raised = LEVELS[self.level] <= LEVELS[self.when]
-        if raised and not self._warned:
+        reason = self._reason()
+        if reason and not self._warned:
             self._warned = True
-            self._say(
-                "%s: the teacher %s (it helps with probability %.2f)", self._teachers, self.level, self._state.p_helps
-            )
-        if raised and self.on_harm != "zero" and may_end:
+            self._say(reason)
+        if reason and self.on_harm != "zero" and may_end:
             self._end(step, control)
+
+    def _reason(self) -> str:
+        """Why distillation should end now; empty if it should not."""
+        if self.follow == "alignment":
+            if LEVELS[self.level] > LEVELS[self.when]:
+                return ""
+            teachers = ", ".join(self.log.teachers)
+            return f"{teachers}: the teacher {self.level} (it helps with probability {self._state.p_helps:.2f})"
+        fall = self.pass_rates.decline()
+        if fall is None or not fall.sure:
+            return ""
+        return (
+            f"The student has become worse: its pass rate is {fall.now:.2f}, and was {fall.before:.2f} at step "
+            f"{fall.since} on the same questions (p = {fall.p_value:.1g})"
+        )
 
     def _snapshot(self, step: int) -> None:
         try:
@@ -304,7 +340,9 @@ class AlignmentSchedule(TrainerCallback):
     def _keep_snapshots(self) -> None:
         # An evaluation outside of the training comes later: the snapshot before the latest one waits for it too.
         latest = 1 if getattr(self.callback, "outside", None) is None else 2
-        gain_of = gains(self._readings(), self.snapshots.steps)
+        steps = self.snapshots.steps
+        by_rate = self.follow == "pass_rate"
+        gain_of = self.pass_rates.means(steps) if by_rate else gains(self._readings(), steps)
         known = {step: gain for step, gain in gain_of.items() if self.log.step is not None and step <= self.log.step}
         self.snapshots.keep(known, latest=latest)
 
@@ -317,8 +355,9 @@ class AlignmentSchedule(TrainerCallback):
             self._say("Distillation ends at step %d, %s", step, then)
         else:
             self._say(
-                "Distillation ends at step %d; weights and optimizer are those of step %d again, where alignment says "
-                "that the student was best; %s", step, self.returned_to, then,
+                "Distillation ends at step %d; weights and optimizer are those of step %d again, where %s says that "
+                "the student was best; %s",
+                step, self.returned_to, "the pass rate" if self.follow == "pass_rate" else "alignment", then,
             )  # fmt: skip
         if not self.rewarded:
             control.should_training_stop = True
@@ -328,7 +367,9 @@ class AlignmentSchedule(TrainerCallback):
     def _return(self, step: int) -> None:
         """Returns to the best snapshot; if that fails, on all processes alike, the present weights stay."""
         with max_wait(self.trainer.args.ddp_timeout):
-            target = best_step(self._readings(), self.snapshots.common_steps())
+            steps = self.snapshots.common_steps()
+            by_rate = self.follow == "pass_rate"
+            target = self.pass_rates.best_step(steps) if by_rate else best_step(self._readings(), steps)
             if target is None or target >= step:
                 return
             try:
@@ -344,10 +385,6 @@ class AlignmentSchedule(TrainerCallback):
 
     def _readings(self) -> list[list[Reading]]:
         return [self.log.of(teacher) for teacher in self.log.teachers]
-
-    @property
-    def _teachers(self) -> str:
-        return ", ".join(self.log.teachers)
 
     def _say(self, message: str, *args: Any) -> None:
         if self.trainer.is_world_process_zero():

@@ -27,7 +27,7 @@ from opd_align.backends.loading import load_model, load_tokenizer, resolve_refer
 from opd_align.tasks import TASKS, Task, task
 from opd_align.tasks.task import Source
 from opd_align.teachers.contexts import CONTEXTS
-from opd_align.training.alignment_schedule import ON_HARM, AlignmentSchedule
+from opd_align.training.alignment_schedule import FOLLOW, ON_HARM, AlignmentSchedule
 from opd_align.training.contrast import sample_hints
 from opd_align.types import OpdAlignError, Question
 
@@ -115,6 +115,7 @@ class QuestionArguments:
         every_n_steps: Steps between evaluations of the callback.
         max_overhead: Share of the wall time that evaluations may take, above 0 and at most 1.
         on_harm: What an `AlignmentSchedule` does when the teacher no longer helps; "none": there is no schedule.
+        follow: What that schedule follows: "alignment" or "pass_rate".
         dry_run: Check all arguments and stop before any model is loaded.
     """
 
@@ -145,6 +146,10 @@ class QuestionArguments:
         default=NO_SCHEDULE,
         metadata={"help": "When the teacher no longer helps: rollback, stop, zero (docs/acting.md), or none."},
     )
+    follow: str = field(
+        default="alignment",
+        metadata={"help": "What --on_harm follows: alignment, or pass_rate (docs/acting.md)."},
+    )
     dry_run: bool = field(default=False, metadata={"help": "Check all arguments and stop before loading any model."})
 
     def __post_init__(self) -> None:
@@ -158,6 +163,11 @@ class QuestionArguments:
             )
 
         check_choice("on_harm", self.on_harm, (NO_SCHEDULE, *ON_HARM))
+        check_choice("follow", self.follow, FOLLOW)
+        if self.follow == "pass_rate" and self.on_harm not in ("rollback", "stop"):
+            raise OpdAlignError(
+                f"follow='pass_rate' needs on_harm='rollback' or 'stop', not {self.on_harm!r}: it decides when to end"
+            )
 
     def get_task(self) -> Task:
         return task(self.task)
@@ -242,7 +252,8 @@ def _with_answers(questions: list[Question]) -> list[Question]:
 def add_schedule(trainer: Any, callback: Any, questions: QuestionArguments) -> None:
     """Adds an `AlignmentSchedule` that follows this callback, if `on_harm` asks for one."""
     if questions.on_harm != NO_SCHEDULE:
-        trainer.add_callback(AlignmentSchedule(callback, on_harm=questions.on_harm))  # type: ignore[arg-type]
+        schedule = AlignmentSchedule(callback, on_harm=questions.on_harm, follow=questions.follow)  # type: ignore[arg-type]
+        trainer.add_callback(schedule)
 
 
 def parse_teachers(given: Sequence[str] | Mapping[str, str] | str | None) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pyarrow as pa
 from transformers import TrainerCallback
 
 from opd_align.core.random_walk import Reading
@@ -11,9 +12,13 @@ from opd_align.training import AlignmentSchedule
 
 
 class Scripted(TrainerCallback):
-    """Stands for a callback: at its steps, an evaluation has found what the script says; `None`: it has failed."""
+    """Stands for a callback: at its steps, an evaluation has found what the script says; `None`: it has failed.
 
-    def __init__(self, trainer, script, teachers=("teacher",), kind="DistillationTrainer"):
+    `pass_rates` has the rates of an evaluation by step and question, where they matter.
+    """
+
+    def __init__(self, trainer, script, teachers=("teacher",), kind="DistillationTrainer", pass_rates=None):
+        self.pass_rates = pass_rates or {}
         self.adapter = SimpleNamespace(trainer=trainer, kind=kind)
         self.evaluator = SimpleNamespace(distilled=list(teachers))
         self.settings = SimpleNamespace(objectives=[SimpleNamespace(name="jsd_1", signal="teacher")])
@@ -28,6 +33,9 @@ class Scripted(TrainerCallback):
             self.schedule.last_step = state.global_step
             if self.script[state.global_step] is not None:
                 self.latest_step = state.global_step
+                rates = self.pass_rates.get(state.global_step, {})
+                questions = {"question": list(rates), "pass_rate": pa.array(rates.values(), pa.float64())}
+                self.latest = SimpleNamespace(questions=pa.table(questions))
 
 
 class ScriptedSchedule(AlignmentSchedule):

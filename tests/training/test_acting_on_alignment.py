@@ -18,6 +18,7 @@ from opd_align.backends.loading import load_model
 from opd_align.core.alarm import alarms
 from opd_align.core.metric_registry import parse_key
 from opd_align.core.random_walk import Reading
+from opd_align.settings import Budget
 from opd_align.training import (
     AlignmentCallback,
     AlignmentSchedule,
@@ -315,6 +316,27 @@ def test_zero_holds_the_weights_where_they_are(tmp_path):
     off = strength.index(0.0) + 1
     assert same(run.weights, kind.kept[off]), "neither momentum nor weight decay moves them"
     assert not same(run.weights, kind.kept[0])
+
+
+def test_a_real_training_returns_when_its_pass_rate_has_fallen(tmp_path, caplog):
+    """`embedded:careless` was trained on wrong solutions: a student that copies it solves fewer questions."""
+    set_seed(1)
+    options = QUIET | {"max_steps": 12, "max_completion_length": 96, "per_device_train_batch_size": 16}
+    args = DistillationConfig(str(tmp_path), **options | {"learning_rate": 1e-3, "beta": 1.0})
+    own = models() | {"teacher_model": load_model("embedded:careless").model}
+    before = {name: value.detach().clone() for name, value in own["model"].state_dict().items()}
+    trainer = DistillationTrainer(args=args, train_dataset=prompts(64), **own)
+    callback = AlignmentCallback(
+        trainer, held_out(32), ARITHMETIC, every_n_steps=6, budget=Budget(initial=24, targeted=16), max_overhead=None,
+        on_error="raise",
+    )  # fmt: skip
+    schedule = AlignmentSchedule(callback, follow="pass_rate")
+    trainer.add_callback(callback)
+    trainer.add_callback(schedule)
+    trainer.train()
+    assert (schedule.ended_at, schedule.returned_to) == (6, 0)
+    assert same(trainer.model.state_dict(), before)
+    assert "The student has become worse: its pass rate is" in caplog.text
 
 
 REWARDED = {"max_steps": 2, "max_completion_length": 48, "num_generations": 4}

@@ -139,6 +139,12 @@ def test_mistakes_are_refused(tmp_path):
         AlignmentSchedule(None, on_harm="explode")
     with pytest.raises(OpdAlignError, match="when must be 'fades' or 'harms'"):
         AlignmentSchedule(None, when="never")
+    with pytest.raises(OpdAlignError, match="follow must be 'alignment' or 'pass_rate', not 'loss'"):
+        AlignmentSchedule(None, follow="loss")
+    with pytest.raises(OpdAlignError, match="on_harm='zero' needs follow='alignment'"):
+        AlignmentSchedule(None, follow="pass_rate", on_harm="zero")
+    with pytest.raises(OpdAlignError, match="when='harms' needs follow='alignment'"):
+        AlignmentSchedule(None, follow="pass_rate", when="harms")
     with pytest.raises(OpdAlignError, match="follows an AlignmentCallback, not a NoneType"):
         AlignmentSchedule(None)
 
@@ -161,7 +167,7 @@ class FullDisk:
         resource.setrlimit(resource.RLIMIT_FSIZE, self.before)
 
 
-def scripted(tmp_path, script, *, teachers=("teacher",), **options):
+def scripted(tmp_path, script, *, teachers=("teacher",), pass_rates=None, **options):
     """A schedule in a trainer that is only what a schedule needs of it."""
     trainer = small_trainer()
     trainer.args = SimpleNamespace(
@@ -171,7 +177,7 @@ def scripted(tmp_path, script, *, teachers=("teacher",), **options):
     trainer.args.load_best_model_at_end = options.pop("load_best", False)
     trainer.callback_handler, trainer._metrics = SimpleNamespace(callbacks=[]), {"train": Lists()}
     trainer.is_world_process_zero = lambda: True
-    callback = Scripted(trainer, script, teachers)
+    callback = Scripted(trainer, script, teachers, pass_rates=pass_rates)
     schedule = ScriptedSchedule(callback, **options)
     trainer.callback_handler.callbacks += [callback, schedule]
     return schedule
@@ -398,3 +404,74 @@ def test_the_best_model_at_the_end_would_undo_a_rollback(tmp_path):
     with pytest.raises(OpdAlignError, match="load_best_model_at_end=True would replace the weights"):
         scripted(tmp_path, {}, load_best=True)
     assert scripted(tmp_path, {}, load_best=True, on_harm="stop").strength == 1
+
+
+# -- a schedule that follows the pass rate
+
+
+def rates_of(*means, questions=16):
+    """Pass rates by step: questions differ by much, evaluations of the same question by little."""
+    hard = [0.2 * (i % 3 - 1) for i in range(questions)]
+    return {
+        step: {f"q{i}": min(max(mean + hard[i] + 0.01 * ((i + step) % 4 - 1.5), 0.0), 1.0) for i in range(questions)}
+        for step, mean in enumerate(means)
+    }
+
+
+HELPS = dict.fromkeys(range(12), 0.5)
+"""Readings of an alignment that never gives a reason to end."""
+
+
+@pytest.mark.parametrize("place", ["disk", "memory"])
+def test_it_returns_to_the_largest_pass_rate(place, tmp_path, caplog):
+    rates = rates_of(0.5, 0.55, 0.6, 0.6, 0.58, 0.4)
+    schedule = scripted(tmp_path, HELPS, pass_rates=rates, follow="pass_rate", snapshots=place)
+    with caplog.at_level(logging.WARNING):
+        played = play(schedule, 10)
+    assert schedule.ended_at == played.state.global_step == 5
+    assert schedule.returned_to == max(rates, key=lambda step: sum(rates[step].values())) in (2, 3)
+    twin = small_trainer()
+    train(twin, range(schedule.returned_to))
+    assert all(torch.equal(*each) for each in zip(weights(schedule.trainer), weights(twin), strict=True))
+    assert "The student has become worse: its pass rate is 0.39, and was 0.59 at step 2 on the same" in caplog.text
+    assert "where the pass rate says that the student was best; ending the training" in caplog.text
+    assert schedule.trainer._metrics["train"]["schedule/strength"] == [1, 1, 1, 1, 0]
+
+
+def test_alignment_does_not_end_a_training_that_follows_the_pass_rate(tmp_path):
+    harms = dict.fromkeys(range(12), -0.5)
+    schedule = scripted(tmp_path, harms, pass_rates=rates_of(*[0.5] * 12), follow="pass_rate", on_harm="stop")
+    assert play(schedule, 10).state.global_step == 10
+    assert (schedule.strength, schedule.level, schedule.ended_at) == (1, "harms", None)
+
+
+def test_the_best_snapshots_by_pass_rate_are_kept(tmp_path):
+    rates = rates_of(0.5, 0.53, 0.51, 0.5, 0.505, 0.5)
+    schedule = scripted(tmp_path, HELPS, pass_rates=rates, follow="pass_rate", max_snapshots=3)
+    play(schedule, 5)
+    assert schedule.snapshots.steps == (1, 2, 5)
+
+
+def test_evaluations_that_fail_or_cannot_be_graded_do_not_count(tmp_path):
+    rates = rates_of(0.6, 0.6, 0.6, 0.6, 0.3)
+    rates[2] = dict.fromkeys(rates[2], nan)
+    schedule = scripted(tmp_path, HELPS | {1: None}, pass_rates=rates, follow="pass_rate", on_harm="stop")
+    play(schedule, 10)
+    assert schedule.ended_at == 4
+    assert [each.step for each in schedule.pass_rates.evaluations] == [0, 2, 3, 4]
+    assert schedule.pass_rates.evaluations[1].by_question == {}
+    assert set(schedule.pass_rates.means([0, 2, 3])) == {0, 3}
+
+
+def test_a_resumed_training_knows_the_pass_rates_before_it(tmp_path):
+    rates = rates_of(0.5, 0.7, 0.69, 0.3)
+    schedule = scripted(tmp_path, HELPS, pass_rates=rates, follow="pass_rate")
+    played = play(schedule, 2)
+    (tmp_path / "checkpoint-2").mkdir()
+    played.fire("on_save")
+    resumed = scripted(tmp_path, HELPS, pass_rates=rates, follow="pass_rate")
+    resumed.run = schedule.run
+    train(resumed.trainer, range(2))
+    play(resumed, 10, begin=2)
+    assert (resumed.ended_at, resumed.returned_to) == (3, 1)
+    assert [each.step for each in resumed.pass_rates.evaluations] == [0, 1, 2, 3]

@@ -165,6 +165,9 @@ GKD, DISTILLATION = "gkd_incorrect_only", "distillation_divergence"
         (MIX, "--teachers a=embedded:teacher self=self-3c", "'self' shows what a data set has no column for"),
         (MIX, "--kind nosuch", "has no column 'nosuch' for its kind"),
         (GKD, "--on_harm rolback", "on_harm must be one of none, rollback, stop, zero, not 'rolback'; did you mean"),
+        (GKD, "--follow loss --on_harm stop", "follow must be one of alignment, pass_rate, not 'loss'"),
+        (GKD, "--follow pass_rate", "follow='pass_rate' needs on_harm='rollback' or 'stop', not 'none'"),
+        (GKD, "--follow pass_rate --on_harm zero", "follow='pass_rate' needs on_harm='rollback' or 'stop', not 'zero'"),
         ("self_distillation_contexts", "--on_harm stop", "on_harm is not supported with SDPO"),
         ("grpo_distill_on_failures", "--denominator sum", "not 'sum'"),
         ("grpo_distill_on_failures", "--teacher_model_name_or_path embedded:nobody", "there is no 'embedded:nobody'"),
@@ -261,9 +264,11 @@ def test_model_and_checkpoint_arguments_reach_the_trainer(recipe, monkeypatch, t
 @quiet
 @pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if recipe != "self_distillation_contexts"])
 def test_on_harm_adds_a_schedule(recipe, monkeypatch, tmp_path):
-    monkeypatch.setattr(recipe_module, "AlignmentSchedule", lambda callback, on_harm: (callback, on_harm))
-    callback, schedule = recorded(recipe, monkeypatch, "--output_dir", tmp_path, "--on_harm", "stop").callbacks
-    assert schedule == (callback, "stop")
+    monkeypatch.setattr(recipe_module, "AlignmentSchedule", lambda callback, **options: (callback, options))
+    for flags, follow in (([], "alignment"), (["--follow", "pass_rate"], "pass_rate")):
+        made = recorded(recipe, monkeypatch, "--output_dir", tmp_path, "--on_harm", "stop", *flags)
+        callback, schedule = made.callbacks
+        assert schedule == (callback, {"on_harm": "stop", "follow": follow})
     assert len(recorded(recipe, monkeypatch, "--output_dir", tmp_path).callbacks) == 1
 
 
