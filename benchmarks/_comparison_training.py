@@ -28,6 +28,7 @@ from _comparison_regimes import (
 )
 from _comparison_reward import reward_trainer
 from _comparison_store import settings_of
+from _comparison_versions import made_with
 from datasets import Dataset
 from transformers import TrainerCallback
 from trl import DistillationConfig
@@ -184,7 +185,7 @@ def evaluate_along(trainer: Any, settings: dict[str, Any]) -> AlignmentCallback:
 
 def train(regime: str, arm: str, seed: int, file: Path) -> None:
     """Trains one arm with one seed; writes what it measured to the file."""
-    settings, output = settings_of(regime, arm), file.with_suffix("")
+    settings, output, made = settings_of(regime, arm), file.with_suffix(""), made_with()
     student = load_model("embedded:student")
     teachers = teachers_of(regime, seed, student.tokenizer)
     weights = {"mix": None, "equal": dict.fromkeys(teachers, 1.0), "A": {"A": 1.0}, "B": {"B": 1.0}}
@@ -221,6 +222,7 @@ def train(regime: str, arm: str, seed: int, file: Path) -> None:
         "arm": arm,
         "seed": seed,
         "settings": settings,
+        "made_with": made,
         "seconds": time.monotonic() - start,
         "accuracy": measure.found,
         "tokens": [completion_tokens(row, settings["batch"]) for row in steps],

@@ -16,7 +16,7 @@ from opd_align.cli.main import main
 # The same number of threads everywhere: the order of summation affects the last digits.
 os.environ["OMP_NUM_THREADS"] = "1"
 # Ray starts its workers with low priority (nice 15): beside another suite they would hardly run.
-os.environ["RAY_worker_niceness"] = "0"
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
 
 SMALL = [
     "analyze", "--limit", "2", "--initial", "16", "--targeted", "96", "--n-sig", "3", "--batch", "8",
