@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from _comparison_plot import draw
 from _comparison_regimes import ARM_TEXTS, CONTROL, CONTROLLED, GATES, REGIMES, SCHEDULES, control_of
 from _comparison_schedule import acted, best_by_pass_rate, readings_of
 from _comparison_store import Run
+from _comparison_versions import version_line, version_of
 
 from opd_align.core.intervals import Estimate, interval
 from opd_align.types import REWARD
@@ -43,6 +44,9 @@ class Arm:
     reward_alignment: Floats | None = None
     """Alignment of GRPO's own update."""
 
+    versions: Sequence[str] = ()
+    """What each run was made with; empty for an arm that is not a training of its own."""
+
     @staticmethod
     def of(runs: list[Run]) -> Arm:
         """Accuracy at the evaluations that all runs have."""
@@ -69,6 +73,7 @@ class Arm:
             _alignments(histories, of_reward=False) if known else None,
             np.array([run["strength"] for run in runs]) if "strength" in runs[0] else None,
             _alignments(histories, of_reward=True) if known and "strength" in runs[0] else None,
+            [version_of(run) for run in runs],
         )
 
     def at(self, steps: list[int]) -> Arm:
@@ -279,6 +284,13 @@ def must_show(regimes: Regimes) -> dict[str, str]:
 
 def write_results(regimes: Regimes, target: Path) -> None:
     """The tables, and the plot beside them."""
+    versions = {
+        (REGIMES[regime].title, name): dict(zip(arm.seeds, arm.versions, strict=True))
+        for regime, arms in regimes.items()
+        for name, arm in arms.items()
+        if arm.versions
+    }
+    line = version_line(versions)
     lines = [
         "# Comparison of gates, mixes and schedules",
         "",
@@ -291,6 +303,7 @@ def write_results(regimes: Regimes, target: Path) -> None:
         "misses its true value. AdamW is nearly invariant to the scale of the loss, so a gate does not reduce the step "
         "size for the tokens that it keeps.",
         "",
+        *([line, ""] if line else []),
         "![Accuracy at the end of each arm, as a difference to plain distillation](results.svg)",
         "",
         "## In short",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from _comparison_regimes import (
 )
 from _comparison_reward import reward_trainer
 from _comparison_store import settings_of
+from _comparison_versions import made_with
 from datasets import Dataset
 from transformers import TrainerCallback
 from trl import DistillationConfig
@@ -106,10 +108,15 @@ class HeldOutAccuracy:
 
 
 class Measure(TrainerCallback):  # type: ignore[misc]
-    """Held-out accuracy along a training, by step, and the strength of its schedule in each step."""
+    """Held-out accuracy along a training, by step, and the strength of its schedule in each step.
+
+    Also the callback's pass rates, by step and question: they are not in its history.
+    """
 
     def __init__(self, accuracy: HeldOutAccuracy, every: int, *, before: bool) -> None:
         self.accuracy, self.every, self.before = accuracy, every, before
+        self.callback: AlignmentCallback | None = None
+        self.pass_rates: dict[int, dict[str, float]] = {}
         self.found: dict[int, dict[str, float]] = {}
         self.schedule: AlignmentSchedule | None = None
         self.strength: list[float] = []
@@ -121,11 +128,20 @@ class Measure(TrainerCallback):  # type: ignore[misc]
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.schedule is not None:
             self.strength.append(self.schedule.strength)
+        self._take_pass_rates()
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        self._take_pass_rates()
         if state.global_step % self.every == 0:
             self.found[state.global_step] = self.accuracy(model)
             print(state.global_step, self.found[state.global_step], self.strength[-1:], flush=True)
+
+    def _take_pass_rates(self) -> None:
+        if self.callback is not None and self.callback.latest is not None:
+            questions = self.callback.latest.questions
+            rates = zip(questions["question"].to_pylist(), questions["pass_rate"].to_pylist(), strict=True)
+            found = {name: round(rate, 4) for name, rate in rates if isfinite(rate)}
+            self.pass_rates.setdefault(self.callback.latest_step, found)
 
 
 def options_of(settings: dict[str, Any], output: Path, seed: int) -> dict[str, Any]:
@@ -184,7 +200,7 @@ def evaluate_along(trainer: Any, settings: dict[str, Any]) -> AlignmentCallback:
 
 def train(regime: str, arm: str, seed: int, file: Path) -> None:
     """Trains one arm with one seed; writes what it measured to the file."""
-    settings, output = settings_of(regime, arm), file.with_suffix("")
+    settings, output, made = settings_of(regime, arm), file.with_suffix(""), made_with()
     student = load_model("embedded:student")
     teachers = teachers_of(regime, seed, student.tokenizer)
     weights = {"mix": None, "equal": dict.fromkeys(teachers, 1.0), "A": {"A": 1.0}, "B": {"B": 1.0}}
@@ -203,7 +219,7 @@ def train(regime: str, arm: str, seed: int, file: Path) -> None:
     every = settings["every"] * (1 if aligned or regime in ("mixture", "reward") else 2)
     measure = Measure(HeldOutAccuracy(student.tokenizer, seed), every, before=aligned)
     if aligned:
-        callback = evaluate_along(trainer, settings)
+        measure.callback = callback = evaluate_along(trainer, settings)
         if arm == "mix":
             mix.follow(callback)
         if arm == "handover":
@@ -221,11 +237,13 @@ def train(regime: str, arm: str, seed: int, file: Path) -> None:
         "arm": arm,
         "seed": seed,
         "settings": settings,
+        "made_with": made,
         "seconds": time.monotonic() - start,
         "accuracy": measure.found,
         "tokens": [completion_tokens(row, settings["batch"]) for row in steps],
         "distilled": [row.get("gate/tokens_distilled", 0.0) for row in steps],
         "history": [{"step": line["step"], "metrics": line["metrics"]} for line in lines],
+        "pass_rates": measure.pass_rates,
         "weights": {kind: list(each) for kind, each in mix.weights.items()} if arm == "mix" else {},
         **({"strength": measure.strength} if measure.strength else {}),
     }

@@ -3,10 +3,12 @@
     make recipes-results                            # all runs, two at a time; continues after an interruption
     python benchmarks/comparison.py --report        # only the tables and the plot, from the finished runs
     python benchmarks/comparison.py --regimes harmful --arms ungated sign_agrees
+    python benchmarks/comparison.py --regimes harmful --arms ungated --again --folder build/again
 
 Each run is a process of its own and writes a file to build/comparison; benchmarks/comparison_results.json has all that
-were made so far, and they are not made again. recipes/RESULTS.md and its plot are made from them alone. `--quick`
-makes two steps of some arms in one process: it shows that the script works, nothing more.
+were made so far, with the version of the code that made them. They are not made again, except with `--again`, which
+replaces them. recipes/RESULTS.md and its plot are made from them alone. `--quick` makes two steps of some arms in one
+process: it shows that the script works, nothing more.
 """
 
 from __future__ import annotations
@@ -50,10 +52,15 @@ def wanted_runs(regimes: Sequence[str], arms: Sequence[str], seeds: int) -> list
     ]
 
 
-def run_all(folder: Path, wanted: Sequence[Key], processes: int) -> None:
-    """Runs what has no result file yet, several at a time, each in a process of its own."""
-    known = runs_in(folder, STORED)
-    missing = [run for run in wanted if run not in known]
+def missing_runs(folder: Path, wanted: Sequence[Key], *, again: bool) -> list[Key]:
+    """The wanted runs without a result; with `again`, only results in the folder count, not stored ones."""
+    known = runs_in(folder, None if again else STORED)
+    return [run for run in wanted if run not in known]
+
+
+def run_all(folder: Path, wanted: Sequence[Key], processes: int, *, again: bool = False) -> None:
+    """Runs what has no result yet, several at a time, each in a process of its own."""
+    missing = missing_runs(folder, wanted, again=again)
     print(f"{len(wanted) - len(missing)} of {len(wanted)} runs are finished", flush=True)
     # Imports take as long as ten steps: the server has made them, and every run is a fork of it.
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -99,6 +106,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=SEEDS, help="seeds per arm")
     parser.add_argument("--processes", type=int, default=2, help="number of runs at a time")
     parser.add_argument("--report", action="store_true", help="no training, only tables and plots")
+    parser.add_argument(
+        "--again", action="store_true", help="train also what is stored, unless the folder has it, and replace it"
+    )
     parser.add_argument("--one", nargs=3, metavar=("REGIME", "ARM", "SEED"), help="a single run, in this process")
     parser.add_argument("--quick", action="store_true", help="a few steps of some arms: the figures mean nothing")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
@@ -117,7 +127,7 @@ def main() -> None:
         arguments.folder.mkdir(parents=True, exist_ok=True)
         if not arguments.report:
             wanted = wanted_runs(arguments.regimes, arguments.arms, arguments.seeds)
-            run_all(arguments.folder, wanted, arguments.processes)
+            run_all(arguments.folder, wanted, arguments.processes, again=arguments.again)
         runs = runs_in(arguments.folder, STORED)
         if not runs:
             raise SystemExit(f"no finished runs in {arguments.folder}; run without --report first")

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import opd_align
 from opd_align.core.alarm import Reading
 from opd_align.training import GateBatch
 from opd_align.training.gates import compute_weights
@@ -23,7 +24,7 @@ ALIGNMENT = "opd_align/teacher/reverse_kl/alignment/weighted"
 @pytest.fixture(scope="module")
 def modules():
     sys.path.insert(0, str(BENCHMARKS))
-    names = ("regimes", "training", "schedule", "store", "results", "plot")
+    names = ("regimes", "training", "schedule", "store", "results", "plot", "versions")
     yield SimpleNamespace(**{name: import_module(f"_comparison_{name}") for name in names})
     sys.path.remove(str(BENCHMARKS))
 
@@ -225,6 +226,57 @@ def test_the_page_of_results_is_that_of_the_stored_runs(modules, tmp_path):
     stored = modules.store.runs_in(tmp_path, modules.store.STORED)
     modules.results.write_results(modules.results.load(stored.values()), tmp_path / "RESULTS.md")
     assert (tmp_path / "RESULTS.md").read_text() == (BENCHMARKS.parent / "recipes" / "RESULTS.md").read_text()
+
+
+def test_the_page_says_which_version_made_which_training(modules, runs):
+    made = {"opd_align": "1.2.3", "commit": "abc1234"}
+    store(
+        runs,
+        a_run(modules, "good", "incorrect", 1, 0.9) | {"made_with": made},
+        *(a_run(modules, "harmful", "ungated", seed, 0.3, alignment=-0.4) | {"made_with": made} for seed in range(3)),
+    )
+    regimes = regimes_in(modules, runs)
+    modules.results.write_results(regimes, runs / "RESULTS.md")
+    expected = (
+        "Trainings were made with different versions of the code: opd_align 1.2.3, commit abc1234 "
+        '("A good teacher": `incorrect` with seed 1; "A harmful teacher": `ungated`); all others: unknown.'
+    )
+    assert expected in (runs / "RESULTS.md").read_text().splitlines()
+    modules.store.store(modules.store.runs_in(runs).values(), runs / "all.json")
+    kept = modules.store.runs_in(runs / "none", runs / "all.json")
+    assert kept["harmful", "ungated", 0]["made_with"] == made
+    assert "made_with" not in kept["good", "ungated", 0]
+
+
+def test_nothing_is_said_where_one_version_made_all(modules, runs):
+    modules.results.write_results(regimes_in(modules, runs), runs / "RESULTS.md")
+    assert "versions of the code" not in (runs / "RESULTS.md").read_text()
+
+
+def test_the_commit_of_a_run_is_known_or_unknown(modules, tmp_path, monkeypatch):
+    made = modules.versions.made_with()
+    assert made["opd_align"] == opd_align.__version__
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert modules.versions._commit(tmp_path) == "unknown"  # no repository
+    monkeypatch.setenv("PATH", "")
+    assert modules.versions._commit(BENCHMARKS) == "unknown"  # no git
+
+
+def test_runs_that_are_stored_are_trained_again_on_request(modules, runs, monkeypatch):
+    comparison, file, again = import_module("comparison"), runs / "all.json", runs / "again"
+    modules.store.store(modules.store.runs_in(runs).values(), file)
+    again.mkdir()
+    store(again, a_run(modules, "good", "ungated", 0, 0.7) | {"made_with": {"opd_align": "1", "commit": "a"}})
+    monkeypatch.setattr(comparison, "STORED", file)
+    wanted = comparison.wanted_runs(["good"], ["ungated"], 3)
+    assert comparison.missing_runs(again, wanted, again=False) == []
+    # What the folder has was made by an interrupted call: it stays.
+    assert comparison.missing_runs(again, wanted, again=True) == [("good", "ungated", 1), ("good", "ungated", 2)]
+    # Runs of the folder replace stored ones.
+    modules.store.store(modules.store.runs_in(again, file).values(), file)
+    replaced = modules.store.runs_in(runs / "none", file)
+    assert replaced["good", "ungated", 0]["accuracy"]["24"]["all"] == 0.7
+    assert replaced["good", "ungated", 1]["accuracy"]["24"]["all"] == 0.81
 
 
 @pytest.mark.parametrize(

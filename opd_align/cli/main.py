@@ -24,7 +24,7 @@ from opd_align.cli.suggestions import Parser
 from opd_align.cli.terminal import complain, print_in_any_encoding
 from opd_align.core.objectives import OBJECTIVES
 from opd_align.runs.filesystem import AnyPath, as_path
-from opd_align.settings import Allocation, Method
+from opd_align.settings import Allocation, Budget, Method
 from opd_align.tasks import TASKS
 from opd_align.types import OpdAlignError
 
@@ -425,7 +425,8 @@ def _add_settings_arguments(parser: argparse.ArgumentParser) -> Any:
     group.add_argument(
         "--seconds", type=float, metavar="N", help="time limit in seconds for the targeted rollouts of a question"
     )
-    group.add_argument("--allocation", metavar="NAME", help=f"how to place targeted rollouts: {_listed(Allocation)}")
+    allocation = f"{_listed(Allocation)} (default: {Budget.allocation}; paper with --rollouts)"
+    group.add_argument("--allocation", metavar="NAME", help=f"how to place targeted rollouts: {allocation}")
     group.add_argument("--estimator", metavar="NAME", help=f"success probability estimator: {_listed(Method)}")
     group.add_argument(
         "--objectives", metavar="LIST",

@@ -87,10 +87,15 @@ class PathEstimate:
 
         There, nearly all of the Beta's mass is at the bound, and its quantiles tell its shape, not what is known: at a
         mean of 0.001 and a standard error of 0.007, 95 % would be below 0.003. So the other end is as far from the mean
-        as a normal distribution says.
+        as a normal distribution says. Counted estimates have Jeffreys' interval of a binomial probability, from their
+        fraction and number of visits.
         """
         from scipy.stats import beta, norm
 
+        if self.counted:
+            a_C, b_C = self.visits_C * self.q_C + 0.5, self.visits_C * (1 - self.q_C) + 0.5
+            low_C, high_C = beta.ppf((1 - level) / 2, a_C, b_C), beta.ppf((1 + level) / 2, a_C, b_C)
+            return np.where(self.q_C == 0, 0.0, low_C), np.where(self.q_C == 1, 1.0, high_C)
         a_C, b_C = _beta_shape(self.q_C, self.se_C**2)
         low_C, high_C = beta.ppf((1 - level) / 2, a_C, b_C), beta.ppf((1 + level) / 2, a_C, b_C)
         reach_C = norm.ppf(level) * self.se_C

@@ -242,6 +242,29 @@ def test_local_models_score_a_trl_dump_as_if_its_log_probs_were_recorded(
 
 
 @pytest.mark.parametrize(
+    ("budget", "options", "allocation"),
+    [
+        ("{allocation: paper}", [], "paper"),
+        ("{allocation: adaptive}", [], "adaptive"),
+        ("{tau: 0.05}", [], "adaptive"),  # the default of a configuration
+        ("{allocation: paper}", ["--allocation", "adaptive"], "adaptive"),
+        ("{allocation: adaptive}", ["--set", "budget.allocation=paper"], "paper"),
+    ],
+)
+def test_a_configuration_file_decides_the_allocation_of_recorded_rollouts(
+    budget: str, options: list[str], allocation: str, dump: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "study.yaml"
+    config.write_text(
+        f"student: {{model: {dump / 'out/checkpoint-10'}}}\nteachers: [{{model: {{model: embedded:teacher}}}}]\n"
+        f"budget: {budget}\n"
+    )
+    command = ["analyze", "--rollouts", str(dump / "rollouts.jsonl"), "--config", str(config), "--limit", "1"]
+    assert main([*command, "--out", str(tmp_path / "run"), *options]) == 0
+    assert RunDirectory.load(tmp_path / "run").settings.budget.allocation == allocation
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"tokens": [99_999]}, "line 1: token 99999 is outside the vocabulary"),

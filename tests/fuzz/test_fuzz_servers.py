@@ -13,6 +13,7 @@ import random
 import threading
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -483,27 +484,43 @@ class EvenGrader:
         return np.where(np.asarray(even, bool) & stopped, Outcome.CORRECT, Outcome.INCORRECT).astype(np.int8)
 
 
-# One batch of targeted rollouts: with several rounds, invalid samples of an earlier one are kept as failed.
-SETTINGS = Settings(
-    budget=Budget(
-        initial=24, targeted=60, allocation="paper", n_min=10, by_update=4, by_gap=4, correct_paths=1, incorrect_paths=1
-    ),
-    rules=Rules(n_sig=2.0),
-)
+# With `adaptive`, each question has a batch for each round; with `paper`, one batch.
+BUDGET = Budget(initial=24, targeted=60, n_min=10, by_update=4, by_gap=4, correct_paths=1, incorrect_paths=1, rounds=3)
 
 
-def analyze(model: Any, url: str, folder: Any) -> Any:
+def analyze(model: Any, url: str, folder: Any, allocation: Any) -> Any:
     questions = [Question("a"), Question("b")]
-    return analyze_into(folder, student(model, url), [teacher(url)], questions, EvenGrader(), settings=SETTINGS)
+    settings = Settings(budget=replace(BUDGET, allocation=allocation), rules=Rules(n_sig=2.0))
+    return analyze_into(folder, student(model, url), [teacher(url)], questions, EvenGrader(), settings=settings)
+
+
+def check_counts(folder: Any) -> int:
+    """Every requested rollout is on disk once, as a rollout or as a failure; returns the number of failures."""
+    rows = [row for shard in (folder / "rollouts").glob("*.parquet") for row in pq.read_table(shard).to_pylist()]
+    # Not the ends that were graded without sampling: all of their tokens are forced.
+    rows = [row for row in rows if row["reason"] or row["launch"] < len(row["tokens"]) or row["tokens"][-1] not in END]
+    assert len({(row["question"], row["key"]) for row in rows}) == len(rows)
+    records = RunDirectory.load(folder).questions.to_pylist()
+    assert len(records) == 2
+    for record in records:
+        own = [row for row in rows if row["question"] == record["question"]]
+        failures = [row for row in own if row["reason"]]
+        assert all("127.0.0.1" in row["reason"] for row in failures)
+        assert record["failed"] == len(failures)
+        assert record["initial"] == sum(row["launch"] == 0 for row in own)
+        assert len(own) == BUDGET.initial + record["targeted"]
+    return sum(record["failed"] for record in records)
 
 
 @pytest.mark.parametrize(
     "name", ["id 2^32", "id 6", "end inside", "length after 2", "nulls", "no ids", "deep JSON", "log-prob NaN"]
 )
 @pytest.mark.parametrize("honest_calls", [0, 1, 3] if LONG else [1])
+@pytest.mark.parametrize("allocation", ["paper", "adaptive"])
 def test_after_a_misbehaving_server_a_run_directory_works_with_an_honest_one(
-    name: str, honest_calls: int, model: Any, tmp_path: Any
+    allocation: str, honest_calls: int, name: str, model: Any, tmp_path: Any
 ) -> None:
+    """Where a batch had valid samples too, the others stay failed: the rounds after it were planned without them."""
     change = (TRANSPORT | SAMPLES | LOG_PROBS)[name]
 
     def misbehave(path: str, body: dict[str, Any], answer: Any) -> Any:
@@ -519,33 +536,58 @@ def test_after_a_misbehaving_server_a_run_directory_works_with_an_honest_one(
     if name in LOG_PROBS:
         change = changed_last_row
     with serving(model, misbehave) as server:
-        found = outcome(lambda: analyze(model, server.url, tmp_path / "run"))
+        found = outcome(lambda: analyze(model, server.url, tmp_path / "run", allocation))
         assert isinstance(found, OpdAlignError)
         check_message(str(found), server.url)
         server.misbehave = honest
-        analyze(model, server.url, tmp_path / "run")
-        analyze(model, server.url, tmp_path / "fresh")
-    loaded = RunDirectory.load(tmp_path / "run")
-    assert len(loaded.nodes)
-    assert pq.read_table(tmp_path / "run/nodes.parquet").equals(pq.read_table(tmp_path / "fresh/nodes.parquet"))
+        analyze(model, server.url, tmp_path / "run", allocation)
+        analyze(model, server.url, tmp_path / "fresh", allocation)
+    assert len(RunDirectory.load(tmp_path / "run").nodes)
+    assert check_counts(tmp_path / "fresh") == 0
+    if check_counts(tmp_path / "run"):
+        assert (allocation, name) == ("adaptive", "length after 2")  # right where two tokens were left to sample
+    else:
+        assert pq.read_table(tmp_path / "run/nodes.parquet").equals(pq.read_table(tmp_path / "fresh/nodes.parquet"))
 
 
-def test_invalid_samples_are_counted_in_the_results(model: Any, tmp_path: Any) -> None:
+def every_seventh_invalid(path: str, body: dict[str, Any], answer: Any) -> Any:
+    if path == "/v1/completions" and "n" in body:
+        for each in answer["choices"]:
+            if (body["seed"] + each["index"]) % 7 == 0:
+                each["token_ids"][0] = 2**31
+    return answer
+
+
+@pytest.mark.parametrize("allocation", ["paper", "adaptive"])
+def test_an_interrupted_run_with_failures_ends_like_one_without_interruption(
+    allocation: str, model: Any, tmp_path: Any
+) -> None:
+    with serving(model, every_seventh_invalid) as server:
+        whole = analyze(model, server.url, tmp_path / "whole", allocation)
+        calls, server.calls = server.calls, 0
+
+        def down_halfway(path: str, body: dict[str, Any], answer: Any) -> Any:
+            return Raw(status=503) if server.calls > calls // 2 else every_seventh_invalid(path, body, answer)
+
+        server.misbehave = down_halfway
+        assert isinstance(outcome(lambda: analyze(model, server.url, tmp_path / "run", allocation)), OpdAlignError)
+        server.misbehave = every_seventh_invalid
+        resumed = analyze(model, server.url, tmp_path / "run", allocation)
+    assert resumed.nodes.equals(whole.nodes)
+    assert resumed.questions.equals(whole.questions)
+    assert check_counts(tmp_path / "run") == check_counts(tmp_path / "whole") > 0
+
+
+@pytest.mark.parametrize("allocation", ["paper", "adaptive"])
+def test_invalid_samples_are_counted_in_the_results(allocation: str, model: Any, tmp_path: Any) -> None:
     """Every seventh sample is invalid: the run goes on with the others, and says how many failed."""
-
-    def misbehave(path: str, body: dict[str, Any], answer: Any) -> Any:
-        if path == "/v1/completions" and "n" in body:
-            for each in answer["choices"]:
-                if (body["seed"] + each["index"]) % 7 == 0:
-                    each["token_ids"][0] = 2**31
-        return answer
-
-    with serving(model, misbehave) as server:
-        result = analyze(model, server.url, tmp_path / "run")
+    with serving(model, every_seventh_invalid) as server:
+        result = analyze(model, server.url, tmp_path / "run", allocation)
         assert all(0 < record["failed"] < 24 for record in result.questions.to_pylist())
         server.misbehave = honest
-        again = analyze(model, server.url, tmp_path / "run")
+        again = analyze(model, server.url, tmp_path / "run", allocation)
     assert again.nodes.equals(result.nodes)
+    assert check_counts(tmp_path / "run") == sum(result.questions["failed"].to_pylist())
     shards = list((tmp_path / "run/rollouts").rglob("*.parquet"))
     assert shards
     for shard in shards:
