@@ -57,6 +57,8 @@ SAME_CONTROL: Mapping[str, str] = {"teachable": "divergence", "contrastive": "di
 SCHEDULES: Mapping[str, str] = {
     "stop": '`AlignmentSchedule(on_harm="stop")`',
     "rollback": '`AlignmentSchedule(on_harm="rollback")`',
+    "stop_pass_rate": '`AlignmentSchedule(on_harm="stop", follow="pass_rate")`',
+    "rollback_pass_rate": '`AlignmentSchedule(on_harm="rollback", follow="pass_rate")`',
     "early_stopping": "the best evaluation by pass rate: ordinary early stopping, which looks at held-out accuracy",
 }
 """Arms that are read from the ungated training: until a schedule acts, a training with it is that without it."""

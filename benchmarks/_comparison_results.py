@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from _comparison_plot import draw
 from _comparison_regimes import ARM_TEXTS, CONTROL, CONTROLLED, GATES, REGIMES, SCHEDULES, control_of
-from _comparison_schedule import acted, best_by_pass_rate, readings_of
+from _comparison_schedule import acted, acted_by_pass_rate, best_by_pass_rate, readings_of
 from _comparison_store import Run
 from _comparison_versions import version_line, version_of
 
@@ -20,6 +20,9 @@ from opd_align.types import REWARD
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 ALIGNMENT = "/alignment/weighted"
 OF_REWARD = f"opd_align/{REWARD}/"
+BY_PASS_RATE = "_pass_rate"
+"""End of the names of schedules that follow the pass rate."""
+
 WANTED_SHARE = 0.8
 """Share of the harm that a schedule or gate should prevent."""
 
@@ -138,7 +141,10 @@ def load(runs: Collection[Run]) -> dict[str, dict[str, Arm]]:
         arms = {arm: Arm.of(of) for arm in ARM_TEXTS if (of := [run for run in own if run["arm"] == arm])}
         plain = [run for run in own if run["arm"] == "ungated"]
         if arms:
-            found[name] = arms | {arm: scheduled(arm, plain, arms["ungated"]) for arm in regime.derived if plain}
+            # Runs that were made before pass rates by question were recorded cannot tell what follows them.
+            known = plain and all(run.get("pass_rates") for run in plain)
+            derived = [arm for arm in regime.derived if plain and (known or not arm.endswith(BY_PASS_RATE))]
+            found[name] = arms | {arm: scheduled(arm, plain, arms["ungated"]) for arm in derived}
     return found
 
 
@@ -149,8 +155,9 @@ def scheduled(arm: str, runs: list[Run], plain: Arm) -> Arm:
         if arm == "early_stopping":
             at, ends_with = plain.steps[-1], best_by_pass_rate(run["history"])
         else:
-            found = acted(readings_of(run["history"]))
-            at, ends_with = found.at or plain.steps[-1], getattr(found, arm)
+            by_pass_rate = arm.endswith(BY_PASS_RATE)
+            found = acted_by_pass_rate(run["pass_rates"]) if by_pass_rate else acted(readings_of(run["history"]))
+            at, ends_with = found.at or plain.steps[-1], getattr(found, arm.removesuffix(BY_PASS_RATE))
         after = plain.steps.index(at)
         accuracy[row, after:] = accuracy[row, plain.steps.index(ends_with)]
         tokens[row, after:] = tokens[row, after]
@@ -244,7 +251,7 @@ def must_show(regimes: Regimes) -> dict[str, str]:
         }
         gates = {name: share for name, share in shares.items() if name in GATES}
         best = max(gates, key=lambda name: gates[name].mean, default=None)
-        for name in ("rollback", "stop", best):
+        for name in ("rollback", "stop", "rollback_pass_rate", "stop_pass_rate", best):
             if name in shares:
                 most = f", the most of {len(gates)} gates" if name == best else ""
                 words = f"{REGIMES[regime].title}: share of the loss that `{name}` prevents{most}"
@@ -254,7 +261,9 @@ def must_show(regimes: Regimes) -> dict[str, str]:
         plain = arms["ungated"]
         at = int(plain.accuracy.mean(0).argmax())
         peak = interval(plain.accuracy[:, at])
-        for name in ("rollback", "stop", "early_stopping"):
+        for name in ("rollback", "stop", "rollback_pass_rate", "stop_pass_rate", "early_stopping"):
+            if name not in arms:
+                continue
             own = interval(arms[name].final - plain.accuracy[:, at])
             each = interval(arms[name].final - plain.accuracy.max(1))
             found[f"Ruin, `{name}` − the peak of the ungated mean ({formatted(peak)}, step {plain.steps[at]})"] = (

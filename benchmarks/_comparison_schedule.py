@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from opd_align.core.alarm import LEVELS, Reading
+from opd_align.core.decline import PassRates, decline
 from opd_align.training.alignment_schedule import best_step, judge
+from opd_align.training.pass_rates import PassRateLog
 
 PASS_RATE = "opd_align/student/pass_rate"
 
@@ -40,6 +42,21 @@ def acted(readings: Sequence[Reading]) -> Acted:
         if LEVELS[judge([until]).level] < 0:
             target = best_step([until], [each.step for each in until])
             return Acted(until[-1].step, until[-1].step, until[-1].step if target is None else target)
+    return Acted(None, last, last)
+
+
+def acted_by_pass_rate(rates_by_step: Mapping[str, Mapping[str, float]]) -> Acted:
+    """What a schedule that follows the pass rate does with these pass rates by step and question."""
+    evaluations = [PassRates(int(step), rates) for step, rates in rates_by_step.items()]
+    for n in range(2, len(evaluations) + 1):
+        until = evaluations[:n]
+        fall = decline(until)
+        if fall is not None and fall.sure:
+            log = PassRateLog()
+            log.evaluations = until
+            target = log.best_step([each.step for each in until])
+            return Acted(until[-1].step, until[-1].step, until[-1].step if target is None else target)
+    last = evaluations[-1].step
     return Acted(None, last, last)
 
 

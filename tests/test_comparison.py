@@ -147,6 +147,21 @@ def test_a_schedule_returns_to_the_peak(modules, runs):
     assert (arms["stop"].final > arms["ungated"].final).all()
 
 
+def test_a_schedule_that_follows_the_pass_rate_returns_to_its_best_evaluation(modules, runs):
+    assert "rollback_pass_rate" not in regimes_in(modules, runs)["ruin"], "runs without pass rates by question"
+    course = [0.5, 0.6, 0.7, 0.68, 0.5, 0.4, 0.3, 0.2, 0.1]
+    hard = [0.1 * (question % 4 - 1.5) for question in range(16)]
+    for seed in range(3):
+        run = a_run(modules, "ruin", "ungated", seed, 0.1, accuracy=course)
+        steps = [line["step"] for line in run["history"]]
+        rates = [{str(i): rate + each for i, each in enumerate(hard)} for rate in course]
+        store(runs, run | {"pass_rates": dict(zip(map(str, steps), rates, strict=True))})
+    arms = regimes_in(modules, runs)["ruin"]
+    assert arms["rollback_pass_rate"].final.tolist() == pytest.approx([0.7] * 3)
+    assert arms["stop_pass_rate"].final.tolist() == pytest.approx([0.5] * 3), "a fall of 0.02 is none yet"
+    assert arms["stop_pass_rate"].share == pytest.approx(0.5)
+
+
 @pytest.fixture
 def rewarded(modules, tmp_path):
     """The first training hands over after step 20, the second one lowers the strength and raises it again."""
