@@ -303,7 +303,7 @@ def changed(analysis: Analysis, **columns: Any) -> Analysis:
 def test_headline_claims_nothing_if_every_decision_is_undecided(with_intervals: Analysis) -> None:
     made = changed(with_intervals, alignment=lambda row: abs(row["alignment"]), verdict=lambda row: "undecided")
     result = verdict(Slices(made.nodes), "reverse_kl")
-    assert result.headline == "Inconclusive at every single decision of all 3 teachers."
+    assert result.headline == "Inconclusive: no token of any path has a verdict for any of the 3 teachers."
     assert not result.decided
 
 
