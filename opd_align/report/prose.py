@@ -105,7 +105,9 @@ def verdict(slices: Slices, objective: str) -> Verdict:
         *_selective_gain(slices, best),
     ]
     if best.teacher != REWARD and all(rank.undecided == 1 for rank in ranks):
-        return Verdict(f"Inconclusive: no token of any path has a verdict for {_counted_teachers(ranks)}.", tuple(points), False)
+        return Verdict(
+            f"Inconclusive: no token of any path has a verdict for {_counted_teachers(ranks)}.", tuple(points), False
+        )
     top = max(ranks, key=lambda rank: rank.weighted_cosine.mean if isfinite(rank.weighted_cosine.mean) else -2.0)
     if interval_sign(best.alignment) == 0 and interval_sign(top.weighted_cosine) > 0 and best.teacher != REWARD:
         headline = (

@@ -15,6 +15,7 @@ from typing import Any
 from opd_align.core.objectives import GRPO, AtTemperature, DrGRPO, GeneralisedJSD, Objective, ReverseKL, SingleSample
 from opd_align.settings import Sampling
 from opd_align.training import trl_compat
+from opd_align.training.model_state import check_teacher_is_loaded
 from opd_align.types import OpdAlignError
 
 PREFERENCE_DATA = "it learns from preferences in a data set: it has no teacher and does not sample completions"
@@ -294,6 +295,7 @@ def _check_supported(trainer: Any, kind: str) -> None:
         reason = "it has neither a teacher model nor a teacher server"
     if reason is not None:
         raise OpdAlignError(f"AlignmentCallback does not support this {type(trainer).__name__}: {reason}")
+    check_teacher_is_loaded(trainer)
 
 
 def _sampling(args: Any) -> Sampling:

@@ -38,6 +38,7 @@ from opd_align.training.gates import (
     concatenate_batches,
     no_measures,
 )
+from opd_align.training.model_state import check_teacher_is_loaded
 from opd_align.training.rewards import CORRECT_FROM, TIMEOUT_S, RewardVerifier
 from opd_align.training.trl_compat import TrainerCallback
 from opd_align.types import OpdAlignError, Outcome
@@ -101,6 +102,7 @@ class GateRuntime:
             autocast: Whether student and teacher run under accelerate's autocast in the trainer's loss. DeepSpeed and
                 FSDP cast the weights themselves, in any loss.
         """
+        check_teacher_is_loaded(trainer)
         self.accelerator = accelerator = trainer.accelerator
         self._trainer, self._autocast = trainer, autocast
         trainer.add_callback(GateCheck(self))

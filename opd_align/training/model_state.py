@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from opd_align.training import trl_compat
+from opd_align.types import OpdAlignError
 
 
 @contextmanager
@@ -127,6 +128,22 @@ def is_zero3(accelerator: Any) -> bool:
 def is_fsdp2(model: Any) -> bool:
     """Whether `fully_shard` was applied to the model or to a part of it."""
     return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def check_teacher_is_loaded(trainer: Any) -> None:
+    """Refuses a teacher that only the first process has the weights of: the others would learn from a model of zeros.
+
+    With accelerate's `cpu_ram_efficient_loading` only the first process reads weights. FSDP then sends the student's to
+    the others, but teachers are not sharded, and nobody sends theirs.
+    """
+    teacher = getattr(trainer, "teacher_model", None)
+    if not trainer.is_fsdp_enabled or teacher is None or teacher is trainer.model:
+        return
+    if getattr(trainer.accelerator.state.fsdp_plugin, "cpu_ram_efficient_loading", False):
+        raise OpdAlignError(
+            "with fsdp_cpu_ram_efficient_loading only the first process loads weights, and those of teachers, "
+            "which are not sharded, stay zero on the others; set it to false in accelerate's configuration"
+        )
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import torch
 from opd_align.backends.loading import DTYPES, load_config, load_model
 from opd_align.training import trl_compat
 from opd_align.training.mix_contexts import as_context
-from opd_align.training.model_state import is_fsdp2, is_zero3
+from opd_align.training.model_state import check_teacher_is_loaded, is_fsdp2, is_zero3
 from opd_align.types import OpdAlignError
 
 Source = Any | str | Callable[[], Any]
@@ -64,14 +64,9 @@ class TeacherPool(Mapping[str, Any]):
         self._trainer = trainer
         self._models = {self.names[0]: trainer.teacher_model}
         accelerator = trainer.accelerator
-        if trainer.is_fsdp_enabled:
-            if accelerator.state.fsdp_plugin.cpu_ram_efficient_loading:
-                raise OpdAlignError(
-                    "with fsdp_cpu_ram_efficient_loading only the first process loads weights, and those of teachers, "
-                    "which are not sharded, stay zero on the others; set it to false in accelerate's configuration"
-                )
-            if not self.one_at_a_time:
-                trainer.teacher_model.to(accelerator.device)  # accelerate leaves it on the CPU
+        check_teacher_is_loaded(trainer)
+        if trainer.is_fsdp_enabled and not self.one_at_a_time:
+            trainer.teacher_model.to(accelerator.device)  # accelerate leaves it on the CPU
         if len(self.names) == 1:
             return
         if trainer.is_fsdp_enabled and accelerator.state.fsdp_plugin.fsdp_version == 1:

@@ -13,8 +13,10 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from opd_align.backends.scoring import PromptedModel, hidden_states, output_layer
+from opd_align.training import Open
 from opd_align.training.adapters import adapt_trainer
-from opd_align.training.model_state import gathered_parameters, is_fsdp2, precision_name
+from opd_align.training.gate_runtime import GateRuntime
+from opd_align.training.model_state import check_teacher_is_loaded, gathered_parameters, is_fsdp2, precision_name
 from opd_align.types import OpdAlignError
 
 IDS = torch.tensor([[1, 2, 3, 4, 5]])
@@ -123,3 +125,18 @@ def test_fsdp1_is_refused_before_training_and_fsdp2_is_not(tmp_path):
                 adapt_trainer(trainer)
         else:
             assert adapt_trainer(trainer).kind == "DistillationTrainer"
+
+
+def test_a_teacher_that_only_one_process_has_is_refused_before_training(tmp_path):
+    """Callback and gates alike; a self-distillation trainer has no teacher of its own."""
+    trainer = make("distillation", tmp_path)
+    trainer.is_fsdp_enabled = True
+    plugin = SimpleNamespace(fsdp_version=2, cpu_ram_efficient_loading=True)
+    trainer.accelerator = SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin))
+    for refused in (lambda: adapt_trainer(trainer), lambda: GateRuntime(Open(), "keep").attach(trainer)):
+        with pytest.raises(OpdAlignError, match="those of teachers, which are not sharded, stay zero on the others"):
+            refused()
+    trainer.teacher_model = trainer.model
+    check_teacher_is_loaded(trainer)
+    trainer.teacher_model, plugin.cpu_ram_efficient_loading = object(), False
+    check_teacher_is_loaded(trainer)
