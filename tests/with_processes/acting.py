@@ -218,12 +218,14 @@ class Damage(TrainerCallback):
             file.write_bytes(b"damaged")
 
 
-def scheduled(kind: Callable[..., Any], script: dict[int, float], *more: TrainerCallback, **options: Any) -> Any:
+def scheduled(
+    kind: Callable[..., Any], script: dict[int, float], *more: TrainerCallback, pass_rates: Any = None, **options: Any
+) -> Any:
     """Trainers of a kind, with a schedule that reads the script."""
 
     def make(**arguments: Any) -> Any:
         trainer = kind(**arguments)
-        callback = Scripted(trainer, script)
+        callback = Scripted(trainer, script, pass_rates=pass_rates)
         for each in (callback, *more, ScriptedSchedule(callback, **options), WeightsByStep()):
             trainer.add_callback(each)
         return trainer
@@ -238,6 +240,13 @@ def ended(run: Any, **more: Any) -> dict[str, Any]:
     left = sorted(str(each) for each in Path(run.trainer.args.output_dir).rglob("rollback/**/*.pt"))
     acted = {"ended_at": schedule.ended_at, "returned_to": schedule.returned_to, "left": len(left)}
     return seen_of(run, by_step=weights.found, **acted, **more)
+
+
+HELPS = dict.fromkeys(range(9), 0.5)
+FALLING = {
+    step: {f"q{i}": mean + 0.05 * (i % 3) for i in range(12)} for step, mean in enumerate((0.5, 0.6, 0.58, 0.3, 0.3))
+}
+"""The student becomes worse, though the teacher seems to help."""
 
 
 def schedules() -> dict[str, Any]:
@@ -262,6 +271,10 @@ def schedules() -> dict[str, Any]:
         ),
         "damaged": distillation(
             scheduled(DistillationTrainer, RUIN, Damage()), given.folder / "damaged", options=options
+        ),
+        "pass_rate": distillation(
+            scheduled(DistillationTrainer, HELPS, pass_rates=FALLING, follow="pass_rate"), given.folder / "pass_rate",
+            options=options,
         ),
         "zero": distillation(
             scheduled(DistillationTrainer, {0: 0.0, 1: -0.6, 2: -0.6}, on_harm="zero"), given.folder / "zero",

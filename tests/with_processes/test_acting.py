@@ -86,6 +86,9 @@ def test_all_processes_return_to_a_snapshot_or_none(launcher, seen):
         stayed = rank["damaged"]
         assert (stayed["ended_at"], stayed["returned_to"], stayed["step"]) == (3, None, 3)
         assert stayed["weights"] not in stayed["by_step"].values()
+        fallen = rank["pass_rate"]
+        assert (fallen["ended_at"], fallen["returned_to"], fallen["step"], fallen["left"]) == (3, 1, 3, 0)
+        assert fallen["weights"] == fallen["by_step"]["1"] != fallen["by_step"]["2"]
         still = rank["zero"]
         assert still["step"] == 4
         assert still["weights"] == still["by_step"]["1"] != still["by_step"]["0"]
