@@ -20,7 +20,7 @@ Versions = Mapping[tuple[str, str], Mapping[int, str]]
 
 
 def made_with() -> dict[str, str]:
-    """What a run that starts now is made with; a commit that ends in "-dirty" had changes that are not in it."""
+    """What a run that starts now is made with; "-dirty" after a commit: the code had changes that are not in it."""
     return {"opd_align": opd_align.__version__, "commit": _commit(Path(__file__).parent)}
 
 
@@ -52,9 +52,14 @@ def _trainings(version: str, versions: Versions) -> str:
 
 
 def _commit(folder: Path) -> str:
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        commit = _git(folder, "rev-parse", "--short", "HEAD").stdout.strip()
+        # Of the code alone: every call that trains also changes the stored runs, which later calls do not depend on.
+        changed = _git(folder, "diff", "--quiet", "HEAD", "--", "*.py", "../opd_align").returncode != 0
     except (OSError, subprocess.TimeoutExpired):
         return UNKNOWN
-    return found.stdout.strip() or UNKNOWN
+    return commit + ("-dirty" if changed else "") if commit else UNKNOWN
+
+
+def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=30)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -271,6 +273,19 @@ def test_nothing_is_said_where_one_version_made_all(modules, runs):
 def test_the_commit_of_a_run_is_known_or_unknown(modules, tmp_path, monkeypatch):
     made = modules.versions.made_with()
     assert made["opd_align"] == opd_align.__version__
+    code, results = tmp_path / "repository/benchmarks/a.py", tmp_path / "repository/benchmarks/results.json"
+    code.parent.mkdir(parents=True)
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for file in (code, results):
+        file.write_text("1")
+    for command in (["init", "-q"], ["add", "."], [*identity, "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", "-C", str(tmp_path / "repository"), *command], check=True)
+    commit = modules.versions._commit(code.parent)
+    assert re.fullmatch("[0-9a-f]{7,}", commit)
+    results.write_text("2")
+    assert modules.versions._commit(code.parent) == commit
+    code.write_text("2")
+    assert modules.versions._commit(code.parent) == f"{commit}-dirty"
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert modules.versions._commit(tmp_path) == "unknown"  # no repository
     monkeypatch.setenv("PATH", "")
