@@ -274,7 +274,7 @@ class _Backup:
         noise_S = np.where(exit_S, spread_S / np.maximum(n_S, 1), segment.own_var_S)
         noise_S = np.where(on_path_S, segment.var_T1[depth_S + 1], noise_S)
         # Half of the fitted spread is attributed to the exit itself and half to its siblings.
-        noise_S = noise_S + 0.5 * spread_S * self.prior.spread(segment.p_S, path_q_S)
+        noise_S = noise_S + 0.5 * spread_S * self.prior.spread(segment.p_S)
         # A certain outcome is 0 or 1 and is no evidence about tokens that continue.
         ignored_S = (exit_S & (n_S == 0)) | segment.fixed_S
         weight_S = np.where(ignored_S, 0.0, 1.0 / noise_S)

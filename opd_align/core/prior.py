@@ -22,9 +22,6 @@ from opd_align.types import Floats, Ints
 _STRENGTH_J = np.array([1.0, 4.0, 12.0, 40.0, 120.0, 400.0, 2000.0, 1e5])
 # The smaller the strength, the less an exit resembles its siblings, and the closer its prior mean is to the pass rate.
 _RESEMBLANCE_J = _STRENGTH_J / (_STRENGTH_J + 0.2)
-# Near 0 and 1 tokens resemble their siblings more than `Q (1 − Q)` alone says: the prior variance is proportional to
-# `(Q (1 − Q)) ** (1 + _NEAR_BOUNDS)`. Where tokens move a hidden state by as much everywhere, the power is 1 to 2.
-_NEAR_BOUNDS = 0.5
 # Initial weights of the fit, also its pseudo-counts, which dominate when there are few exits. Row 0, unlikely tokens:
 # weakly informative. Row 1, likely tokens: measured on forks of an 8B model, half of them within 0.03 of each other,
 # one in ten more than 0.1 apart.
@@ -62,7 +59,7 @@ class Posterior:
     Args:
         mean_E: Mean.
         var_E: Variance.
-        slope_E: Derivative of the mean with respect to the siblings' mean, for fixed strengths.
+        slope_E: Derivative of the mean with respect to the siblings' mean, for fixed shares of the components.
     """
 
     mean_E: Floats
@@ -86,10 +83,9 @@ class ForkPrior:
     def start(overall: float) -> ForkPrior:
         return ForkPrior(overall, _PSEUDO_GJ / _PSEUDO_GJ.sum(-1, keepdims=True))
 
-    def spread(self, p: Floats, centre: Floats) -> Floats:
+    def spread(self, p: Floats) -> Floats:
         """Prior variance of exits with the probability `p`, as a fraction of `Q (1 − Q)`."""
-        spread: Floats = (self.weight_GJ[_class(p)] / (_strengths(centre) + 1.0)).sum(-1)
-        return spread
+        return np.asarray((self.weight_GJ / (_STRENGTH_J + 1.0)).sum(-1)[_class(p)])
 
     def fitted(self, parts: Sequence[ExitSamples]) -> ForkPrior:
         """The prior with weights that maximize the likelihood of the sampled exits (expectation maximization)."""
@@ -117,14 +113,14 @@ class ForkPrior:
         log_EJ = np.log(self.weight_GJ)[_class(exits.p_E)] + self._log_likelihood(exits)
         share_EJ = np.exp(log_EJ - log_EJ.max(-1, keepdims=True))
         share_EJ /= share_EJ.sum(-1, keepdims=True)
-        prior_EJ, strength_EJ = self._prior_means(exits), _strengths(exits.centre_E)
-        mean_EJ = (w_E1 + strength_EJ * prior_EJ) / (n_E1 + strength_EJ)
+        prior_EJ = self._prior_means(exits)
+        mean_EJ = (w_E1 + _STRENGTH_J * prior_EJ) / (n_E1 + _STRENGTH_J)
         mean_E = (share_EJ * mean_EJ).sum(-1)
         # A prior mean of exactly 0 or 1 would give zero variance without any evidence.
-        cautious_EJ = (w_E1 + strength_EJ * np.clip(prior_EJ, _INSIDE, 1 - _INSIDE)) / (n_E1 + strength_EJ)
-        within_E = (share_EJ * cautious_EJ * (1 - cautious_EJ) / (n_E1 + strength_EJ + 1.0)).sum(-1)
+        cautious_EJ = (w_E1 + _STRENGTH_J * np.clip(prior_EJ, _INSIDE, 1 - _INSIDE)) / (n_E1 + _STRENGTH_J)
+        within_E = (share_EJ * cautious_EJ * (1 - cautious_EJ) / (n_E1 + _STRENGTH_J + 1.0)).sum(-1)
         between_E = (share_EJ * (mean_EJ - mean_E[:, None]) ** 2).sum(-1)
-        slope_E = (share_EJ * _RESEMBLANCE_J * strength_EJ / (n_E1 + strength_EJ)).sum(-1)
+        slope_E = (share_EJ * _RESEMBLANCE_J * _STRENGTH_J / (n_E1 + _STRENGTH_J)).sum(-1)
         return Posterior(mean_E, within_E + between_E, slope_E)
 
     def _prior_means(self, exits: ExitSamples) -> Floats:
@@ -136,18 +132,10 @@ class ForkPrior:
         seen_E = exits.n_E > 0
         w_E1, lost_E1 = exits.w_E[seen_E, None], (exits.n_E - exits.w_E)[seen_E, None]
         inside_EJ = np.clip(self._prior_means(exits)[seen_E], _INSIDE, 1 - _INSIDE)
-        strength_EJ = _strengths(exits.centre_E[seen_E])
-        a_EJ, b_EJ = strength_EJ * inside_EJ, strength_EJ * (1 - inside_EJ)
+        a_EJ, b_EJ = _STRENGTH_J * inside_EJ, _STRENGTH_J * (1 - inside_EJ)
         log_EJ[seen_E] = betaln(w_E1 + a_EJ, lost_E1 + b_EJ) - betaln(a_EJ, b_EJ)
         return log_EJ
 
 
 def _class(p: Floats) -> Ints:
     return (p >= _LIKELY).astype(np.int64)
-
-
-def _strengths(centre_E: Floats) -> Floats:
-    """Prior strengths of exits whose siblings have this mean, one column per component."""
-    inside_E = np.clip(centre_E, _INSIDE, 1 - _INSIDE)
-    strength_EJ: Floats = _STRENGTH_J * ((4 * inside_E * (1 - inside_E)) ** -_NEAR_BOUNDS)[:, None]
-    return strength_EJ
