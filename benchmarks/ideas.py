@@ -217,7 +217,7 @@ class PriorBackup(_Backup):
         share_E = np.where(others_E > 0, siblings.path_weight_E, 1.0)
         ahead_E = np.where(token_E, own_E - share_E * path_E - (1 - share_E) * mean_E, 0.0)
         spread_E = np.clip(exits.centre_E * (1 - exits.centre_E), 0.01, None)
-        prior_E = self.prior.spread(exits.p_E, exits.centre_E)
+        prior_E = self.prior.spread(exits.p_E)
         weight_E = np.where(seen_E > 0, 1 / (spread_E * (1 / np.maximum(seen_E, 1) + prior_E)), 0.0)
         found_E = exits.w_E / np.maximum(exits.n_E, 1) - exits.centre_E
         slope = self.slope
