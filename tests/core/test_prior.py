@@ -44,9 +44,7 @@ def log_marginal(prior: ForkPrior, exits: ExitSamples) -> float:
     for p, n, w, centre in zip(exits.p_E, exits.n_E, exits.w_E, exits.centre_E, strict=True):
         resemblance_J = STRENGTHS / (STRENGTHS + 0.2)
         mean_J = np.clip(resemblance_J * centre + (1 - resemblance_J) * prior.overall, 0.004, 0.996)
-        inside = min(max(centre, 0.004), 0.996)
-        strength_J = STRENGTHS / (4 * inside * (1 - inside)) ** 0.5
-        likelihood_J = betabinom.pmf(w, n, strength_J * mean_J, strength_J * (1 - mean_J))
+        likelihood_J = betabinom.pmf(w, n, STRENGTHS * mean_J, STRENGTHS * (1 - mean_J))
         total += np.log(prior.weight_GJ[int(p >= 0.05)] @ likelihood_J)
     return float(total)
 
