@@ -6,8 +6,7 @@ are compared on the paper's rollouts. Families of worlds are reported separately
 figures: by default the three of `_worlds.py`; those of `_other_worlds.py` are called `cot`, `search` and `late`. The
 truth is over all tokens above τ at all nodes of the paths, whatever an estimator keeps (`_fixed_truth.py`).
 Correlations and errors are averages over worlds; shares, coverages and calibration are pooled over nodes. Intervals of
-aggregates and the oracle under a true null are those of `aggregates.py`, at a small budget, always in the first three
-families.
+aggregates and the oracle under a true null are those of `aggregates.py`, at a small budget.
 
     python benchmarks/estimators.py [--quick] [--development] [--seed 300000] [--nodes-only] [--json FILE]
         [--resume FILE] [--workers 2] [--families real stakes heavy]
@@ -373,7 +372,8 @@ def main() -> None:
     if not args.nodes_only:
         sizes = QUICK_AGGREGATES if args.quick else AGGREGATES
         of_aggregates = finished.get(
-            f"aggregates {first} {sizes}", lambda: aggregates.headline(*sizes, first, args.workers)
+            f"aggregates {first} {sizes}" + (f" {families}" if families != list(FAMILIES) else ""),
+            lambda: aggregates.headline(*sizes, first, args.workers, families),
         )
         table.add_section()
         for key, value in of_aggregates.items():
