@@ -1,4 +1,6 @@
-"""Families of exact worlds for the estimator benchmarks, with three teachers each, and the evidence collected in them.
+"""Families of exact worlds for the estimator benchmarks, with their teachers, and the evidence collected in them.
+
+`FAMILIES`, with three teachers each, are defined here. `OTHER_FAMILIES` are those of `_other_worlds.py`.
 
 Seeds below `TEST_SEED` are for development. Figures in the documentation come from `TEST_SEED` on: worlds that nothing
 was tuned on.
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import _other_worlds
 import numpy as np
 
 from opd_align.backends.exact import ExactTeacher, ExactWorld
@@ -19,8 +22,9 @@ from opd_align.types import Question
 DEVELOPMENT_SEED = 1_000
 TEST_SEED = 70_000
 FAMILIES = ("real", "stakes", "heavy")
+OTHER_FAMILIES = tuple(_other_worlds.FAMILIES)
 LONGEST = {"real": 300, "stakes": 300, "heavy": 2_000}
-"""Longest typical completion of each family, in tokens; the shortest is 60."""
+"""Longest typical completion of each of `FAMILIES`, in tokens; the shortest is 60."""
 # No resolution limit: a node with a small estimated SR range must count, not be left out.
 RULES = Rules(draws=200, resolution=0.0)
 
@@ -30,7 +34,10 @@ def world_of(family: str, seed: int, length: int) -> ExactWorld:
 
     `real` imitates measured traces: a third of the positions fork, unlikely tokens have 2 % of the mass, most forks
     hardly change the outcome. In `stakes` most forks change it. `heavy` is made by other rules than both: see there.
+    Worlds of `OTHER_FAMILIES` have the length that `lengths_of` gives.
     """
+    if family in OTHER_FAMILIES:
+        return _other_worlds.world_of(family, seed)
     if family == "heavy":
         return heavy_world(seed, length)
     return ExactWorld.random(seed, length=length, stakes={"real": 1.0, "stakes": 4.0}[family])
@@ -85,8 +92,21 @@ def _ends(log_p_LSV: np.ndarray, next_LSV: np.ndarray, start: int) -> np.ndarray
     return ended_S
 
 
-def teachers_of(world: ExactWorld, seed: int) -> list[ExactTeacher]:
-    """A good, a neutral and a bad teacher."""
+def lengths_of(family: str, seeds: Sequence[int], *, longest: int | None = None) -> list[int]:
+    """Typical lengths of worlds: from 60 to the longest, or drawn with the world in `OTHER_FAMILIES`.
+
+    `longest` limits the first kind only: worlds that were made elsewhere stay what they are.
+    """
+    if family in OTHER_FAMILIES:
+        return [_other_worlds.length_of(family, seed) for seed in seeds]
+    limit = LONGEST[family] if longest is None else min(LONGEST[family], longest)
+    return np.geomspace(60, limit, len(seeds)).astype(int).tolist()
+
+
+def teachers_of(world: ExactWorld, seed: int, family: str = "real") -> list[ExactTeacher]:
+    """A good, a neutral and a bad teacher; five others in `OTHER_FAMILIES`."""
+    if family in OTHER_FAMILIES:
+        return _other_worlds.teachers_of(family, world, seed)
     return [
         world.tilted_teacher(strength=4.0, noise=1.0, seed=seed + 1),
         world.style_teacher(seed=seed + 2),

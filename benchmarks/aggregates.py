@@ -1,8 +1,8 @@
 """How often the 95 % intervals of aggregates contain the truth, with few rollouts per question.
 
-    python benchmarks/aggregates.py [--quick] [--json FILE] [--workers 2]
+    python benchmarks/aggregates.py [--quick] [--json FILE] [--workers 2] [--families real stakes heavy]
 
-Questions are exact worlds of three families (`_worlds.py`), analyzed with the budget of `opd-align analyze --quick`.
+Questions are exact worlds of several families (`_worlds.py`), analyzed with the budget of `opd-align analyze --quick`.
 The truth uses exact success probabilities of all tokens above τ at all nodes of the paths, whether the analysis has a
 row for them or not. Samples of 6 and of 40 questions are drawn from each family, without replacement; an interval
 covers if it contains the mean of the true values of all questions of the family. "Before" is the same interval without
@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from _worlds import FAMILIES, TEST_SEED, teachers_of, world_of
+from _worlds import FAMILIES, OTHER_FAMILIES, TEST_SEED, teachers_of, world_of
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -77,7 +77,8 @@ def questions_of(job: tuple[str, int, int]) -> tuple[pa.Table, pa.Table]:
         world, teachers = null_world(seed, length)
     else:
         world = world_of(family, seed, length)
-        teachers = [*teachers_of(world, seed), world.tilted_teacher("mild", strength=1.0, noise=1.0, seed=seed + 4)]
+        mild = world.tilted_teacher("mild", strength=1.0, noise=1.0, seed=seed + 4)
+        teachers = [*teachers_of(world, seed, family), mild]
     evidence = collect(world, teachers, Question(f"world-{seed}"), world, settings=SETTINGS)
     return align(evidence, SETTINGS), true_table(world, evidence)
 
@@ -171,7 +172,7 @@ def null_oracle(tables: Sequence[pa.Table]) -> tuple[float, float]:
 
 
 def measure(
-    worlds: int, seed: int, workers: int, families: Sequence[str] = (*FAMILIES, NULL)
+    worlds: int, seed: int, workers: int, families: Sequence[str]
 ) -> dict[str, list[tuple[pa.Table, pa.Table]]]:
     """The analyzed and the true tables of every family's questions; without those that have no row."""
     lengths = np.random.default_rng(seed).integers(40, 121, worlds)
@@ -186,6 +187,7 @@ def measure(
 
 def summary(rows: Sequence[dict[str, object]]) -> dict[str, float]:
     """Coverage and width over all families and teachers, and the coverage of the worst family."""
+    families = list(dict.fromkeys(row["family"] for row in rows))
     figures: dict[str, float] = {}
     for quantity in (*QUANTITIES, *(f"Δ {name}" for name in QUANTITIES)):
         for size in SIZES:
@@ -199,18 +201,20 @@ def summary(rows: Sequence[dict[str, object]]) -> dict[str, float]:
                 figures[f"coverage/{key}"] = float(np.nanmean([row["coverage"] for row in same]))
                 figures[f"width/{key}"] = float(np.nanmean([row["width"] for row in same]))
                 # The worst family, each the mean over its teachers.
-                by_family = [[r["coverage"] for r in same if r["family"] == name] for name in FAMILIES]
+                by_family = [[r["coverage"] for r in same if r["family"] == name] for name in families]
                 figures[f"coverage_worst_family/{key}"] = float(min(map(np.nanmean, by_family)))
     means = [f"coverage_worst_family/{quantity}/{size}_questions" for quantity in QUANTITIES for size in SIZES]
     figures["aggregate_coverage_95"] = min(figures[key] for key in means)
     return figures
 
 
-def headline(worlds: int, replicates: int, seed: int, workers: int) -> dict[str, float]:
+def headline(
+    worlds: int, replicates: int, seed: int, workers: int, families: Sequence[str] = FAMILIES
+) -> dict[str, float]:
     """What `estimators.py` reports of aggregates: coverage, and the cross-fitted oracle under a true null."""
-    pools = measure(worlds, seed, workers)
+    pools = measure(worlds, seed, workers, [*families, NULL])
     rows = [
-        row | {"family": name} for name in FAMILIES for row in coverage(pools[name], replicates, seed, before=False)
+        row | {"family": name} for name in families for row in coverage(pools[name], replicates, seed, before=False)
     ]
     figures = {
         key: value for key, value in summary(rows).items() if key.startswith(("coverage_worst_family", "aggregate"))
@@ -225,6 +229,9 @@ def headline(worlds: int, replicates: int, seed: int, workers: int) -> dict[str,
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="6 worlds per family and 3 samples: figures mean nothing")
+    parser.add_argument(
+        "--families", nargs="+", choices=FAMILIES + OTHER_FAMILIES, default=FAMILIES, help="families of worlds"
+    )
     parser.add_argument("--seed", type=int, default=TEST_SEED, help="first seed of the worlds")
     parser.add_argument("--worlds", type=int, help="worlds per family")
     parser.add_argument("--replicates", type=int, help="samples of questions per family and size")
@@ -238,10 +245,11 @@ def main() -> None:
         print(f"oracle_null_signal: {signal:.4f}\noracle_null_standard_error: {error:.4f}")
         return
     replicates = args.replicates or (3 if args.quick else 100)
-    pools = measure(worlds, args.seed, args.workers)
+    families = list(dict.fromkeys(args.families))
+    pools = measure(worlds, args.seed, args.workers, [*families, NULL])
     shown = Table("family", "questions", "quantity", "teacher", "true", "mean", "coverage", "width", "before", "width")
     rows = []
-    for family in FAMILIES:
+    for family in families:
         of_family = coverage(pools[family], replicates, args.seed)
         rows += [row | {"family": family} for row in of_family]
         before = {(row["questions"], row["quantity"], row["teacher"]): row for row in of_family if not row["corrected"]}

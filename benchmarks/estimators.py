@@ -2,14 +2,14 @@
 
 Of figures that both allocations have, those without a suffix are of the default, `Budget()`: `adaptive`, which samples
 half as many targeted rollouts as the paper's plan. The suffix `_paper` is for `Budget(allocation="paper")`. Estimators
-are compared on the paper's rollouts. Three families of worlds (`_worlds.py`), reported separately, and the worst of the
-three for the headline figures. The truth is over all tokens above τ at all nodes of the paths, whatever an estimator
-keeps (`_fixed_truth.py`). Correlations and errors are averages over worlds; shares, coverages and calibration are
-pooled over nodes. Intervals of aggregates and the oracle under a true null are those of `aggregates.py`, at a small
-budget.
+are compared on the paper's rollouts. Families of worlds are reported separately, and the worst of them for the headline
+figures: by default the three of `_worlds.py`; those of `_other_worlds.py` are called `cot`, `search` and `late`. The
+truth is over all tokens above τ at all nodes of the paths, whatever an estimator keeps (`_fixed_truth.py`).
+Correlations and errors are averages over worlds; shares, coverages and calibration are pooled over nodes. Intervals of
+aggregates and the oracle under a true null are those of `aggregates.py`, at a small budget.
 
     python benchmarks/estimators.py [--quick] [--development] [--seed 300000] [--nodes-only] [--json FILE]
-        [--resume FILE] [--workers 2]
+        [--resume FILE] [--workers 2] [--families real stakes heavy]
 
 Worlds that are in the file of `--resume` are not measured again; finished ones are appended to it.
 """
@@ -28,7 +28,17 @@ from typing import Any
 import aggregates
 import numpy as np
 from _fixed_truth import Grid, counts, coverage_counts, node_correlation, on_grid, ratios, signal_error, true_grid
-from _worlds import DEVELOPMENT_SEED, FAMILIES, LONGEST, TEST_SEED, explore, settings, teachers_of, world_of
+from _worlds import (
+    DEVELOPMENT_SEED,
+    FAMILIES,
+    OTHER_FAMILIES,
+    TEST_SEED,
+    explore,
+    lengths_of,
+    settings,
+    teachers_of,
+    world_of,
+)
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -127,7 +137,7 @@ class Estimated:
 def measure(job: Job) -> tuple[dict[str, float], dict[str, float]]:
     """One world: its means, named `quantity/estimator`, and its counts."""
     world = world_of(job.family, job.seed, job.length)
-    teachers = teachers_of(world, job.seed)
+    teachers = teachers_of(world, job.seed, job.family)
 
     def explored(budget: Budget) -> Estimated:
         return Estimated(world, explore(world, teachers, budget))
@@ -301,6 +311,9 @@ def main() -> None:
     parser.add_argument("--development", action="store_true", help="the worlds that estimators were developed on")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--resume", type=Path, help="file of finished worlds, read and extended")
+    parser.add_argument(
+        "--families", nargs="+", choices=FAMILIES + OTHER_FAMILIES, default=FAMILIES, help="families of worlds"
+    )
     parser.add_argument("--seed", type=int, help="seed of the first world, for worlds that no other run has seen")
     parser.add_argument("--worlds", type=int, help="worlds per family")
     parser.add_argument("--nodes-only", action="store_true", help="leave out the figures of aggregates.py")
@@ -312,15 +325,17 @@ def main() -> None:
     fractions = (0.35, 0.5) if args.quick else FRACTIONS
     first = (DEVELOPMENT_SEED if args.development else TEST_SEED) if args.seed is None else args.seed
     jobs: list[Job] = []
-    for family in FAMILIES:
-        longest = min(LONGEST[family], 120) if args.quick else LONGEST[family]
-        lengths = np.geomspace(60, longest, worlds).astype(int).tolist()
+    families = list(dict.fromkeys(args.families))
+    seeds = [first + 10 * i for i in range(worlds)]
+    for family in families:
+        lengths = lengths_of(family, seeds, longest=120 if args.quick else None)
         chosen = set(np.linspace(0, worlds - 1, compared).round().astype(int).tolist())
-        # The longest world must not be the last to start.
-        jobs += [
-            Job(family, first + 10 * i, length, fractions if i in chosen else ())
-            for i, length in reversed(list(enumerate(lengths)))
+        of_family = [
+            Job(family, seed, length, fractions if i in chosen else ())
+            for i, (seed, length) in enumerate(zip(seeds, lengths, strict=True))
         ]
+        # The longest world must not be the last to start.
+        jobs += sorted(of_family, key=lambda job: job.length, reverse=True)
     finished = Finished(args.resume)
     todo = [job for job in jobs if str(job) not in finished]
     with ProcessPoolExecutor(args.workers) as pool:
@@ -330,10 +345,10 @@ def main() -> None:
     title = (
         f"{worlds} worlds per family, {compared} of them compared with the paper's plan; ± standard error over worlds"
     )
-    table = Table("figure", *FAMILIES, "worst", title=title)
+    table = Table("figure", *families, "worst", title=title)
     means: dict[str, dict[str, float]] = {}
     heads: dict[str, dict[str, tuple[float, float]]] = {}
-    for family in FAMILIES:
+    for family in families:
         rows = [(job, finished[str(job)]) for job in jobs if job.family == family]
         means[family], _ = pooled([row for _, row in rows])
         heads[family] = with_errors(of_default, [row for _, row in rows])
@@ -341,27 +356,29 @@ def main() -> None:
         figures |= {f"{key.replace('/', '_')}_{family}": value for key, value in means[family].items()}
         for key, (value, error) in heads[family].items():
             figures |= {f"{key}_{family}": value, f"{key}_{family}_se": error}
-    for key in means["real"]:
-        table.add_row(key, *[f"{means[family][key]:.4g}" for family in FAMILIES])
+    for key in means[families[0]]:
+        table.add_row(key, *[f"{means[family][key]:.4g}" for family in families])
     table.add_section()
-    for key in heads["real"]:
-        of_family = {family: heads[family][key] for family in FAMILIES}
+    for key in heads[families[0]]:
+        by_family = [heads[family][key] for family in families]
         worst = ""
         if key in HEADLINE:
-            known = [pair for pair in of_family.values() if not np.isnan(pair[0])]
-            figures[key], figures[f"{key}_se"] = (max if HEADLINE[key] else min)(known)
+            known = [pair for pair in by_family if not np.isnan(pair[0])]
+            nothing = (float("nan"), float("nan"))
+            figures[key], figures[f"{key}_se"] = (max if HEADLINE[key] else min)(known, default=nothing)
             worst = f"{figures[key]:.3f}"
-        cells = [f"[bold]{value:.3f}[/] ± {error:.3f}" for value, error in of_family.values()]
+        cells = [f"[bold]{value:.3f}[/] ± {error:.3f}" for value, error in by_family]
         table.add_row(f"[bold]{key}", *cells, f"[bold]{worst}")
     if not args.nodes_only:
         sizes = QUICK_AGGREGATES if args.quick else AGGREGATES
         of_aggregates = finished.get(
-            f"aggregates {first} {sizes}", lambda: aggregates.headline(*sizes, first, args.workers)
+            f"aggregates {first} {sizes}" + (f" {families}" if families != list(FAMILIES) else ""),
+            lambda: aggregates.headline(*sizes, first, args.workers, families),
         )
         table.add_section()
         for key, value in of_aggregates.items():
             figures[key] = value
-            table.add_row(f"[bold]{key}", *[""] * len(FAMILIES), f"[bold]{value:.4g}")
+            table.add_row(f"[bold]{key}", *[""] * len(families), f"[bold]{value:.4g}")
     Console(width=130).print(table)
     if args.json:
         # Infinite or undefined values become null: JSON has no infinity.
