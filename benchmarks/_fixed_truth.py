@@ -21,6 +21,8 @@ from opd_align.types import PathScores
 Grid = Mapping[str, np.ndarray]
 BINS = 10
 LOW_PASS = 0.1
+ROUNDING = 1e-12
+"""Tokens whose exact success probabilities differ by less are equally good."""
 
 
 def true_grid(world: ExactWorld, evidence: Evidence) -> dict[str, np.ndarray]:
@@ -46,9 +48,12 @@ def true_grid(world: ExactWorld, evidence: Evidence) -> dict[str, np.ndarray]:
             np.minimum.at(low_T, depth_C, q_C)
             children_T = np.bincount(depth_C, minlength=len(scores))
             known_T = (children_T >= 2) & (update_T > 0)
+            sr_range_T = np.where(high_T - low_T < ROUNDING, 0.0, high_T - low_T)
+            alignment_T = dot_T / np.sqrt(np.where(known_T & (ideal_T > 0), ideal_T * update_T, 1.0))
             columns = {
-                "alignment": dot_T / np.sqrt(np.where(known_T & (ideal_T > 0), ideal_T * update_T, 1.0)),
-                "sr_range": high_T - low_T,
+                # Where all tokens are equally good, the direction of the rounding errors means nothing.
+                "alignment": np.where(sr_range_T > 0, alignment_T, 0.0),
+                "sr_range": sr_range_T,
                 "children": children_T.astype(float),
             }
             for column, value_T in columns.items():
