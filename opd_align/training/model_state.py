@@ -137,7 +137,7 @@ def check_teacher_is_loaded(trainer: Any) -> None:
     the others, but teachers are not sharded, and nobody sends theirs.
     """
     teacher = getattr(trainer, "teacher_model", None)
-    if not trainer.is_fsdp_enabled or teacher is None or teacher is trainer.model:
+    if not getattr(trainer, "is_fsdp_enabled", False) or teacher is None or teacher is trainer.model:
         return
     if getattr(trainer.accelerator.state.fsdp_plugin, "cpu_ram_efficient_loading", False):
         raise OpdAlignError(
