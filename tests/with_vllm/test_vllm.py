@@ -153,13 +153,13 @@ def test_completions_end_with_an_end_token_or_at_the_limit(make):
 
 def test_a_sample_depends_on_its_number_only(make):
     student = make(Sampling(max_tokens=20))
-    ten = student.sample([request(PREFIX, 10)])
-    assert len(set(rows(ten))) > 2  # the tiny model often ends at once, but the samples differ
-    early, late = student.sample([request(PREFIX, 5)]), student.sample([request(PREFIX, 5, first=5)])
-    one_by_one = student.sample([request(PREFIX, 1, first=number) for number in range(10)])
-    for again in (Rollouts.join([early, late]), one_by_one):
-        assert share_equal(ten, again) == 1.0
-    assert share_equal(ten, student.sample([request(PREFIX, 10)])) == 1.0
+    forty = student.sample([request(PREFIX, 40)])
+    # The tiny model ends at once in half of the samples. All 40 are alike by chance less than once in 10¹⁰ runs.
+    assert len(set(rows(forty))) > 2
+    early, late = student.sample([request(PREFIX, 20)]), student.sample([request(PREFIX, 20, first=20)])
+    one_by_one = student.sample([request(PREFIX, 1, first=number) for number in range(40)])
+    for again in (Rollouts.join([early, late]), one_by_one, student.sample([request(PREFIX, 40)])):
+        assert share_equal(forty, again) >= 0.95  # in another batch, rounding may flip a near tie
     assert not set(early.key_R.tolist()) & set(late.key_R.tolist())
     assert rows(early) != rows(late)
 
