@@ -57,9 +57,12 @@ SAME_CONTROL: Mapping[str, str] = {"teachable": "divergence", "contrastive": "di
 SCHEDULES: Mapping[str, str] = {
     "stop": '`AlignmentSchedule(on_harm="stop")`',
     "rollback": '`AlignmentSchedule(on_harm="rollback")`',
-    "stop_pass_rate": '`AlignmentSchedule(on_harm="stop", follow="pass_rate")`',
-    "rollback_pass_rate": '`AlignmentSchedule(on_harm="rollback", follow="pass_rate")`',
-    "early_stopping": "the best evaluation by pass rate: ordinary early stopping, which looks at held-out accuracy",
+    "stop_pass_rate": '`AlignmentSchedule(on_harm="stop", follow="pass_rate")`: looks at the pass rate on the '
+    "callback's questions",
+    "rollback_pass_rate": '`AlignmentSchedule(on_harm="rollback", follow="pass_rate")`: looks at the pass rate on the '
+    "callback's questions",
+    "early_stopping": "ordinary early stopping: the best evaluation by the pass rate on the callback's questions, "
+    "after the whole training",
 }
 """Arms that are read from the ungated training: until a schedule acts, a training with it is that without it."""
 

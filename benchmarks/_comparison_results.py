@@ -12,7 +12,7 @@ from _comparison_plot import draw
 from _comparison_regimes import ARM_TEXTS, CONTROL, CONTROLLED, GATES, REGIMES, SCHEDULES, control_of
 from _comparison_schedule import acted, acted_by_pass_rate, best_by_pass_rate, readings_of
 from _comparison_store import Run
-from _comparison_versions import version_line, version_of
+from _comparison_versions import ESTIMATOR, version_line, version_of
 
 from opd_align.core.intervals import Estimate, interval
 from opd_align.types import REWARD
@@ -28,6 +28,17 @@ WANTED_SHARE = 0.8
 
 PEAK_MARGIN = 0.05
 """How far below the peak a schedule may end."""
+
+
+PROBE = (
+    "- A success probe does not beat the outcome's sign, so there is no `ProbeGate`. Rank correlation within nodes, on "
+    "held-out trees: probe 0.41 [0.34, 0.48], outcome's sign 0.47 [0.42, 0.52], difference −0.06 [−0.12, 0.00]. What a "
+    "gate made of it keeps of the teacher's signal, minus what the outcome's sign keeps: 0.00 [−0.04, 0.03] (good "
+    "teacher), 0.07 [0.04, 0.10] (noisy; no more than without a gate, 0.37) and −0.02 [−0.06, 0.02] (harmful). "
+    "Measured by `benchmarks/probe.py`, without training: [a success probe as a gate?]"
+    "(../docs/gates.md#a-success-probe-as-a-gate)."
+)
+"""No stored run has these figures: they are those of docs/gates.md."""
 
 
 @dataclass(frozen=True)
@@ -300,6 +311,7 @@ def write_results(regimes: Regimes, target: Path) -> None:
         if arm.versions
     }
     line = version_line(versions)
+    made = [line, ESTIMATOR, ""] if line else []
     lines = [
         "# Comparison of gates, mixes and schedules",
         "",
@@ -312,13 +324,14 @@ def write_results(regimes: Regimes, target: Path) -> None:
         "misses its true value. AdamW is nearly invariant to the scale of the loss, so a gate does not reduce the step "
         "size for the tokens that it keeps.",
         "",
-        *([line, ""] if line else []),
+        *made,
         "![Accuracy at the end of each arm, as a difference to plain distillation](results.svg)",
         "",
         "## In short",
         "",
         *(f"- {name}: {value}." for name, value in must_show(regimes).items()),
         *conclusions(regimes),
+        PROBE,
     ]
     for name, arms in regimes.items():
         lines += ["", *section(name, arms)]
@@ -358,8 +371,10 @@ def section(regime: str, arms: Mapping[str, Arm]) -> Iterator[str]:
             "Schedules are read from the ungated training: until they act, a training with them is the same to the "
             "bit. Their distilled share counts the steps until then."
         )
+    for text in missing(regime, arms):
+        yield from ("", text)
     yield ""
-    yield f"Until an accuracy of {about.target}:"
+    yield f"Until an accuracy of {about.target} (means over the seeds that reached it):"
     yield ""
     yield from target_table(about.target, common)
     if reference.alignment is not None:
@@ -371,6 +386,22 @@ def section(regime: str, arms: Mapping[str, Arm]) -> Iterator[str]:
         )
         yield ""
         yield from course_table(about.reference, arms)
+
+
+def missing(regime: str, arms: Mapping[str, Arm]) -> Iterator[str]:
+    """What a regime does not compare, though a reader would expect it."""
+    if any(name not in arms for name in REGIMES[regime].derived):
+        yield (
+            "Missing: schedules that follow the pass rate. These runs were made before pass rates by question were "
+            "stored."
+        )
+    oracle, both, entropy = (arms.get(name) for name in ("oracle_sign", "control_both", "control_entropy_divergence"))
+    if oracle and both and entropy:
+        yield (
+            f"Missing: controls of the oracle gates' own sizes. `oracle_sign` keeps {oracle.share:.0%} of the tokens, "
+            f"the random ones of `control_both` are {both.share:.0%} and of `control_entropy_divergence` "
+            f"{entropy.share:.0%}."
+        ).replace("%", " %")
 
 
 def accuracy_table(regime: str, arms: Mapping[str, Arm]) -> Iterator[str]:

@@ -15,6 +15,12 @@ import opd_align
 
 UNKNOWN = "unknown"
 
+ESTIMATOR = (
+    "Alignments, and what follows them (schedules by alignment, the weights of `mix`), are of the estimator of their "
+    "version, before the last change of its prior; so are the estimates of the oracle gates."
+)
+"""True of the stored runs: remove it when they are trained again."""
+
 Versions = Mapping[tuple[str, str], Mapping[int, str]]
 """Version of each seed, by title of the regime and arm."""
 

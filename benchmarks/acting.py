@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 from _comparison_schedule import acted
 from alarm import COURSES, QUESTION_SD, QUESTIONS, STEPS
+from scipy.special import expit
 
 from opd_align.core.alarm import LEVELS, Reading
+from opd_align.core.decline import PassRates, decline
 from opd_align.training.alignment_schedule import judge
 
 
@@ -57,13 +59,40 @@ def ended_at_zero(trainings: int) -> dict[str, Any]:
     return found
 
 
+LOGIT_SD = 1.2
+"""Standard deviation of the logit of success between questions, of a student that solves half of them on average."""
+
+
+def ended_unchanged(trainings: int, *, questions: int = 32, rollouts: int = 32) -> dict[str, Any]:
+    """Share of simulated trainings that `follow="pass_rate"` ends by an evaluation, where the student never changes."""
+    rng, ends = np.random.default_rng(questions), []
+    for _ in range(trainings):
+        success_Q = expit(rng.normal(0, LOGIT_SD, questions))
+        evaluations: list[PassRates] = []
+        while len(evaluations) < 20:
+            rates = rng.binomial(rollouts, success_Q) / rollouts
+            evaluations.append(PassRates(STEPS * len(evaluations), {f"q{i}": rate for i, rate in enumerate(rates)}))
+            fall = decline(evaluations)
+            if fall is not None and fall.sure:
+                ends.append(len(evaluations))
+                break
+        else:
+            ends.append(21)
+    text = ", ".join(f"evaluation {n}: {np.mean(np.array(ends) <= n):.1%}" for n in (5, 10, 20))
+    return {f"{questions} questions, {rollouts} rollouts": text}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few trainings: figures mean nothing")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
     trainings = (20, 20) if arguments.quick else (400, 2000)
-    found = {"simulated": simulate(trainings[0]), "ended at 0": ended_at_zero(trainings[1])}
+    found = {
+        "simulated": simulate(trainings[0]),
+        "ended at 0": ended_at_zero(trainings[1]),
+        "ended by the pass rate of an unchanged student": ended_unchanged(trainings[1]),
+    }
     for name, table in found.items():
         print(f"\n{name}")
         for key, value in table.items():

@@ -245,6 +245,33 @@ def test_the_page_of_results_is_that_of_the_stored_runs(modules, tmp_path):
     assert (tmp_path / "RESULTS.md").read_text() == (BENCHMARKS.parent / "recipes" / "RESULTS.md").read_text()
 
 
+def test_the_page_says_what_a_regime_does_not_compare(modules, runs):
+    store(
+        runs,
+        a_run(modules, "good", "oracle_sign", 0, 0.8, share=0.07),
+        a_run(modules, "good", "control_both", 0, 0.8, share=0.08),
+        a_run(modules, "good", "control_entropy_divergence", 0, 0.8, share=0.03),
+    )
+    for seed in range(3):
+        run = a_run(modules, "ruin", "ungated", seed, 0.1)
+        store(runs, run | {"pass_rates": {str(line["step"]): {"q": 0.5} for line in run["history"]}})
+    missing, regimes = modules.results.missing, regimes_in(modules, runs)
+    pass_rate, oracles = missing("good", regimes["good"])
+    assert "follow the pass rate" in pass_rate
+    assert "`oracle_sign` keeps 7 % of the tokens, the random ones of `control_both` are 8 % and" in oracles
+    assert list(missing("harmful", regimes["harmful"])) == [pass_rate]
+    assert list(missing("ruin", regimes["ruin"])) == list(missing("mixture", regimes["mixture"])) == []
+    modules.results.write_results(regimes, runs / "RESULTS.md")
+    assert (runs / "RESULTS.md").read_text().count(pass_rate) == 2
+
+
+def test_figures_of_the_probe_are_those_of_the_documentation(modules):
+    figures = re.findall(r"−?\d\.\d\d(?: \[[^]]*\])?", modules.results.PROBE)
+    assert len(figures) == 7
+    documented = (BENCHMARKS.parent / "docs" / "gates.md").read_text().partition("## A success probe as a gate?")[2]
+    assert [figure for figure in figures if figure not in documented] == []
+
+
 def test_the_page_says_which_version_made_which_training(modules, runs):
     made = {"opd_align": "1.2.3", "commit": "abc1234"}
     store(
