@@ -37,10 +37,10 @@ from opd_align.core.alignment import EstimatedPath, node_table
 from opd_align.core.attenuation import MOMENTS
 from opd_align.core.collect import Evidence, collect
 from opd_align.core.engine import align
-from opd_align.core.estimate import exact_estimate
 from opd_align.core.intervals import COSINE, NORMAL, interval
 from opd_align.core.node_rows import select_rows
 from opd_align.core.oracle import SHARED_SD
+from opd_align.core.path_estimate import exact_estimate
 from opd_align.settings import Budget, Rules, Settings
 from opd_align.types import Question
 

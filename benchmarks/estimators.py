@@ -46,7 +46,8 @@ from rich.table import Table
 from opd_align.backends.exact import ExactWorld
 from opd_align.core.alignment import EstimatedPath, node_table
 from opd_align.core.collect import Evidence
-from opd_align.core.estimate import PathEstimate, estimate
+from opd_align.core.estimate import estimate
+from opd_align.core.path_estimate import PathEstimate
 from opd_align.settings import Budget
 from opd_align.types import PathScores
 

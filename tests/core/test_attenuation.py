@@ -26,9 +26,9 @@ from opd_align.core.attenuation import (
 from opd_align.core.collect import collect
 from opd_align.core.decision import question_values
 from opd_align.core.engine import align
-from opd_align.core.estimate import exact_estimate
 from opd_align.core.intervals import interval
 from opd_align.core.node_rows import select_rows
+from opd_align.core.path_estimate import exact_estimate
 from opd_align.settings import Budget, Rules, Settings
 from opd_align.types import REWARD, Question
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from opd_align.backends.exact import ExactWorld
 from opd_align.core.chosen_paths import natural_weights
 from opd_align.core.collect import Evidence, collect
-from opd_align.core.estimate import CERTAIN, PathEstimate, estimate, exact_estimate
+from opd_align.core.estimate import estimate
+from opd_align.core.path_estimate import CERTAIN, PathEstimate, exact_estimate
 from opd_align.core.tree import GenerationTree
 from opd_align.settings import Budget, Settings
 from opd_align.types import OpdAlignError, PathScores, Question, Rollouts, SampleRequest, ScoreRequest

@@ -15,7 +15,8 @@ from _worlds import explore, settings, teachers_of, world_of
 
 from opd_align.core.collect import Evidence
 from opd_align.core.engine import align
-from opd_align.core.estimate import estimate, exact_estimate
+from opd_align.core.estimate import estimate
+from opd_align.core.path_estimate import exact_estimate
 from opd_align.settings import Budget
 from opd_align.types import Question, SampleRequest
 
