@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from opd_align.core.chosen_paths import chosen_rows, natural_weights
 from opd_align.core.path_estimate import CERTAIN, PathEstimate, path_children, sum_by
 from opd_align.core.prior import ExitSamples, ForkPrior, Posterior, probability_class
-from opd_align.core.ties import FIXED, LIKELY_TOKEN, UNLIKELY_TOKEN, NodeEvidence, Ties, fit_ties
+from opd_align.core.ties import FIXED, INSIDE, LIKELY_TOKEN, UNLIKELY_TOKEN, NodeEvidence, Ties, fit_ties
 from opd_align.core.tree import GenerationTree, PathExits, child_keys, find_sorted
 from opd_align.settings import Method
 from opd_align.types import Floats, Ints, OpdAlignError, PathScores
@@ -32,6 +32,8 @@ _ROUNDS = 5
 _WIDENING = 1.2
 """Calibrates the signs of differences between siblings, measured on worlds of three families: the prior is fitted, and
 its own error is in no variance. Intervals of a single `Q` do not need it."""
+_MOST_WORTH = 500.0
+"""Rollouts that the value of another scored path counts as, at most, where ties are estimated."""
 _MAX_COMMON = 0.7
 """Largest share of an exit's variance that is attributed to the centre it has in common with its siblings."""
 
@@ -167,7 +169,9 @@ class _Backup:
         found = self._path_estimates()
         if not (ties and self.shrink):
             return found
-        _, of_segments = fit_ties([_node_evidence(segment) for segment in self.segments], self.prior.weight_GJ)
+        _, of_segments = fit_ties(
+            [_node_evidence(segment) for segment in self.segments], self.prior.weight_GJ, self.prior.overall
+        )
         tied: list[Ties] = []
         for segment, own in zip(self.segments, of_segments, strict=True):
             children = int(segment.scores.offsets[segment.first])
@@ -305,8 +309,8 @@ def _node_evidence(segment: _Segment) -> NodeEvidence:
     """The rollouts at the nodes of a segment; a child on another scored path counts as what its value is worth."""
     children = len(segment.scores.token_C)
     exit_C, branch_C = segment.exit_S[:children], segment.branch_S[:children] >= 0
-    p_C, q_C = segment.p_S[:children], np.clip(segment.q_S[:children], 0.005, 0.995)
-    worth_C = np.clip(q_C * (1 - q_C) / np.maximum(segment.own_var_S[:children], 1e-9) - 1, 0.5, 5000.0)
+    p_C, q_C = segment.p_S[:children], np.clip(segment.q_S[:children], INSIDE, 1 - INSIDE)
+    worth_C = np.clip(q_C * (1 - q_C) / np.maximum(segment.own_var_S[:children], 1e-9) - 1, 0.5, _MOST_WORTH)
     n_C = np.where(branch_C, worth_C, segment.n_S[:children])
     w_C = np.where(branch_C, worth_C * q_C, segment.w_S[:children])
     kind_C = np.where(exit_C | branch_C, np.where(probability_class(p_C) > 0, LIKELY_TOKEN, UNLIKELY_TOKEN), FIXED)

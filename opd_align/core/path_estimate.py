@@ -109,21 +109,26 @@ class PathEstimate:
     def p_positive(self, child_NK: Ints, depth_N: Ints, weight_NK: Floats) -> Floats:
         """Probability that `Σ_k weight_k Q_k` is positive at N nodes, plus half of the probability that it is zero."""
         if self.ties is None:
-            return self._p_positive(child_NK, depth_N, weight_NK, np.zeros(child_NK.shape, bool))
+            return self._p_positive(child_NK, depth_N, weight_NK, np.zeros(child_NK.shape))
         p_N = np.zeros(len(depth_N))
-        for probability_N, tied_NK in self.ties.patterns(child_NK, depth_N):
+        for probability_N, tied_NK in self.ties.patterns(child_NK, depth_N, weight_NK):
             p_N += probability_N * self._p_positive(child_NK, depth_N, weight_NK, tied_NK)
         return p_N
 
-    def _p_positive(self, child_NK: Ints, depth_N: Ints, weight_NK: Floats, tied_NK: Bools) -> Floats:
-        """The same if some children are as good as the path's own; in closed form for what `draws` samples from."""
-        open_NK = np.where(tied_NK, 0.0, weight_NK)
-        load_N = np.where(tied_NK, weight_NK, weight_NK * self.load_C[child_NK]).sum(-1)
-        path_N = load_N**2 * self.path_var_T[depth_N]
+    def _p_positive(self, child_NK: Ints, depth_N: Ints, weight_NK: Floats, tied_NK: Floats) -> Floats:
+        """The same if children are as good as the path's own with the probabilities `tied_NK`.
+
+        Exact for what `draws` samples from where these are 0 or 1; else mean and variance of the child are those of
+        both cases together.
+        """
+        open_NK = weight_NK * (1 - tied_NK)
+        path_N = (weight_NK * tied_NK + open_NK * self.load_C[child_NK]).sum(-1) ** 2 * self.path_var_T[depth_N]
         centre_N = (open_NK * self.sibling_sd_C[child_NK]).sum(-1) ** 2
-        own_N = (open_NK**2 * self.own_var_C[child_NK]).sum(-1)
-        q_NK = np.where(tied_NK, self.path_q_T[depth_N][:, None], self.q_C[child_NK])
-        mean_N, sd_N = (weight_NK * q_NK).sum(-1), self.widening * np.sqrt(path_N + centre_N + own_N)
+        path_q_N1 = self.path_q_T[depth_N][:, None]
+        between_NK = tied_NK * (self.q_C[child_NK] - path_q_N1) ** 2
+        own_N = (weight_NK * open_NK * (self.own_var_C[child_NK] + between_NK)).sum(-1)
+        mean_N = (weight_NK * tied_NK * path_q_N1 + open_NK * self.q_C[child_NK]).sum(-1)
+        sd_N = self.widening * np.sqrt(path_N + centre_N + own_N)
         # A difference of equal numbers leaves a rounding error, whose sign says nothing.
         zero_N = np.abs(mean_N) <= _ROUNDING * np.abs(weight_NK).sum(-1)
         return np.asarray(np.where(zero_N, 0.5, ndtr(mean_N / np.maximum(sd_N, 1e-300))))

@@ -124,7 +124,7 @@ class ForkPrior:
         return Posterior(mean_E, within_E + between_E, slope_E)
 
     def _prior_means(self, exits: ExitSamples) -> Floats:
-        return _RESEMBLANCE_J * exits.centre_E[:, None] + (1 - _RESEMBLANCE_J) * self.overall
+        return prior_means(exits.centre_E[:, None], self.overall)
 
     def _log_likelihood(self, exits: ExitSamples) -> Floats:
         """Beta-binomial log-likelihood up to a constant per exit; without samples all strengths are equally likely."""
@@ -135,6 +135,16 @@ class ForkPrior:
         a_EJ, b_EJ = STRENGTH_J * inside_EJ, STRENGTH_J * (1 - inside_EJ)
         log_EJ[seen_E] = betaln(w_E1 + a_EJ, lost_E1 + b_EJ) - betaln(a_EJ, b_EJ)
         return log_EJ
+
+
+def prior_means(centre: Floats, overall: float) -> Floats:
+    """Prior mean by strength, in the last axis.
+
+    Args:
+        centre: Mean success probability of the siblings; the last axis has length 1.
+        overall: Pass rate of the question.
+    """
+    return np.asarray(_RESEMBLANCE_J * centre + (1 - _RESEMBLANCE_J) * overall)
 
 
 def probability_class(p: Floats) -> Ints:

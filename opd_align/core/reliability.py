@@ -33,7 +33,7 @@ EDGES = (0.0, 0.05, 0.2, 0.4, 0.6, 0.8, 0.95, 1.0)
 
 
 def p_positive(estimate: PathEstimate, child_NK: Ints, depth_N: Ints, p_NK: Floats, update_NK: Floats) -> Floats:
-    """Posterior probability that the cosine of ideal and update is positive at N nodes; 0.5 if either is zero.
+    """Posterior probability that the cosine of ideal and update is positive at N nodes, plus half of that of zero.
 
     Args:
         estimate: The success probabilities along a path.

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaln
 from scipy.stats import beta
 
-from opd_align.core.prior import PSEUDO_GJ, STRENGTH_J, probability_class
+from opd_align.core.prior import PSEUDO_GJ, STRENGTH_J, prior_means, probability_class
 from opd_align.types import Floats, Ints
 
 ALL, LIKELY, NONE = range(3)
@@ -31,13 +32,14 @@ FIXED, UNLIKELY_TOKEN, LIKELY_TOKEN = range(3)
 
 _POINTS = 9
 """Values of the success probability after the path's own token that likelihoods are averaged over."""
-_INSIDE = 0.002
-"""These values are at least this far from 0 and 1."""
+INSIDE = 0.002
+"""These values are at least this far from 0 and 1, unless they are certain."""
+_CERTAIN_INSIDE = 1e-5
 _STATE_PSEUDO = 1.0
 _TOKEN_PSEUDO = 0.5
 _STEPS, _TOLERANCE = 30, 1e-4
-_PATTERNS = 16
-"""Patterns of tied unlikely tokens that probabilities are averaged over."""
+_ENUMERATED = 4
+"""Unlikely tokens of a node whose ties are enumerated; those of others enter as means and variances."""
 
 
 @dataclass(frozen=True)
@@ -90,21 +92,27 @@ class Ties:
             np.concatenate([parent.kind_C[:children], self.kind_C[children:]]),
         )
 
-    def patterns(self, child_NK: Ints, depth_N: Ints) -> Iterator[tuple[Floats, NDArray[np.bool_]]]:
-        """Which children are tied, with the probability of each pattern; probabilities of a node sum to 1.
+    def patterns(self, child_NK: Ints, depth_N: Ints, weight_NK: Floats) -> Iterator[tuple[Floats, Floats]]:
+        """The cases of which children are tied: their probabilities, and the probability of each tie in that case.
 
-        Tied children have the value after the path's own token. Unlikely tokens are tied in evenly spread combinations,
-        the same in every call.
+        A tied child has the value after the path's own token. In each case a tie is certain or excluded, except for
+        unlikely tokens beyond the few with the largest weights. Probabilities of the cases of a node sum to 1.
         """
         kind_NK = self.kind_C[child_NK]
         all_N, likely_N = self.all_T[depth_N], self.likely_T[depth_N]
-        yield all_N, kind_NK != FIXED
-        token_NK = self.token_C[child_NK]
-        spread_MK = _spread_evenly(child_NK.shape[1]) if (token_NK > 0).any() else np.ones((1, child_NK.shape[1]))
-        for spread_K in spread_MK:
-            tied_NK = spread_K < token_NK
-            yield likely_N / len(spread_MK), tied_NK | (kind_NK == LIKELY_TOKEN)
-            yield (1 - all_N - likely_N) / len(spread_MK), tied_NK
+        yield all_N, (kind_NK != FIXED).astype(float)
+        token_NK, likely_NK = self.token_C[child_NK], (kind_NK == LIKELY_TOKEN).astype(float)
+        open_NK = np.abs(weight_NK) * np.minimum(token_NK, 1 - token_NK)
+        first_NK = np.argsort(-open_NK, axis=-1, kind="stable")[:, :_ENUMERATED]
+        first_NK = first_NK[:, : int((open_NK > 0).sum(-1).max(initial=0))]
+        for case in product((True, False), repeat=first_NK.shape[1]):
+            tied_NK, case_N = token_NK.copy(), np.ones(len(depth_N))
+            for is_tied, column_N in zip(case, first_NK.T, strict=True):
+                row_N = np.arange(len(depth_N))
+                case_N *= token_NK[row_N, column_N] if is_tied else 1 - token_NK[row_N, column_N]
+                tied_NK[row_N, column_N] = is_tied
+            yield likely_N * case_N, np.maximum(tied_NK, likely_NK)
+            yield (1 - all_N - likely_N) * case_N, tied_NK
 
     def drawn(self, child_NK: Ints, depth_N: Ints, *, n: int, rng: np.random.Generator) -> NDArray[np.bool_]:
         """Which children are tied, in `n` draws: shape (n, N, K)."""
@@ -117,13 +125,6 @@ class Ties:
         return np.asarray(of_state_DNK | (state_DN1 < likely_N1) & (kind_NK == LIKELY_TOKEN) | token_DNK)
 
 
-def _spread_evenly(children: int) -> Floats:
-    """Numbers between 0 and 1, shape (patterns, children): each column has every sixteenth once (Latin hypercube)."""
-    rng = np.random.default_rng(0)
-    order = np.stack([rng.permutation(_PATTERNS) for _ in range(children)], axis=-1)
-    return np.asarray((order + 0.5) / _PATTERNS)
-
-
 @dataclass(frozen=True)
 class TieModel:
     """What is the same for all nodes of a question.
@@ -132,27 +133,34 @@ class TieModel:
         state_A: How common each state of a node is.
         token: How often an unlikely token is as good as the path's own, in nodes where not all are.
         weight_GJ: Weights of the strengths (`core.prior`) of tokens that are not tied, by probability class.
+        overall: Pass rate of the question.
     """
 
     state_A: Floats
     token: float
     weight_GJ: Floats
+    overall: float
 
 
 class _Likelihoods:
     """Likelihoods of the rollouts at all nodes (`_N`) and tokens (`_E`) for a grid of values of the path (`_U`)."""
 
-    def __init__(self, part: NodeEvidence) -> None:
-        self.part = part
+    def __init__(self, part: NodeEvidence, overall: float) -> None:
         nodes_N, self.node_E = np.unique(part.depth_E, return_inverse=True)
         self.nodes_N, n_E1, w_E1 = nodes_N, part.n_E[:, None], part.w_E[:, None]
-        mean_N = np.clip(part.value_T[nodes_N], _INSIDE, 1 - _INSIDE)
-        strength_N = np.clip(mean_N * (1 - mean_N) / np.maximum(part.var_T[nodes_N], 1e-9) - 1, 0.5, 1e6)
+        value_N, var_N = part.value_T[nodes_N], part.var_T[nodes_N]
+        mean_N = np.clip(value_N, INSIDE, 1 - INSIDE)
+        strength_N = np.clip(mean_N * (1 - mean_N) / np.maximum(var_N, 1e-9) - 1, 0.5, 1e6)
         points_U = (np.arange(_POINTS) + 0.5) / _POINTS
         value_NU = beta.ppf(points_U, (strength_N * mean_N)[:, None], (strength_N * (1 - mean_N))[:, None])
-        value_EU = np.clip(value_NU, _INSIDE, 1 - _INSIDE)[self.node_E]
+        certain_N1, inside_N1 = (var_N == 0)[:, None], np.where(var_N == 0, _CERTAIN_INSIDE, INSIDE)[:, None]
+        value_NU = np.clip(np.where(certain_N1, value_N[:, None], value_NU), inside_N1, 1 - inside_N1)
+        value_EU = value_NU[self.node_E]
+        # Where all is lost or won, tied and different tokens look alike: such nodes must not decide the fit.
+        self.fitted_N = np.abs(value_N - 0.5) < 0.5 - INSIDE
         self.tied_EU = w_E1 * np.log(value_EU) + (n_E1 - w_E1) * np.log1p(-value_EU)
-        a_EUJ, b_EUJ = value_EU[..., None] * STRENGTH_J, (1 - value_EU[..., None]) * STRENGTH_J
+        prior_EUJ = prior_means(value_EU[..., None], overall)
+        a_EUJ, b_EUJ = prior_EUJ * STRENGTH_J, (1 - prior_EUJ) * STRENGTH_J
         differ_EUJ = betaln(w_E1[..., None] + a_EUJ, (n_E1 - w_E1)[..., None] + b_EUJ) - betaln(a_EUJ, b_EUJ)
         self.largest_EU = differ_EUJ.max(-1)
         self.scaled_EUJ = np.exp(differ_EUJ - self.largest_EU[..., None])
@@ -191,52 +199,51 @@ class _Posterior:
     tied_EU: Floats
     share_EUJ: Floats
 
-    def token_E(self, node_E: Ints) -> tuple[Floats, Floats]:
-        """The probabilities that not all tokens of a token's node are tied, and that the token is all the same."""
-        open_EU = (self.joint_ANU[LIKELY] + self.joint_ANU[NONE])[node_E]
-        return open_EU.sum(-1), (open_EU * self.tied_EU).sum(-1)
 
-
-def fit_ties(parts: Sequence[NodeEvidence], weight_GJ: Floats) -> tuple[TieModel, list[Ties]]:
+def fit_ties(parts: Sequence[NodeEvidence], weight_GJ: Floats, overall: float) -> tuple[TieModel, list[Ties]]:
     """Fits the model of one question by expectation maximization; the ties of each of its paths.
 
     Args:
         parts: The rollouts beside each path; a rollout is in one of them.
         weight_GJ: Weights of strengths to start with.
+        overall: Pass rate of the question.
     """
-    found = [_Likelihoods(part) for part in parts if len(part.depth_E)]
-    model = TieModel(np.full(3, 1 / 3), 0.3, weight_GJ)
+    found = [_Likelihoods(part, overall) if len(part.depth_E) else None for part in parts]
+    model = TieModel(np.full(3, 1 / 3), 0.3, weight_GJ, overall)
     for _ in range(_STEPS):
-        state_A, token_2, total_GJ = np.full(3, _STATE_PSEUDO), np.full(2, _TOKEN_PSEUDO), PSEUDO_GJ.copy()
-        for each in found:
-            posterior, unlikely_E = each.posterior(model), each.unlikely_E1[:, 0]
-            state_A += posterior.joint_ANU.sum((1, 2))
-            open_E, tied_E = posterior.token_E(each.node_E)
-            token_2 += tied_E[unlikely_E].sum(), (open_E - tied_E)[unlikely_E].sum()
-            none_NU = posterior.joint_ANU[NONE]
-            open_NU = posterior.joint_ANU[LIKELY] + none_NU
-            apart_EU = np.where(each.unlikely_E1, open_NU[each.node_E] * (1 - posterior.tied_EU), none_NU[each.node_E])
-            np.add.at(total_GJ, each.class_E, (posterior.share_EUJ * apart_EU[..., None]).sum(1))
-        before = model
-        model = TieModel(
-            state_A / state_A.sum(), float(token_2[0] / token_2.sum()), total_GJ / total_GJ.sum(-1, keepdims=True)
-        )
+        before, model = model, _refitted(model, [each for each in found if each])
         change = max(np.abs(model.state_A - before.state_A).max(), np.abs(model.weight_GJ - before.weight_GJ).max())
         if max(change, abs(model.token - before.token)) < _TOLERANCE:
             break
-    return model, [_ties(part, model) for part in parts]
+    return model, [_ties(part, each, model) for part, each in zip(parts, found, strict=True)]
 
 
-def _ties(part: NodeEvidence, model: TieModel) -> Ties:
+def _refitted(model: TieModel, found: Sequence[_Likelihoods]) -> TieModel:
+    """One step of expectation maximization."""
+    state_A, token_2, total_GJ = np.full(3, _STATE_PSEUDO), np.full(2, _TOKEN_PSEUDO), PSEUDO_GJ.copy()
+    for each in found:
+        posterior, unlikely_E = each.posterior(model), each.unlikely_E1[:, 0]
+        joint_ANU = posterior.joint_ANU * each.fitted_N[:, None]
+        state_A += joint_ANU.sum((1, 2))
+        open_NU = joint_ANU[LIKELY] + joint_ANU[NONE]
+        tied_EU, apart_EU = (open_NU[each.node_E] * share for share in (posterior.tied_EU, 1 - posterior.tied_EU))
+        token_2 += tied_EU[unlikely_E].sum(), apart_EU[unlikely_E].sum()
+        apart_EU = np.where(each.unlikely_E1, apart_EU, joint_ANU[NONE][each.node_E])
+        np.add.at(total_GJ, each.class_E, (posterior.share_EUJ * apart_EU[..., None]).sum(1))
+    token = float(token_2[0] / token_2.sum())
+    return TieModel(state_A / state_A.sum(), token, total_GJ / total_GJ.sum(-1, keepdims=True), model.overall)
+
+
+def _ties(part: NodeEvidence, each: _Likelihoods | None, model: TieModel) -> Ties:
     nodes = len(part.value_T)
     all_T, likely_T = np.full(nodes, model.state_A[ALL]), np.full(nodes, model.state_A[LIKELY])
     token_C = np.where(part.kind_C == UNLIKELY_TOKEN, model.token, 0.0)
-    if len(part.depth_E):
-        each = _Likelihoods(part)
+    if each:
         posterior = each.posterior(model)
         state_AN = posterior.joint_ANU.sum(-1)
         all_T[each.nodes_N], likely_T[each.nodes_N] = state_AN[ALL], state_AN[LIKELY]
-        open_E, tied_E = posterior.token_E(each.node_E)
-        token_E = np.where(open_E > 0, tied_E / np.where(open_E > 0, open_E, 1.0), 0.0)
+        open_EU = (posterior.joint_ANU[LIKELY] + posterior.joint_ANU[NONE])[each.node_E]
+        open_E = open_EU.sum(-1)
+        token_E = (open_EU * posterior.tied_EU).sum(-1) / np.where(open_E > 0, open_E, 1.0)
         token_C[part.child_E] = np.where(part.kind_C[part.child_E] == UNLIKELY_TOKEN, token_E, 0.0)
     return Ties(all_T, likely_T, token_C, part.kind_C)

@@ -28,7 +28,8 @@ from opd_align.settings import Budget
 from opd_align.types import Floats, Question
 
 WEIGHT_GJ = ForkPrior.start(0.5).weight_GJ
-MODEL = TieModel(np.array([0.3, 0.2, 0.5]), 0.4, WEIGHT_GJ)
+OVERALL = 0.6
+MODEL = TieModel(np.array([0.3, 0.2, 0.5]), 0.4, WEIGHT_GJ, OVERALL)
 
 
 def evidence_of(
@@ -52,8 +53,9 @@ def slow_posterior(rows: list[tuple[int, float, float, float]], value: float, va
         apart = [
             np.log(
                 sum(
-                    weight * np.exp(betaln(w + s * u, n - w + s * (1 - u)) - betaln(s * u, s * (1 - u)))
+                    weight * np.exp(betaln(w + s * m, n - w + s * (1 - m)) - betaln(s * m, s * (1 - m)))
                     for weight, s in zip(WEIGHT_GJ[int(p >= 0.05)], STRENGTH_J, strict=True)
+                    for m in [(s * u + 0.2 * OVERALL) / (s + 0.2)]
                 )
             )
             for _, p, n, w in rows
@@ -83,7 +85,7 @@ def slow_posterior(rows: list[tuple[int, float, float, float]], value: float, va
 )
 def test_the_posterior_agrees_with_a_slow_twin(rows) -> None:
     part = evidence_of(rows)
-    found = ties._ties(part, MODEL)
+    found = ties._ties(part, ties._Likelihoods(part, OVERALL), MODEL)
     state_A, tied_E = slow_posterior(rows, 0.5, 0.001)
     assert [found.all_T[0], found.likely_T[0]] == pytest.approx(state_A[:2], abs=0.01)
     unlikely_C = part.kind_C == UNLIKELY_TOKEN
@@ -99,7 +101,7 @@ def test_each_step_of_the_fit_raises_the_likelihood() -> None:
         for p, n, d in ((0.3, 20, 0.0), (0.02, 10, rng.choice([0.0, -0.45])))
     ]
     part = evidence_of(rows, value=(0.5,) * 60)
-    each = ties._Likelihoods(part)
+    each = ties._Likelihoods(part, OVERALL)
 
     def log_posterior(model: TieModel) -> float:
         # Unnormalised joint_ANU, summed: the marginal likelihood of every node; and the pseudo-counts.
@@ -120,7 +122,7 @@ def test_each_step_of_the_fit_raises_the_likelihood() -> None:
     for steps in range(1, 12):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ties, "_STEPS", steps)
-            found.append(log_posterior(fit_ties([part], WEIGHT_GJ)[0]))
+            found.append(log_posterior(fit_ties([part], WEIGHT_GJ, OVERALL)[0]))
     assert np.diff(found).min() > -1e-9
     assert found[-1] > found[0] + 0.1
 
@@ -130,7 +132,7 @@ def test_a_question_of_ties_and_one_of_decisions_are_told_apart() -> None:
 
     def fitted(effect: float) -> tuple[TieModel, Ties]:
         rows = [(node, 0.3, 25, rng.binomial(25, 0.5 + rng.choice([-effect, effect]))) for node in range(200)]
-        model, (one,) = fit_ties([evidence_of(rows, value=(0.5,) * 200)], WEIGHT_GJ)
+        model, (one,) = fit_ties([evidence_of(rows, value=(0.5,) * 200)], WEIGHT_GJ, OVERALL)
         return model, one
 
     nothing, tied = fitted(0.0)
@@ -146,7 +148,7 @@ def test_a_decisive_token_is_not_tied_among_many_ties() -> None:
     rng = np.random.default_rng(2)
     rows = [(node, 0.3, 25, rng.binomial(25, 0.5)) for node in range(200)]
     rows[7] = (7, 0.3, 25, 1)
-    _, (found,) = fit_ties([evidence_of(rows, value=(0.5,) * 200)], WEIGHT_GJ)
+    _, (found,) = fit_ties([evidence_of(rows, value=(0.5,) * 200)], WEIGHT_GJ, OVERALL)
     assert found.all_T[7] + found.likely_T[7] < 0.02
 
 
@@ -155,7 +157,7 @@ def test_a_mistake_among_unlikely_tokens_leaves_the_likely_ones_tied() -> None:
     for node in range(100):
         rows += [(node, 0.3, 25, 12 + node % 2), (node, 0.02, 20, 1 if node % 2 else 10)]
     part = evidence_of(rows, value=(0.5,) * 100)
-    _, (found,) = fit_ties([part], WEIGHT_GJ)
+    _, (found,) = fit_ties([part], WEIGHT_GJ, OVERALL)
     mistake_T = np.arange(100) % 2 == 1
     assert (found.likely_T[mistake_T] > 0.7).all()
     assert (found.token_C[1::2][mistake_T] < 0.05).all()
@@ -163,15 +165,60 @@ def test_a_mistake_among_unlikely_tokens_leaves_the_likely_ones_tied() -> None:
 
 def test_patterns_are_a_distribution_and_agree_with_draws() -> None:
     kind_C = np.array([FIXED, LIKELY_TOKEN, UNLIKELY_TOKEN, UNLIKELY_TOKEN])
-    one = Ties(np.array([0.25]), np.array([0.35]), np.array([0, 0, 0.5, 0.125]), kind_C)
-    child_NK, depth_N = np.array([[0, 1, 2, 3]]), np.array([0])
-    patterns = list(one.patterns(child_NK, depth_N))
+    one = Ties(np.array([0.25]), np.array([0.35]), np.array([0, 0, 0.5, 0.01]), kind_C)
+    child_NK, depth_N, weight_NK = np.array([[0, 1, 2, 3]]), np.array([0]), np.array([[1.0, -0.5, 0.2, -0.7]])
+    patterns = list(one.patterns(child_NK, depth_N, weight_NK))
     assert sum(p_N for p_N, _ in patterns) == pytest.approx([1.0])
     by_pattern = sum(p_N[:, None] * tied_NK for p_N, tied_NK in patterns)
-    exact = np.array([[0, 0.6, 0.25 + 0.75 * 0.5, 0.25 + 0.75 * 0.125]])
+    exact = np.array([[0, 0.6, 0.25 + 0.75 * 0.5, 0.25 + 0.75 * 0.01]])
     np.testing.assert_allclose(by_pattern, exact, atol=1e-12)
     drawn = one.drawn(child_NK, depth_N, n=40_000, rng=np.random.default_rng(0))
     np.testing.assert_allclose(drawn.mean(0), exact, atol=0.01)
+
+
+@pytest.mark.parametrize("children", [3, 5, 12])
+def test_the_probability_of_a_sign_agrees_with_draws_and_knows_no_order(children) -> None:
+    rng = np.random.default_rng(children)
+    zero = np.zeros(children)
+    kind_C = np.array([FIXED, LIKELY_TOKEN] + [UNLIKELY_TOKEN] * (children - 2))
+    token_C = np.where(kind_C == UNLIKELY_TOKEN, rng.random(children), 0.0)
+    weight_K = rng.normal(size=children) * np.where(kind_C == UNLIKELY_TOKEN, 0.3, 1.0)
+    weight_K -= weight_K.mean()
+
+    def found(order: np.ndarray) -> tuple[PathEstimate, Floats]:
+        q_C = np.random.default_rng(1).uniform(0.3, 0.7, children)
+        one = PathEstimate(
+            q_C[order], np.where(order > 0, 0.004, 0.0), np.where(order > 0, 0.4, 1.0), zero, np.array([0.002]),
+            q_C[:1], np.ones(children, int), np.ones(children), q_C[:1], np.zeros(1), np.array([0, children]),
+            ties=Ties(np.array([0.2]), np.array([0.3]), token_C[order], kind_C[order]),
+        )  # fmt: skip
+        return one, one.p_positive(np.arange(children)[None], np.array([0]), weight_K[order][None])
+
+    one, p = found(np.arange(children))
+    assert found(rng.permutation(children))[1] == pytest.approx(p, abs=1e-9)
+    draws_DK = one.draws(np.arange(children)[None], np.array([0]), n=60_000, rng=rng)[:, 0]
+    total_D = draws_DK @ weight_K
+    drawn = ((total_D > 1e-12) + 0.5 * (np.abs(total_D) <= 1e-12)).mean()
+    # Beyond four unlikely tokens it is an approximation.
+    assert drawn == pytest.approx(p[0], abs=0.01 if children < 7 else 0.03)
+
+
+def test_nodes_where_all_is_lost_do_not_decide_what_others_are() -> None:
+    rng = np.random.default_rng(5)
+    live = [(node, 0.3, 25, rng.binomial(25, 0.5)) for node in range(100)]
+    dead = [(node, 0.3, 1000, 0) for node in range(100, 300)]
+    alone, _ = fit_ties([evidence_of(live, value=(0.5,) * 100)], WEIGHT_GJ, OVERALL)
+    part = evidence_of(live + dead, value=(0.5,) * 100 + (0.0,) * 200)
+    together, _ = fit_ties([part], WEIGHT_GJ, OVERALL)
+    assert together.state_A == pytest.approx(alone.state_A, abs=0.01)
+
+
+@pytest.mark.parametrize(("n", "w"), [(5, 1), (20, 1), (400, 3)])
+def test_a_success_beside_certain_failure_is_no_tie(n, w) -> None:
+    for value, won in ((0.0, w), (1.0, n - w)):
+        part = evidence_of([(0, 0.3, n, won)], value=(value,), var=0.0)
+        found = ties._ties(part, ties._Likelihoods(part, OVERALL), MODEL)
+        assert found.all_T[0] + found.likely_T[0] < 0.02
 
 
 def test_the_sign_of_a_tied_node_is_open_and_that_of_the_rest_is_unchanged() -> None:
@@ -247,15 +294,15 @@ def test_without_rollouts_beside_the_paths_the_start_is_kept() -> None:
         np.empty(0, int), np.empty(0), np.empty(0), np.empty(0), np.array([0.5]), np.array([0.01]),
         np.array([UNLIKELY_TOKEN, FIXED]), np.empty(0, int),
     )  # fmt: skip
-    model, (one,) = fit_ties([empty], WEIGHT_GJ)
+    model, (one,) = fit_ties([empty], WEIGHT_GJ, OVERALL)
     assert model.state_A == pytest.approx(np.full(3, 1 / 3))
     assert one.all_T == pytest.approx([1 / 3])
     assert one.token_C == pytest.approx([0.5, 0.0])
-    assert fit_ties([], WEIGHT_GJ)[1] == []
+    assert fit_ties([], WEIGHT_GJ, OVERALL)[1] == []
 
 
 @pytest.mark.parametrize(("value", "var"), [(0.0, 0.0), (1.0, 0.0), (1e-9, 1e-12), (0.5, 0.25), (0.999, 0.2)])
 def test_values_at_the_border_give_finite_probabilities(value, var) -> None:
     rows = [(0, 0.3, 20, 20), (0, 0.02, 5000, 0), (0, 0.01, 0.3, 0.3)]
-    _, (one,) = fit_ties([evidence_of(rows, value=(value,), var=var)], WEIGHT_GJ)
+    _, (one,) = fit_ties([evidence_of(rows, value=(value,), var=var)], WEIGHT_GJ, OVERALL)
     assert all(np.isfinite(getattr(one, f.name)).all() for f in fields(Ties))
