@@ -3,12 +3,12 @@
     python benchmarks/aggregates.py [--quick] [--json FILE] [--workers 2] [--families real stakes heavy]
         [--budget quick]
 
-Questions are exact worlds of several families (`_worlds.py`), analyzed with the budget of `opd-align analyze --quick`, or
-with the default one. The truth uses exact success probabilities of all tokens above τ at all nodes of the paths, whether the analysis has a
-row for them or not. Samples of 6 and of 40 questions are drawn from each family, without replacement; an interval
-covers if it contains the mean of the true values of all questions of the family. "Before" is the same interval without
-the correction for attenuation (`core.attenuation`), on the same rows. The family must be several times as large as a
-sample: with few worlds all samples are nearly the same.
+Questions are exact worlds of several families (`_worlds.py`), analyzed with the budget of `opd-align analyze --quick`,
+or with the default one. The truth uses exact success probabilities of all tokens above τ at all nodes of the paths,
+whether the analysis has a row for them or not. Samples of 6 and of 40 questions are drawn from each family, without
+replacement; an interval covers if it contains the mean of the true values of all questions of the family. "Before" is
+the same interval without the correction for attenuation (`core.attenuation`), on the same rows. The family must be
+several times as large as a sample: with few worlds all samples are nearly the same.
 
 The cross-fitted oracle is measured on worlds in which tokens come in pairs that lead to the same state. The teacher
 raises one log-probability of a pair as much as it lowers the other, so its true signal is 0 at every node.
