@@ -27,8 +27,9 @@ from opd_align.backends.chat import Chat
 from opd_align.backends.hf import HFStudent, HFTeacher
 from opd_align.core.alignment import significant
 from opd_align.core.collect import collect_group
-from opd_align.core.estimate import PathEstimate, estimate
+from opd_align.core.estimate import estimate
 from opd_align.core.objectives import LOG_FLOOR, unified_update
+from opd_align.core.path_estimate import PathEstimate
 from opd_align.core.reliability import p_positive
 from opd_align.settings import Budget, Rules, Sampling, Settings
 from opd_align.tasks import Task

@@ -15,7 +15,7 @@ from _worlds import RULES
 
 from opd_align.backends.exact import ExactWorld
 from opd_align.core.collect import Evidence
-from opd_align.core.estimate import PathEstimate
+from opd_align.core.path_estimate import PathEstimate
 from opd_align.types import PathScores
 
 Grid = Mapping[str, np.ndarray]

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from opd_align.core.alignment import EstimatedPath, child_table, node_table
 from opd_align.core.engine import Analysis, QuestionRecord, dictionary_encoded
-from opd_align.core.estimate import PathEstimate
 from opd_align.core.objectives import Objective, ReverseKL
+from opd_align.core.path_estimate import PathEstimate
 from opd_align.core.tree import PathCounts
 from opd_align.settings import Rules, Settings
 from opd_align.types import PathScores, TeacherScores

@@ -1,6 +1,7 @@
 """Families of exact worlds for the estimator benchmarks, with their teachers, and the evidence collected in them.
 
-`FAMILIES`, with three teachers each, are defined here. `OTHER_FAMILIES` are those of `_other_worlds.py`.
+`FAMILIES`, with three teachers each, are defined here. `OTHER_FAMILIES` are those of `_other_worlds.py` and
+`_task_worlds.py`, each by somebody who had not seen the estimators.
 
 Seeds below `TEST_SEED` are for development. Figures in the documentation come from `TEST_SEED` on: worlds that nothing
 was tuned on.
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import _other_worlds
+import _task_worlds
 import numpy as np
 
 from opd_align.backends.exact import ExactTeacher, ExactWorld
@@ -22,7 +24,8 @@ from opd_align.types import Question
 DEVELOPMENT_SEED = 1_000
 TEST_SEED = 70_000
 FAMILIES = ("real", "stakes", "heavy")
-OTHER_FAMILIES = tuple(_other_worlds.FAMILIES)
+_MADE_BY = {family: module for module in (_other_worlds, _task_worlds) for family in module.FAMILIES}
+OTHER_FAMILIES = tuple(_MADE_BY)
 LONGEST = {"real": 300, "stakes": 300, "heavy": 2_000}
 """Longest typical completion of each of `FAMILIES`, in tokens; the shortest is 60."""
 # No resolution limit: a node with a small estimated SR range must count, not be left out.
@@ -37,7 +40,7 @@ def world_of(family: str, seed: int, length: int) -> ExactWorld:
     Worlds of `OTHER_FAMILIES` have the length that `lengths_of` gives.
     """
     if family in OTHER_FAMILIES:
-        return _other_worlds.world_of(family, seed)
+        return _MADE_BY[family].world_of(family, seed)
     if family == "heavy":
         return heavy_world(seed, length)
     return ExactWorld.random(seed, length=length, stakes={"real": 1.0, "stakes": 4.0}[family])
@@ -98,7 +101,7 @@ def lengths_of(family: str, seeds: Sequence[int], *, longest: int | None = None)
     `longest` limits the first kind only: worlds that were made elsewhere stay what they are.
     """
     if family in OTHER_FAMILIES:
-        return [_other_worlds.length_of(family, seed) for seed in seeds]
+        return [_MADE_BY[family].length_of(family, seed) for seed in seeds]
     limit = LONGEST[family] if longest is None else min(LONGEST[family], longest)
     return np.geomspace(60, limit, len(seeds)).astype(int).tolist()
 
@@ -106,7 +109,7 @@ def lengths_of(family: str, seeds: Sequence[int], *, longest: int | None = None)
 def teachers_of(world: ExactWorld, seed: int, family: str = "real") -> list[ExactTeacher]:
     """A good, a neutral and a bad teacher; five others in `OTHER_FAMILIES`."""
     if family in OTHER_FAMILIES:
-        return _other_worlds.teachers_of(family, world, seed)
+        return _MADE_BY[family].teachers_of(family, world, seed)
     return [
         world.tilted_teacher(strength=4.0, noise=1.0, seed=seed + 1),
         world.style_teacher(seed=seed + 2),

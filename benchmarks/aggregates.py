@@ -1,13 +1,14 @@
 """How often the 95 % intervals of aggregates contain the truth, with few rollouts per question.
 
     python benchmarks/aggregates.py [--quick] [--json FILE] [--workers 2] [--families real stakes heavy]
+        [--budget quick]
 
-Questions are exact worlds of several families (`_worlds.py`), analyzed with the budget of `opd-align analyze --quick`.
-The truth uses exact success probabilities of all tokens above τ at all nodes of the paths, whether the analysis has a
-row for them or not. Samples of 6 and of 40 questions are drawn from each family, without replacement; an interval
-covers if it contains the mean of the true values of all questions of the family. "Before" is the same interval without
-the correction for attenuation (`core.attenuation`), on the same rows. The family must be several times as large as a
-sample: with few worlds all samples are nearly the same.
+Questions are exact worlds of several families (`_worlds.py`), analyzed with the budget of `opd-align analyze --quick`,
+or with the default one. The truth uses exact success probabilities of all tokens above τ at all nodes of the paths,
+whether the analysis has a row for them or not. Samples of 6 and of 40 questions are drawn from each family, without
+replacement; an interval covers if it contains the mean of the true values of all questions of the family. "Before" is
+the same interval without the correction for attenuation (`core.attenuation`), on the same rows. The family must be
+several times as large as a sample: with few worlds all samples are nearly the same.
 
 The cross-fitted oracle is measured on worlds in which tokens come in pairs that lead to the same state. The teacher
 raises one log-probability of a pair as much as it lowers the other, so its true signal is 0 at every node.
@@ -37,10 +38,10 @@ from opd_align.core.alignment import EstimatedPath, node_table
 from opd_align.core.attenuation import MOMENTS
 from opd_align.core.collect import Evidence, collect
 from opd_align.core.engine import align
-from opd_align.core.estimate import exact_estimate
 from opd_align.core.intervals import COSINE, NORMAL, interval
 from opd_align.core.node_rows import select_rows
 from opd_align.core.oracle import SHARED_SD
+from opd_align.core.path_estimate import exact_estimate
 from opd_align.settings import Budget, Rules, Settings
 from opd_align.types import Question
 
@@ -48,6 +49,7 @@ SETTINGS = Settings(
     budget=Budget(initial=60, targeted=400, allocation="adaptive", correct_paths=1, incorrect_paths=1),
     rules=Rules(draws=100),
 )
+BUDGETS = {"quick": SETTINGS, "default": replace(SETTINGS, budget=Budget())}
 SIZES = (6, 40)
 NULL = "null"
 """The family in which the teacher's true signal is 0."""
@@ -70,17 +72,18 @@ class Interval:
     high: float
 
 
-def questions_of(job: tuple[str, int, int]) -> tuple[pa.Table, pa.Table]:
+def questions_of(job: tuple[str, int, int, str]) -> tuple[pa.Table, pa.Table]:
     """One world: the node table of its analysis, and that of the truth."""
-    family, seed, length = job
+    family, seed, length, budget = job
+    settings = BUDGETS[budget]
     if family == NULL:
         world, teachers = null_world(seed, length)
     else:
         world = world_of(family, seed, length)
         mild = world.tilted_teacher("mild", strength=1.0, noise=1.0, seed=seed + 4)
         teachers = [*teachers_of(world, seed, family), mild]
-    evidence = collect(world, teachers, Question(f"world-{seed}"), world, settings=SETTINGS)
-    return align(evidence, SETTINGS), true_table(world, evidence)
+    evidence = collect(world, teachers, Question(f"world-{seed}"), world, settings=settings)
+    return align(evidence, settings), true_table(world, evidence)
 
 
 def true_table(world: ExactWorld, evidence: Evidence) -> pa.Table:
@@ -172,11 +175,11 @@ def null_oracle(tables: Sequence[pa.Table]) -> tuple[float, float]:
 
 
 def measure(
-    worlds: int, seed: int, workers: int, families: Sequence[str]
+    worlds: int, seed: int, workers: int, families: Sequence[str], budget: str = "quick"
 ) -> dict[str, list[tuple[pa.Table, pa.Table]]]:
     """The analyzed and the true tables of every family's questions; without those that have no row."""
     lengths = np.random.default_rng(seed).integers(40, 121, worlds)
-    jobs = [(family, seed + 10 * at, int(length)) for family in families for at, length in enumerate(lengths)]
+    jobs = [(family, seed + 10 * at, int(length), budget) for family in families for at, length in enumerate(lengths)]
     with ProcessPoolExecutor(workers) as executor:
         done = list(track(executor.map(questions_of, jobs), "questions", len(jobs)))
     return {
@@ -238,15 +241,18 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--null-only", action="store_true", help="only the cross-fitted oracle under a true null")
+    parser.add_argument("--budget", choices=BUDGETS, default="quick", help="rollouts per question")
     args = parser.parse_args()
     worlds = args.worlds or (6 if args.quick else 200)
     if args.null_only:
-        signal, error = null_oracle([nodes for nodes, _ in measure(worlds, args.seed, args.workers, [NULL])[NULL]])
+        signal, error = null_oracle(
+            [nodes for nodes, _ in measure(worlds, args.seed, args.workers, [NULL], args.budget)[NULL]]
+        )
         print(f"oracle_null_signal: {signal:.4f}\noracle_null_standard_error: {error:.4f}")
         return
     replicates = args.replicates or (3 if args.quick else 100)
     families = list(dict.fromkeys(args.families))
-    pools = measure(worlds, args.seed, args.workers, [*families, NULL])
+    pools = measure(worlds, args.seed, args.workers, [*families, NULL], args.budget)
     shown = Table("family", "questions", "quantity", "teacher", "true", "mean", "coverage", "width", "before", "width")
     rows = []
     for family in families:

@@ -3,8 +3,9 @@
 Of figures that both allocations have, those without a suffix are of the default, `Budget()`: `adaptive`, which samples
 half as many targeted rollouts as the paper's plan. The suffix `_paper` is for `Budget(allocation="paper")`. Estimators
 are compared on the paper's rollouts. Families of worlds are reported separately, and the worst of them for the headline
-figures: by default the three of `_worlds.py`; those of `_other_worlds.py` are called `cot`, `search` and `late`. The
-truth is over all tokens above τ at all nodes of the paths, whatever an estimator keeps (`_fixed_truth.py`).
+figures: by default the three of `_worlds.py`; `cot`, `search`, `late` (`_other_worlds.py`), `sums`, `plans` and `yesno`
+(`_task_worlds.py`) are by other authors. The truth is over all tokens above τ at all nodes of the paths, whatever an
+estimator keeps (`_fixed_truth.py`).
 Correlations and errors are averages over worlds; shares, coverages and calibration are pooled over nodes. Intervals of
 aggregates and the oracle under a true null are those of `aggregates.py`, at a small budget.
 
@@ -46,7 +47,8 @@ from rich.table import Table
 from opd_align.backends.exact import ExactWorld
 from opd_align.core.alignment import EstimatedPath, node_table
 from opd_align.core.collect import Evidence
-from opd_align.core.estimate import PathEstimate, estimate
+from opd_align.core.estimate import estimate
+from opd_align.core.path_estimate import PathEstimate
 from opd_align.settings import Budget
 from opd_align.types import PathScores
 

@@ -45,8 +45,9 @@ from opd_align.backends.exact_random import EOS
 from opd_align.core import allocation
 from opd_align.core.alignment import EstimatedPath, node_table
 from opd_align.core.collect import Evidence
-from opd_align.core.estimate import PathEstimate, _Backup, _Segment, _Siblings, estimate
+from opd_align.core.estimate import _Backup, _Segment, _Siblings, estimate
 from opd_align.core.objectives import unified_update
+from opd_align.core.path_estimate import PathEstimate
 from opd_align.core.prior import ExitSamples
 from opd_align.core.tree import child_keys, find_sorted
 from opd_align.settings import Budget

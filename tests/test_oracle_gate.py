@@ -20,7 +20,8 @@ from opd_align.backends.chat import Chat
 from opd_align.backends.exact import ExactWorld
 from opd_align.backends.hf import HFStudent
 from opd_align.core.collect import collect, collect_group
-from opd_align.core.estimate import estimate, exact_estimate
+from opd_align.core.estimate import estimate
+from opd_align.core.path_estimate import exact_estimate
 from opd_align.settings import Budget, Rules, Sampling, Settings
 from opd_align.tasks.grading import TextGrader
 from opd_align.training import Open

@@ -31,8 +31,8 @@ from opd_align.core.attenuation import (
     alignment_moments,
     mean_gap,
 )
-from opd_align.core.estimate import CERTAIN, PathEstimate
 from opd_align.core.objectives import LOG_FLOOR, Nodes, Objective, unified_update
+from opd_align.core.path_estimate import CERTAIN, PathEstimate
 from opd_align.core.reliability import HALVES, MIN_UPDATE_NORM, p_positive
 from opd_align.core.tree import PathCounts
 from opd_align.settings import Rules
@@ -355,7 +355,8 @@ def _teacher_rows(
     } | _teacher_columns(path, teacher, group, selected_NK, p_NK, rules)
     for objective, update_C in updates.items():
         update_NK = np.where(selected_NK, update_C[child_NK], 0.0)
-        cosine_DN = cosine(ideal_DNK, update_NK)
+        # Tokens that are equally good leave rounding errors, which have a direction.
+        cosine_DN = np.where(sr_range_DN > 0, cosine(ideal_DNK, update_NK), 0.0)
         mean_N, plain_N = cosine_DN.mean(0), cosine(ideal_NK, update_NK)
         moments = alignment_moments(cosine_DN, sr_range_DN)
         positive = [p_positive(each, child_NK, depth_N, p_NK, update_NK) for each in estimates]

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from opd_align.core.estimate import CERTAIN, PathEstimate, common_prefix
+from opd_align.core.estimate import common_prefix
 from opd_align.core.objectives import LOG_FLOOR, unified_update
+from opd_align.core.path_estimate import CERTAIN, PathEstimate
 from opd_align.core.tree import GenerationTree
 from opd_align.settings import Budget
 from opd_align.types import Finish, Floats, Ints, PathScores, Tokens

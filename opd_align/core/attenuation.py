@@ -44,12 +44,15 @@ from opd_align.types import REWARD, Floats, Ints
 UNLIKELY = 0.02
 """Student probability below which a token is unlikely. Unlikely tokens change the outcome more often."""
 KINDS = ("unlikely", "likely")
-ALIGNMENT_MOMENTS = ("alignment_square", "signal_mean", "signal_square", "signal_alignment", "sr_range_mean")
+ALIGNMENT_MOMENTS = (
+    "alignment_square", "signal_mean", "signal_square", "signal_alignment", "sr_range_mean", "at_stake",
+)  # fmt: skip
 ADVANTAGE_MOMENTS = tuple(f"{name}_{kind}" for name in ("advantage_seen", "gap_seen", "gap") for kind in KINDS)
 MOMENTS = ALIGNMENT_MOMENTS + ADVANTAGE_MOMENTS
 """Columns of the node table that corrections need. Posterior means of alignment², signal, signal², signal × alignment
-and SR range; then, for each kind of token, the advantage from tokens with rollouts, their part of the gap, and the mean
-gap of all nodes of the path. The gap of a token is `(t − p)(log t − log p)`."""
+and SR range; the probability that anything is at stake; then, for each kind of token, the advantage from tokens with
+rollouts, their part of the gap, and the mean gap of all nodes of the path. The gap of a token is
+`(t − p)(log t − log p)`."""
 MODEL_SD = 0.15
 """Standard deviation of a correction's own error as a share of the value where nothing is left of the truth; it falls
 with the square root of what is missing (chosen on exact worlds)."""
@@ -100,14 +103,17 @@ class QuestionValues:
 
 
 def alignment_values(rows: NodeRows, mean: Mean | None = None) -> QuestionValues:
-    """Mean alignment per question. `mean`: how rows are averaged; `None`: along paths, then over paths."""
+    """Mean alignment per question. `mean`: how rows are averaged; `None`: along paths, then over paths.
+
+    Nodes where nothing is at stake do not count: each node counts with the probability that something is.
+    """
     mean = mean or rows.question_means
     if not is_corrected(rows):
         return QuestionValues(mean(rows["alignment"]))
     alignment_N = rows["alignment"]
     left_Q = _share_left(mean(alignment_N * rows["signal_mean"]), mean(rows["signal_alignment"]))
     constant_Q = _share_left(mean(alignment_N**2), mean(rows["alignment_square"]))
-    return _divided(mean(alignment_N), left_Q, constant_Q)
+    return _divided(mean(alignment_N) / _positive(mean(rows["at_stake"])), left_Q, constant_Q)
 
 
 def weighted_values(rows: NodeRows, kept_N: NDArray[np.bool_] | None = None) -> QuestionValues:
@@ -191,7 +197,7 @@ def _positive(value_Q: Floats) -> Floats:
 def alignment_moments(cosine_DN: Floats, sr_range_DN: Floats) -> dict[str, Floats]:
     """The columns `ALIGNMENT_MOMENTS` from posterior draws of alignment and SR range."""
     signal_DN = cosine_DN * sr_range_DN
-    values = (cosine_DN**2, signal_DN, signal_DN**2, signal_DN * cosine_DN, sr_range_DN)
+    values = (cosine_DN**2, signal_DN, signal_DN**2, signal_DN * cosine_DN, sr_range_DN, sr_range_DN > 0)
     return {name: value_DN.mean(0) for name, value_DN in zip(ALIGNMENT_MOMENTS, values, strict=True)}
 
 

@@ -313,7 +313,9 @@ class _Collector:
             rollouts = -(-(limit - self.targeted) // (self.budget.rounds - round_index))
             on_path = plan_on_path(paths, rollouts=int(ON_PATH_SHARE * rollouts))
             rollouts -= sum(target.n for target in on_path)
-            targets = plan_adaptive(paths, estimate(self.tree, paths), self.budget, self.ends, rollouts=rollouts)
+            targets = plan_adaptive(
+                paths, estimate(self.tree, paths, ties=False), self.budget, self.ends, rollouts=rollouts
+            )
             if targets:
                 targets += on_path
             sampled = yield from self.sample(targets, "enriching", limit, self.targeted)

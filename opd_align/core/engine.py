@@ -21,7 +21,8 @@ import pyarrow as pa
 from opd_align.core.alignment import CHILDREN, EstimatedPath, child_table, node_table
 from opd_align.core.chosen_paths import chosen_rows
 from opd_align.core.collect import DONE, Evidence, Progress, collect_group
-from opd_align.core.estimate import PathEstimate, estimate
+from opd_align.core.estimate import estimate
+from opd_align.core.path_estimate import PathEstimate
 from opd_align.core.tree import GenerationTree
 from opd_align.settings import Settings
 from opd_align.types import (

@@ -19,107 +19,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opd_align.core.chosen_paths import chosen_rows, natural_weights
-from opd_align.core.prior import ExitSamples, ForkPrior, Posterior
+from opd_align.core.path_estimate import CERTAIN, PathEstimate, path_children, sum_by
+from opd_align.core.prior import ExitSamples, ForkPrior, Posterior, probability_class
+from opd_align.core.ties import FIXED, INSIDE, LIKELY_TOKEN, UNLIKELY_TOKEN, NodeEvidence, Ties, fit_ties
 from opd_align.core.tree import GenerationTree, PathExits, child_keys, find_sorted
 from opd_align.settings import Method
 from opd_align.types import Floats, Ints, OpdAlignError, PathScores
 
 Bools = NDArray[np.bool_]
 
-CERTAIN = 1e9
-"""Effective visits of a child whose outcome is certain (the completion ends there)."""
-
 _ROUNDS = 5
 _WIDENING = 1.2
 """Calibrates the signs of differences between siblings, measured on worlds of three families: the prior is fitted, and
 its own error is in no variance. Intervals of a single `Q` do not need it."""
+_MOST_WORTH = 500.0
+"""Rollouts that the value of another scored path counts as, at most, where ties are estimated."""
 _MAX_COMMON = 0.7
 """Largest share of an exit's variance that is attributed to the centre it has in common with its siblings."""
-
-
-@dataclass(frozen=True)
-class PathEstimate:
-    """Estimates for every kept child along one path; `_C` arrays have the layout of the path's scores.
-
-    The posterior of child k is `q_k + load_k · δ + sibling_sd_k · η + ε_k`: δ is the error of the on-path child's value
-    (variance `path_var_T`) and η that of the centre that the other children are shrunk toward (variance 1), both shared
-    by all children of the node; ε_k is the child's own error (variance `own_var_C`). Alignment depends on differences
-    between siblings, so shared errors must not be counted as independent noise.
-
-    Args:
-        q_C: Success probability after each child.
-        own_var_C: Variance of the child's own error.
-        load_C: Coefficient of the on-path error δ.
-        sibling_sd_C: Coefficient of the centre's error η.
-        path_var_T: Variance of δ at each node.
-        path_q_T: Success probability after the path's own token at each node.
-        visits_C: Rollouts that count as evidence about the child.
-        effective_C: Effective visits, `q (1 − q)` divided by the variance.
-        value_T: Success probability at each node.
-        tail_mass_T: Student probability of the tokens without any evidence.
-        offsets: First child of each node, plus the number of children.
-        counted: Whether the estimate is a fraction of counted rollouts (`direct`, `pooled`), not a posterior mean.
-        widening: Factor on the standard deviations of the draws.
-    """
-
-    q_C: Floats
-    own_var_C: Floats
-    load_C: Floats
-    sibling_sd_C: Floats
-    path_var_T: Floats
-    path_q_T: Floats
-    visits_C: Ints
-    effective_C: Floats
-    value_T: Floats
-    tail_mass_T: Floats
-    offsets: Ints
-    counted: bool = False
-    widening: float = 1.0
-
-    @property
-    def se_C(self) -> Floats:
-        """Standard error of each child's `q`."""
-        path_var_C = np.repeat(self.path_var_T, np.diff(self.offsets))
-        return np.sqrt(self.load_C**2 * path_var_C + self.sibling_sd_C**2 + self.own_var_C)
-
-    def interval_C(self, level: float = 0.9) -> tuple[Floats, Floats]:
-        """Equal-tailed credible interval of each child's Beta posterior; one-sided where that is densest at 0 or 1.
-
-        There, nearly all of the Beta's mass is at the bound, and its quantiles tell its shape, not what is known: at a
-        mean of 0.001 and a standard error of 0.007, 95 % would be below 0.003. So the other end is as far from the mean
-        as a normal distribution says. Counted estimates have Jeffreys' interval of a binomial probability, from their
-        fraction and number of visits.
-        """
-        from scipy.stats import beta, norm
-
-        if self.counted:
-            a_C, b_C = self.visits_C * self.q_C + 0.5, self.visits_C * (1 - self.q_C) + 0.5
-            low_C, high_C = beta.ppf((1 - level) / 2, a_C, b_C), beta.ppf((1 + level) / 2, a_C, b_C)
-            return np.where(self.q_C == 0, 0.0, low_C), np.where(self.q_C == 1, 1.0, high_C)
-        a_C, b_C = _beta_shape(self.q_C, self.se_C**2)
-        low_C, high_C = beta.ppf((1 - level) / 2, a_C, b_C), beta.ppf((1 + level) / 2, a_C, b_C)
-        reach_C = norm.ppf(level) * self.se_C
-        low_C = np.where(b_C < 1, np.fmin(low_C, self.q_C - reach_C), np.where(a_C < 1, 0.0, low_C))
-        high_C = np.where(a_C < 1, np.fmax(high_C, self.q_C + reach_C), np.where(b_C < 1, 1.0, high_C))
-        return np.clip(np.fmin(low_C, self.q_C), 0.0, 1.0), np.clip(np.fmax(high_C, self.q_C), 0.0, 1.0)
-
-    def draws(self, child_NK: Ints, depth_N: Ints, *, n: int, rng: np.random.Generator) -> Floats:
-        """`n` joint posterior draws of `Q` for N nodes with K selected children each: shape (n, N, K)."""
-        # Gaussian, though Q is bounded: only differences matter here, and under a skewed distribution of the same mean
-        # a child that nothing is known about would be on one side of its sibling more often than not.
-        path_DN1, centre_DN1 = rng.standard_normal((2, n, len(depth_N), 1))
-        error_DNK = rng.standard_normal((n, *child_NK.shape)) * np.sqrt(self.own_var_C[child_NK])
-        error_DNK += self.load_C[child_NK] * np.sqrt(self.path_var_T[depth_N])[:, None] * path_DN1
-        error_DNK += self.sibling_sd_C[child_NK] * centre_DN1
-        return self.q_C[child_NK] + self.widening * error_DNK
-
-    def combined(self, child_NK: Ints, depth_N: Ints, weight_NK: Floats) -> tuple[Floats, Floats]:
-        """Mean and standard deviation of `Σ_k weight_k Q_k` at N nodes, exact for what `draws` samples from."""
-        path_N = (weight_NK * self.load_C[child_NK]).sum(-1) ** 2 * self.path_var_T[depth_N]
-        centre_N = (weight_NK * self.sibling_sd_C[child_NK]).sum(-1) ** 2
-        own_N = (weight_NK**2 * self.own_var_C[child_NK]).sum(-1)
-        mean_N = (weight_NK * self.q_C[child_NK]).sum(-1)
-        return mean_N, self.widening * np.sqrt(path_N + centre_N + own_N)
 
 
 def estimate(
@@ -129,6 +45,7 @@ def estimate(
     method: Method = "backup",
     shrink: bool = True,
     share: float = 1.0,
+    ties: bool = True,
 ) -> list[PathEstimate]:
     """Estimates along the scored paths of one question, which together form a small tree.
 
@@ -139,9 +56,11 @@ def estimate(
         shrink: Whether `"backup"` shrinks each exit toward its siblings, with a strength fitted by marginal likelihood
             over the question's exits. Ignored by the other methods.
         share: Fraction of the question's rollouts that the tree contains. The paths are in it in any case.
+        ties: Whether shrunk estimates of `"backup"` know where tokens may be equally good (`core.ties`). Planning does
+            not need it.
     """
     if method == "backup":
-        return _Backup(tree, paths, shrink, share).solve()
+        return _Backup(tree, paths, shrink, share).solve(ties=ties)
     if method not in get_args(Method):
         raise OpdAlignError(f"unknown estimator {method!r}; choose one of {', '.join(get_args(Method))}")
     # Ends that were graded without sampling are not rollouts and must not be counted.
@@ -149,16 +68,6 @@ def estimate(
     counted_R[chosen_rows(tree, paths)] = False
     sampled = tree.subset(counted_R)
     return [_count(sampled, scores, pooled=method == "pooled") for scores in paths]
-
-
-def exact_estimate(scores: PathScores, q_C: Floats) -> PathEstimate:
-    """An estimate from known success probabilities, without uncertainty."""
-    zero_C, zero_T = np.zeros(len(q_C)), np.zeros(len(scores))
-    value_T = _sum_by(scores.depth_C, np.exp(scores.log_p_C) * q_C, len(scores))
-    return PathEstimate(
-        q_C, zero_C, zero_C, zero_C, zero_T, q_C[_on_path(scores)], np.ones(len(q_C), np.int64),
-        np.full(len(q_C), CERTAIN), value_T, zero_T, scores.offsets,
-    )  # fmt: skip
 
 
 def _count(tree: GenerationTree, scores: PathScores, *, pooled: bool) -> PathEstimate:
@@ -171,9 +80,9 @@ def _count(tree: GenerationTree, scores: PathScores, *, pooled: bool) -> PathEst
     q_C = np.where(n_C > 0, w_C / np.maximum(n_C, 1), np.nan)
     p_C = np.exp(scores.log_p_C)
     sampled_C = n_C > 0
-    mass_T = _sum_by(depth_C, np.where(sampled_C, p_C, 0.0), len(scores))
-    value_T = _sum_by(depth_C, np.where(sampled_C, p_C * q_C, 0.0), len(scores)) / np.where(mass_T > 0, mass_T, np.nan)
-    on_path = _on_path(scores)
+    mass_T = sum_by(depth_C, np.where(sampled_C, p_C, 0.0), len(scores))
+    value_T = sum_by(depth_C, np.where(sampled_C, p_C * q_C, 0.0), len(scores)) / np.where(mass_T > 0, mass_T, np.nan)
+    on_path = path_children(scores)
     return PathEstimate(
         q_C, var_C, np.zeros_like(q_C), np.zeros_like(q_C), np.zeros(len(scores)), np.nan_to_num(q_C[on_path], nan=0.5),
         n_C, n_C.astype(float), value_T, np.clip(1 - mass_T, 0.0, 1.0), scores.offsets, counted=True,
@@ -241,7 +150,7 @@ class _Backup:
         natural_R = tree.outcome_R[tree.launch_R == 0] > 0
         self.prior = ForkPrior.start((float(natural_R.sum()) + 0.5) / (len(natural_R) + 1.0))
 
-    def solve(self) -> list[PathEstimate]:
+    def solve(self, *, ties: bool = True) -> list[PathEstimate]:
         for segment in self.segments:
             segment.value_T1[:-1] = self.prior.overall
         for _ in range(_ROUNDS):
@@ -257,7 +166,17 @@ class _Backup:
                 self._value_exits(segment, exits, siblings)
             for segment in reversed(self.segments):
                 self._update_values(segment)
-        return self._path_estimates()
+        found = self._path_estimates()
+        if not (ties and self.shrink):
+            return found
+        _, of_segments = fit_ties(
+            [_node_evidence(segment) for segment in self.segments], self.prior.weight_GJ, self.prior.overall
+        )
+        tied: list[Ties] = []
+        for segment, own in zip(self.segments, of_segments, strict=True):
+            children = int(segment.scores.offsets[segment.first])
+            tied.append(own.joined(tied[segment.parent], segment.first, children) if segment.first else own)
+        return [replace(one, ties=of_path) for one, of_path in zip(found, tied, strict=True)]
 
     def _sibling_means(self, segment: _Segment) -> tuple[ExitSamples, _Siblings]:
         """The samples of each exit with the mean of its siblings, and where the error of that mean comes from.
@@ -279,9 +198,9 @@ class _Backup:
         ignored_S = (exit_S & (n_S == 0)) | segment.fixed_S
         weight_S = np.where(ignored_S, 0.0, 1.0 / noise_S)
         nodes = len(segment.scores)
-        sum_T = _sum_by(depth_S, weight_S, nodes)
-        dot_T = _sum_by(depth_S, weight_S * value_S, nodes)
-        path_T = _sum_by(depth_S, np.where(on_path_S, weight_S, 0.0), nodes)
+        sum_T = sum_by(depth_S, weight_S, nodes)
+        dot_T = sum_by(depth_S, weight_S * value_S, nodes)
+        path_T = sum_by(depth_S, np.where(on_path_S, weight_S, 0.0), nodes)
         others_S = np.maximum(sum_T[depth_S] - weight_S, 1e-12)
         centre_S = np.clip((dot_T[depth_S] - weight_S * value_S) / others_S, 0.0, 1.0)
         exits = ExitSamples(segment.p_S[exit_S], n_S[exit_S], w_S[exit_S], centre_S[exit_S])
@@ -314,10 +233,10 @@ class _Backup:
         # Exits were valued for the current on-path value; as a + b·V they change with it.
         b_S = np.where(off_path_S, p_S * segment.load_S, 0.0)
         a_S = np.where(off_path_S, p_S * segment.q_S, 0.0) - b_S * path_q_T[depth_S]
-        a_T = _sum_by(depth_S, a_S, nodes).tolist()
-        b_T = (_sum_by(depth_S, b_S, nodes) + p_S[segment.on_path_T]).tolist()
-        common_T = _sum_by(depth_S, np.where(off_path_S, p_S * segment.sibling_sd_S, 0.0), nodes)
-        own_T = _sum_by(depth_S, np.where(off_path_S, p_S**2 * segment.own_var_S, 0.0), nodes)
+        a_T = sum_by(depth_S, a_S, nodes).tolist()
+        b_T = (sum_by(depth_S, b_S, nodes) + p_S[segment.on_path_T]).tolist()
+        common_T = sum_by(depth_S, np.where(off_path_S, p_S * segment.sibling_sd_S, 0.0), nodes)
+        own_T = sum_by(depth_S, np.where(off_path_S, p_S**2 * segment.own_var_S, 0.0), nodes)
         v_T = (own_T + common_T**2).tolist()
         value, var = segment.final, 0.0
         for m in range(nodes - 1, segment.first - 1, -1):
@@ -337,7 +256,7 @@ class _Backup:
                 segment.visits_S[slot] = 1 + self.segments[segment.branch_S[slot]].rollouts
             segment.visits_S[segment.on_path_T] = 0
             sampled_S = np.where(segment.fixed_S, 0, segment.visits_S)  # certain ends are not rollouts
-            here_T = _sum_by(segment.depth_S, sampled_S, len(segment.scores)).astype(np.int64)
+            here_T = sum_by(segment.depth_S, sampled_S, len(segment.scores)).astype(np.int64)
             segment.rollouts = int(here_T.sum())
             # One more: the path itself.
             segment.visits_S[segment.on_path_T] = 1 + segment.rollouts - np.cumsum(here_T)
@@ -363,7 +282,7 @@ def _path_estimate(segment: _Segment, parent: PathEstimate | None) -> PathEstima
         visits_C=np.where(segment.exit_S, segment.visits_S, np.maximum(segment.visits_S, 1))[:children],
         effective_C=np.empty(0),
         value_T=segment.value_T1[:-1],
-        tail_mass_T=np.clip(_sum_by(segment.depth_S, np.where(unsampled_S, segment.p_S, 0.0), nodes), 0.0, 1.0),
+        tail_mass_T=np.clip(sum_by(segment.depth_S, np.where(unsampled_S, segment.p_S, 0.0), nodes), 0.0, 1.0),
         offsets=scores.offsets,
         sibling_sd_C=segment.sibling_sd_S[:children],
         widening=_WIDENING,
@@ -384,6 +303,21 @@ def _path_estimate(segment: _Segment, parent: PathEstimate | None) -> PathEstima
         if name[-2:] in ("_C", "_T")
     }
     return replace(found, **joined)
+
+
+def _node_evidence(segment: _Segment) -> NodeEvidence:
+    """The rollouts at the nodes of a segment; a child on another scored path counts as what its value is worth."""
+    children = len(segment.scores.token_C)
+    exit_C, branch_C = segment.exit_S[:children], segment.branch_S[:children] >= 0
+    p_C, q_C = segment.p_S[:children], np.clip(segment.q_S[:children], INSIDE, 1 - INSIDE)
+    worth_C = np.clip(q_C * (1 - q_C) / np.maximum(segment.own_var_S[:children], 1e-9) - 1, 0.5, _MOST_WORTH)
+    n_C = np.where(branch_C, worth_C, segment.n_S[:children])
+    w_C = np.where(branch_C, worth_C * q_C, segment.w_S[:children])
+    kind_C = np.where(exit_C | branch_C, np.where(probability_class(p_C) > 0, LIKELY_TOKEN, UNLIKELY_TOKEN), FIXED)
+    seen = np.flatnonzero((kind_C != FIXED) & (n_C > 0) & (segment.depth_S[:children] >= segment.first))
+    return NodeEvidence(
+        segment.depth_S[seen], p_C[seen], n_C[seen], w_C[seen], segment.value_T1[1:], segment.var_T1[1:], kind_C, seen
+    )
 
 
 def _unshrunk(exits: ExitSamples) -> Posterior:
@@ -426,7 +360,7 @@ def _segment(
         raise OpdAlignError("a scored path is not among the rollouts of the tree; add it to the tree first")
     depth_C = scores.depth_C
     p_C = np.exp(scores.log_p_C)
-    rest_T = np.clip(1 - _sum_by(depth_C, p_C, nodes), 0.0, 1.0)
+    rest_T = np.clip(1 - sum_by(depth_C, p_C, nodes), 0.0, 1.0)
     depth_S = np.concatenate([depth_C, np.arange(nodes)])
     p_S = np.concatenate([p_C, rest_T])
     children = len(p_C)
@@ -447,7 +381,7 @@ def _segment(
     fixed_S = ended & ((won_S == 0) | (won_S == visits_S))
     return _Segment(
         scores, first, parent, depth_S, p_S, visits_S, n_S, w_S, fixed_S, (w_S > 0).astype(float),
-        np.full(len(p_S), -1), _on_path(scores), float(tree.outcome_R[whole_R].max()),
+        np.full(len(p_S), -1), path_children(scores), float(tree.outcome_R[whole_R].max()),
     )  # fmt: skip
 
 
@@ -472,23 +406,3 @@ def common_prefix(one: PathScores, other: PathScores) -> int:
     length = min(len(one), len(other))
     differ = one.completion_T[:length] != other.completion_T[:length]
     return int(differ.argmax()) if differ.any() else length
-
-
-def _sum_by(depth: Ints, value: Floats, nodes: int) -> Floats:
-    """Sum of the values at each depth."""
-    return np.bincount(depth, value, nodes).astype(np.float64)
-
-
-def _on_path(scores: PathScores) -> Ints:
-    """Index, among all children, of the path's own token at each depth."""
-    keys = child_keys(scores.depth_C, scores.token_C)
-    found, at = find_sorted(child_keys(np.arange(len(scores)), scores.completion_T), keys)
-    if not found.all():
-        raise ValueError("a path's own tokens must be among its scored children")
-    return at
-
-
-def _beta_shape(mean: Floats, var: Floats) -> tuple[Floats, Floats]:
-    mean = np.clip(mean, 1e-4, 1 - 1e-4)
-    strength = np.clip(mean * (1 - mean) / np.maximum(var, 1e-12) - 1, 1e-2, CERTAIN)
-    return mean * strength, (1 - mean) * strength

@@ -18,11 +18,10 @@ from math import isfinite
 
 import numpy as np
 import pyarrow as pa
-from scipy.special import ndtr
 
-from opd_align.core.estimate import PathEstimate
 from opd_align.core.intervals import Estimate, interval
 from opd_align.core.node_rows import select_rows
+from opd_align.core.path_estimate import PathEstimate
 from opd_align.types import Floats, Ints
 
 MIN_UPDATE_NORM = 1e-7
@@ -31,11 +30,10 @@ HALVES = ("p_positive_a", "p_positive_b")
 """Columns of the node table: `p_positive` from each half of the rollouts."""
 EDGES = (0.0, 0.05, 0.2, 0.4, 0.6, 0.8, 0.95, 1.0)
 """Bins of the reliability table; the first and the last have a verdict at the default confidence."""
-_ROUNDING = 1e-12
 
 
 def p_positive(estimate: PathEstimate, child_NK: Ints, depth_N: Ints, p_NK: Floats, update_NK: Floats) -> Floats:
-    """Posterior probability that the cosine of ideal and update is positive at N nodes; 0.5 if either is zero.
+    """Posterior probability that the cosine of ideal and update is positive at N nodes, plus half of that of zero.
 
     Args:
         estimate: The success probabilities along a path.
@@ -46,11 +44,8 @@ def p_positive(estimate: PathEstimate, child_NK: Ints, depth_N: Ints, p_NK: Floa
     """
     # The ideal update is p (Q - mean Q), so its product with the update is a sum over Q with these weights.
     weight_NK = p_NK * (update_NK - (p_NK * update_NK).sum(-1, keepdims=True))
-    mean_N, sd_N = estimate.combined(child_NK, depth_N, np.where(p_NK > 0, weight_NK, 0.0))
-    # A difference of equal numbers leaves a rounding error, whose sign says nothing.
-    size_N = np.abs(weight_NK).sum(-1)
-    zero_N = (np.abs(mean_N) <= _ROUNDING * size_N) | (np.linalg.norm(update_NK, axis=-1) <= MIN_UPDATE_NORM)
-    return np.asarray(np.where(zero_N, 0.5, ndtr(mean_N / np.maximum(sd_N, 1e-300))))
+    zero_N = np.linalg.norm(update_NK, axis=-1) <= MIN_UPDATE_NORM
+    return np.where(zero_N, 0.5, estimate.p_positive(child_NK, depth_N, np.where(p_NK > 0, weight_NK, 0.0)))
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from opd_align.core.alignment import (
     teachers_of,
 )
 from opd_align.core.collect import collect
-from opd_align.core.estimate import exact_estimate
 from opd_align.core.objectives import DrGRPO, ForwardKL, Ideal, Nodes, ReverseKL, unified_update
+from opd_align.core.path_estimate import exact_estimate
 from opd_align.core.reliability import p_positive
 from opd_align.core.tree import GenerationTree
 from opd_align.settings import Budget, Rules, Settings

@@ -15,7 +15,8 @@ from opd_align.backends.exact import ExactWorld
 from opd_align.core import allocation
 from opd_align.core.allocation import Target, depth_windows, plan_adaptive, plan_on_path, plan_paper
 from opd_align.core.collect import collect
-from opd_align.core.estimate import CERTAIN, PathEstimate, estimate, exact_estimate
+from opd_align.core.estimate import estimate
+from opd_align.core.path_estimate import CERTAIN, PathEstimate, exact_estimate
 from opd_align.core.tree import GenerationTree
 from opd_align.settings import Budget, Settings
 from opd_align.types import OpdAlignError, PathScores, Question, Rollouts, TeacherScores

@@ -13,6 +13,7 @@ from opd_align import metrics
 from opd_align.backends.exact import ExactTeacher, ExactWorld
 from opd_align.core.alignment import EstimatedPath, node_table
 from opd_align.core.attenuation import (
+    ALIGNMENT_MOMENTS,
     COMMON_SD,
     KINDS,
     LEAST,
@@ -26,12 +27,14 @@ from opd_align.core.attenuation import (
 from opd_align.core.collect import collect
 from opd_align.core.decision import question_values
 from opd_align.core.engine import align
-from opd_align.core.estimate import exact_estimate
 from opd_align.core.intervals import interval
 from opd_align.core.node_rows import select_rows
+from opd_align.core.path_estimate import exact_estimate
 from opd_align.settings import Budget, Rules, Settings
 from opd_align.types import REWARD, Question
 
+NOTHING = ("alignment", *ALIGNMENT_MOMENTS)
+"""Columns that are 0 where nothing is at stake."""
 SMALL = Settings(
     budget=Budget(initial=60, targeted=300, allocation="adaptive", correct_paths=1, incorrect_paths=1),
     rules=Rules(draws=60),
@@ -39,9 +42,9 @@ SMALL = Settings(
 
 
 def made_nodes(columns: dict[str, np.ndarray], teacher: str = "T") -> pa.Table:
-    """A node table with these columns; the columns of corrections that are not given are 0."""
+    """A node table with these columns; the columns of corrections that are not given are 0, something is at stake."""
     n = len(columns["alignment"])
-    zeros = {name: np.zeros(n) for name in MOMENTS}
+    zeros = {name: np.zeros(n) for name in MOMENTS} | {"at_stake": np.ones(n)}
     same = {"path": np.zeros(n, np.int64), "teacher": [teacher] * n, "objective": ["gkd"] * n}
     given = {"advantage": np.zeros(n), "alignment_low": np.full(n, -0.5), "alignment_high": np.full(n, 0.5)}
     return pa.table(same | given | zeros | columns)
@@ -71,6 +74,28 @@ def test_the_corrected_mean_is_the_truth_where_the_posterior_mean_is_pulled_towa
         assert values.value_Q.mean() == pytest.approx(theta, abs=0.03)
         assert 0.3 < values.attenuation < 0.6
     assert abs(rows.question_means(rows["alignment"]).mean()) < 0.6 * abs(theta) + 0.02
+
+
+def test_nodes_where_nothing_is_at_stake_do_not_count():
+    nodes = two_way_forks(0.3, questions=50)
+    tied = two_way_forks(0.3, questions=50, seed=1)
+    for name in NOTHING:
+        tied = tied.set_column(tied.column_names.index(name), name, pa.array(np.zeros(tied.num_rows)))
+    together = pa.concat_tables([nodes, tied])
+    for values in (alignment_values, weighted_values):
+        alone, both = (values(select_rows(table, None)) for table in (nodes, together))
+        np.testing.assert_allclose(both.value_Q, alone.value_Q, atol=1e-12)
+        assert both.attenuation == pytest.approx(alone.attenuation)
+
+
+def test_a_question_without_anything_at_stake_has_no_mean():
+    nodes = two_way_forks(0.3, questions=3)
+    nothing = np.array([question == "q001" for question in nodes["question"].to_pylist()])
+    for name in NOTHING:
+        value = np.where(nothing, 0.0, nodes[name].to_numpy())
+        nodes = nodes.set_column(nodes.column_names.index(name), name, pa.array(value))
+    value_Q = alignment_values(select_rows(nodes, None)).value_Q
+    assert np.isnan(value_Q).tolist() == [False, True, False]
 
 
 def test_known_values_are_not_changed():

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from opd_align.core.estimate import PathEstimate, estimate
+from opd_align.core.estimate import estimate
+from opd_align.core.path_estimate import PathEstimate
 from opd_align.core.tree import GenerationTree
 from opd_align.types import PathScores, Rollouts
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from opd_align.backends.exact import ExactWorld
 from opd_align.core.chosen_paths import natural_weights
 from opd_align.core.collect import Evidence, collect
-from opd_align.core.estimate import CERTAIN, PathEstimate, estimate, exact_estimate
+from opd_align.core.estimate import estimate
+from opd_align.core.path_estimate import CERTAIN, PathEstimate, exact_estimate
 from opd_align.core.tree import GenerationTree
 from opd_align.settings import Budget, Settings
 from opd_align.types import OpdAlignError, PathScores, Question, Rollouts, SampleRequest, ScoreRequest
@@ -53,9 +54,15 @@ def by_child(scores: PathScores, column_C: np.ndarray) -> dict[tuple[int, int], 
 def assert_same(one: Sequence[PathEstimate], other: Sequence[PathEstimate], tolerance: float = 0.0) -> None:
     assert len(one) == len(other) > 0
     for a, b in zip(one, other, strict=True):
-        for column in fields(PathEstimate):
-            x, y = getattr(a, column.name), getattr(b, column.name)
-            assert np.allclose(x, y, rtol=0, atol=tolerance, equal_nan=True), column.name
+        pairs = [(a, b)]
+        if a.ties is not None and b.ties is not None:
+            pairs.append((a.ties, b.ties))
+        assert (a.ties is None) == (b.ties is None)
+        for x, y in pairs:
+            for column in fields(x):
+                if column.name != "ties":
+                    left, right = getattr(x, column.name), getattr(y, column.name)
+                    assert np.allclose(left, right, rtol=0, atol=tolerance, equal_nan=True), column.name
 
 
 # A fork at the root with probabilities 1/2; after 1, nine in ten are correct and one takes 2 and fails; all of 2 fail.

@@ -13,9 +13,11 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import ideas
 from _worlds import explore, settings, teachers_of, world_of
 
+from opd_align.core.alignment import node_table
 from opd_align.core.collect import Evidence
-from opd_align.core.engine import align
-from opd_align.core.estimate import estimate, exact_estimate
+from opd_align.core.engine import estimated_paths
+from opd_align.core.estimate import estimate
+from opd_align.core.path_estimate import exact_estimate
 from opd_align.settings import Budget
 from opd_align.types import Question, SampleRequest
 
@@ -61,20 +63,23 @@ def test_coupled_rollouts_are_samples_of_the_student_and_siblings_resemble_each_
     assert correlation["coupled"] > five_standard_errors
 
 
-def test_sign_scores_agree_with_the_posterior_draws(evidence):
-    rules = replace(settings().rules, draws=1000)
-    rows = align(evidence, replace(settings(), rules=rules))
-    found = estimate(evidence.tree, evidence.paths)
+def test_sign_scores_agree_with_the_posterior_without_ties(evidence):
+    found = estimate(evidence.tree, evidence.paths, ties=False)
+    paths = [
+        replace(path, estimate=one, halves=None, unshrunk=None)
+        for path, one in zip(estimated_paths(evidence, settings()), found, strict=True)
+    ]
+    rows = node_table(paths, settings().objectives, settings().rules)
     z = {at: ideas.sign_scores(scores, found[at]) for at, scores in enumerate(evidence.paths)}
     names = list(evidence.paths[0].teachers)
     expected = [
         ideas.ndtr(z[path][names.index(teacher), depth])
         for path, teacher, depth in zip(*(rows[c].to_pylist() for c in ("path", "teacher", "depth")), strict=True)
     ]
-    drawn = rows["p_positive"].to_numpy()
-    assert len(drawn) > 50
-    # A node of a style teacher may have no update at all: its sign is open, in draws and in closed form.
-    assert np.abs(np.asarray(expected) - drawn).max() < 0.08
+    said = rows["p_positive"].to_numpy()
+    assert len(said) > 50
+    # Nodes of the table have the tokens with rollouts only.
+    assert np.abs(np.asarray(expected) - said).max() < 0.08
 
 
 @pytest.mark.parametrize("smooth", [True, False])

@@ -11,7 +11,7 @@ from scipy.stats import betabinom
 from opd_align.core import prior as prior_module
 from opd_align.core.prior import ExitSamples, ForkPrior
 
-STRENGTHS = prior_module._STRENGTH_J
+STRENGTHS = prior_module.STRENGTH_J
 LIKELY, UNLIKELY = 0.3, 0.01
 
 
@@ -74,7 +74,7 @@ def test_a_fit_increases_the_likelihood(rows, overall) -> None:
     assert (once.weight_GJ > 0).all()
 
     def penalised(prior: ForkPrior) -> float:
-        return log_marginal(prior, exits) + float((prior_module._PSEUDO_GJ * np.log(prior.weight_GJ)).sum())
+        return log_marginal(prior, exits) + float((prior_module.PSEUDO_GJ * np.log(prior.weight_GJ)).sum())
 
     assert penalised(once.fitted([exits])) >= penalised(once) - 1e-9
 

@@ -24,8 +24,8 @@ from opd_align import (
 from opd_align.backends.exact import ExactTeacher
 from opd_align.core.alignment import SCHEMA, EstimatedPath, child_table
 from opd_align.core.engine import Analysis, dictionary_encoded
-from opd_align.core.estimate import PathEstimate
 from opd_align.core.metric_registry import summary
+from opd_align.core.path_estimate import PathEstimate
 from opd_align.core.tree import PathCounts
 from opd_align.core.whole_update import whole_update
 from opd_align.types import ScoreRequest

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from _automaton import Automaton, drawn_logits, some_tokens
-from _fresh_text import (
+from _task_text import (
     LIKELY_END,
     NO_END,
     Generator,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from _automaton import Automaton, drawn_logits, some_tokens
-from _fresh_text import NO_END, Generator, end_logit, everywhere, log_uniform, rising, words
+from _task_text import NO_END, Generator, end_logit, everywhere, log_uniform, rising, words
 
 from opd_align.backends.exact import ExactWorld
 

@@ -3,9 +3,9 @@
 Nor has the author seen any result on other worlds. The families imitate what a small reasoning model writes about three
 kinds of questions. Tokens mean something because of the place in the text where they stand: a digit, a word, a plan.
 
-- `sums`: a word problem of grade school. Few tokens are numbers, and these decide. See `_fresh_sums.py`.
-- `plans`: a problem of a competition. The plan, one idea and the budget decide. See `_fresh_plans.py`.
-- `yesno`: a question about a passage. Many tokens matter a little. See `_fresh_yesno.py`.
+- `sums`: a word problem of grade school. Few tokens are numbers, and these decide. See `_task_sums.py`.
+- `plans`: a problem of a competition. The plan, one idea and the budget decide. See `_task_plans.py`.
+- `yesno`: a question about a passage. Many tokens matter a little. See `_task_yesno.py`.
 
 The seed determines everything: vocabulary (12 to 40 tokens), typical length, and pass rate (0.05 to 0.95).
 """
@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import numpy as np
 from _automaton import Automaton, normalised
-from _fresh_plans import plans
-from _fresh_sums import NUMBERS, SUMS_PARTS, sums
-from _fresh_yesno import DONE, YES_SIDE, YESNO_PARTS, yesno
 from _other_worlds import Family
+from _task_plans import plans
+from _task_sums import NUMBERS, SUMS_PARTS, sums
+from _task_yesno import DONE, YES_SIDE, YESNO_PARTS, yesno
 
 from opd_align.backends.exact import ExactTeacher, ExactWorld
 from opd_align.backends.exact_random import EOS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from _automaton import Automaton, drawn_logits, some_tokens
-from _fresh_text import LIKELY_END, NO_END, Generator, end_logit, everywhere, log_uniform, pauses, words
+from _task_text import LIKELY_END, NO_END, Generator, end_logit, everywhere, log_uniform, pauses, words
 
 from opd_align.backends.exact import ExactWorld
 

@@ -1,6 +1,6 @@
 """Text of exact worlds: positions in words, and places whose tokens are the same wherever they stand.
 
-Used by the families of `_fresh_worlds.py`, whose author has not seen the estimators.
+Used by the families of `_task_worlds.py`, whose author has not seen the estimators.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The worlds of `benchmarks/_fresh_worlds.py` are what they say: exact, reproducible, with different teachers."""
+"""The worlds of `benchmarks/_task_worlds.py` are what they say: exact, reproducible, with different teachers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-import _fresh_worlds
-from _fresh_sums import RESULT, RIGHT, SUMS_PARTS, WORDING
-from _fresh_yesno import NO, VERDICT, YES, YESNO_PARTS
+import _task_worlds
+from _task_sums import RESULT, RIGHT, SUMS_PARTS, WORDING
+from _task_yesno import NO, VERDICT, YES, YESNO_PARTS
 
 from opd_align.types import Question, SampleRequest
 
@@ -27,12 +27,12 @@ def family(request) -> str:
 
 @pytest.fixture(scope="module")
 def world(family):
-    return _fresh_worlds.world_of(family, SEED)
+    return _task_worlds.world_of(family, SEED)
 
 
 @pytest.fixture(scope="module")
 def teachers(family, world):
-    return _fresh_worlds.teachers_of(family, world, SEED)
+    return _task_worlds.teachers_of(family, world, SEED)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def rollouts(world):
 
 
 def test_these_are_all_families() -> None:
-    assert tuple(_fresh_worlds.FAMILIES) == FAMILIES
+    assert tuple(_task_worlds.FAMILIES) == FAMILIES
 
 
 def test_the_exact_success_probability_agrees_with_samples(world, rollouts) -> None:
@@ -52,10 +52,10 @@ def test_the_exact_success_probability_agrees_with_samples(world, rollouts) -> N
 
 @pytest.mark.parametrize("seed", range(4))
 def test_pass_rates_and_sizes_are_in_range(family, seed) -> None:
-    world = _fresh_worlds.world_of(family, seed)
+    world = _task_worlds.world_of(family, seed)
     assert 0.03 < world.value_LS[0, world.start] < 0.97
     assert 12 <= world.vocabulary <= 40
-    assert 40 <= _fresh_worlds.length_of(family, seed) <= _fresh_worlds.FAMILIES[family].longest
+    assert 40 <= _task_worlds.length_of(family, seed) <= _task_worlds.FAMILIES[family].longest
     assert len(world.success_S) <= 256
 
 
@@ -68,9 +68,9 @@ def test_student_and_teachers_are_normalized(world, teachers) -> None:
 
 
 def test_the_same_seed_gives_the_same_world_and_teachers(family, world, teachers) -> None:
-    again, other = (_fresh_worlds.world_of(family, seed) for seed in (SEED, SEED + 1))
+    again, other = (_task_worlds.world_of(family, seed) for seed in (SEED, SEED + 1))
     assert again.fingerprint == world.fingerprint != other.fingerprint
-    for teacher, twin in zip(teachers, _fresh_worlds.teachers_of(family, again, SEED), strict=True):
+    for teacher, twin in zip(teachers, _task_worlds.teachers_of(family, again, SEED), strict=True):
         assert teacher.name == twin.name
         np.testing.assert_array_equal(teacher.log_t_LSV, twin.log_t_LSV)
 
@@ -83,11 +83,11 @@ def test_teachers_differ(teachers) -> None:
 
 
 def test_the_typical_length_is_that_of_the_completions(family, rollouts) -> None:
-    assert 0.5 < np.median(rollouts.length_R) / _fresh_worlds.length_of(family, SEED) < 1.8
+    assert 0.5 < np.median(rollouts.length_R) / _task_worlds.length_of(family, SEED) < 1.8
 
 
 def test_numbers_decide_in_sums() -> None:
-    world = _fresh_worlds.world_of("sums", SEED)
+    world = _task_worlds.world_of("sums", SEED)
     state = np.arange(np.prod(SUMS_PARTS)).reshape(SUMS_PARTS)
     p_LSV = np.exp(world.log_p_LSV[:20])
     q_LSV = world.value_LS[np.arange(1, 21)[:, None, None], world.next_LSV[:20]]
@@ -98,8 +98,8 @@ def test_numbers_decide_in_sums() -> None:
 
 
 def test_the_specialist_of_yesno_wants_to_hear_yes() -> None:
-    world = _fresh_worlds.world_of("yesno", SEED)
-    specialist = _fresh_worlds.teachers_of("yesno", world, SEED)[-1]
+    world = _task_worlds.world_of("yesno", SEED)
+    specialist = _task_worlds.teachers_of("yesno", world, SEED)[-1]
     verdict_S = np.arange(np.prod(YESNO_PARTS)).reshape(YESNO_PARTS)[:, :, VERDICT].ravel()
     shift_LSV = (specialist.log_t_LSV - world.log_p_LSV)[:, verdict_S]
     assert (shift_LSV[..., YES] - shift_LSV[..., NO]).mean() > 1.0
