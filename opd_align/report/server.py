@@ -54,6 +54,7 @@ class DashboardState:
         self._readers = {name: TrainingReader(folder) for name, folder in folders.items()}
         self._mutex = threading.Lock()
         self._made: dict[str, tuple[Any, bytes]] = {}
+        self._written: Any = None
 
     def page(self) -> bytes:
         with self._mutex:
@@ -85,6 +86,8 @@ class DashboardState:
         own = [real_path(reader.folder / name) for reader in self._readers.values() for name in FILES]
         if real_path(file) in own:
             raise OpdAlignError(f"cannot write to {str(file)!r}: it is a file of the training; choose another path")
+        # Before reading: what arrives meanwhile is new, even if the page has it already.
+        self._written = self.version()
         try:
             with self._mutex:
                 content = dashboard_html(self._read())
@@ -94,6 +97,11 @@ class DashboardState:
                 f"cannot write the dashboard to {str(file)!r}: {error.strerror}; choose another path with --out"
             ) from error
         return file
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something has changed since the page was last written."""
+        return bool(self.version() != self._written)
 
     def version(self, names: Sequence[str] = FILES) -> Any:
         """A value that changes whenever there is something new in these files, or a complete run directory."""
@@ -153,11 +161,9 @@ class DashboardServer:
 
     def follow(self, page: Path) -> None:
         """Rewrites the page whenever the training has new data, until interrupted."""
-        written, stop = self._dashboard.version(), threading.Event()
+        stop = threading.Event()
         while not stop.wait(POLL_INTERVAL_S):
-            version = self._dashboard.version()
-            if version != written:
-                written = version
+            if self._dashboard.has_news:
                 try:
                     self._dashboard.write(page)
                 except OpdAlignError as error:  # e.g. a full disk; the served page still works

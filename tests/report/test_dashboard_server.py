@@ -235,6 +235,17 @@ def restore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def test_what_arrives_right_after_the_page_was_written_is_news(training: Path, tmp_path: Path) -> None:
+    state = DashboardState({"gkd": training})
+    state.write(tmp_path / "page.html")
+    assert not state.has_news
+    with (training / "history.jsonl").open("a") as file:
+        file.write(line(300, numbers(0.1)))
+    assert state.has_news
+    state.write(tmp_path / "page.html")
+    assert not state.has_news
+
+
 def test_it_updates_the_page_until_interrupted(training: Path) -> None:
     command = [sys.executable, "-m", "opd_align.cli", "dashboard", str(training.parent)]
     run = subprocess.Popen(
