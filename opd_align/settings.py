@@ -95,8 +95,9 @@ class Budget:
         targeted: Maximum number of targeted rollouts per question (rollouts forced through a chosen token). `None`: as
             many as the paper's plan needs with `allocation="paper"`, half of that with `"adaptive"`.
         seconds: Time limit per question in seconds, checked between batches. `None`: no limit.
-        allocation: `"adaptive"` plans targeted rollouts in rounds and samples where the estimates are most uncertain; a
-            quarter of its rollouts follow the paths. `"paper"` plans all of them once, by depth window and rank.
+        allocation: `"adaptive"` begins with one rollout through every token that has none (at most half of its
+            rollouts), then plans in rounds and samples where the estimates are most uncertain; a quarter of those
+            follow the paths. `"paper"` plans all of them once, by depth window and rank.
         correct_paths: Number of correct rollouts to analyze per question.
         incorrect_paths: Number of incorrect rollouts to analyze per question.
         tau: Tokens above this probability, for the student or any teacher, are candidates for targeted rollouts. In

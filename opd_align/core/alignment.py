@@ -32,14 +32,11 @@ from opd_align.core.attenuation import (
     mean_gap,
 )
 from opd_align.core.objectives import LOG_FLOOR, Nodes, Objective, unified_update
-from opd_align.core.path_estimate import CERTAIN, PathEstimate
+from opd_align.core.path_estimate import PathEstimate
 from opd_align.core.reliability import HALVES, MIN_UPDATE_NORM, p_positive
 from opd_align.core.tree import PathCounts
 from opd_align.settings import Rules
 from opd_align.types import DIVERGENCES, REWARD, Floats, Ints, PathScores
-
-MIN_VISITS = 2
-"""With `backup`, a node needs two children with this many rollouts, or with a certain outcome."""
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 _NUMBERS = pa.list_(pa.field("element", pa.float32()))  # the field name Parquet uses
@@ -159,8 +156,6 @@ def significant(
     if estimate.counted:
         significant_C &= estimate.effective_C >= rules.n_sig
         observed_C &= significant_C
-    else:
-        observed_C &= (estimate.visits_C >= MIN_VISITS) | (estimate.effective_C >= CERTAIN)
     observed_T = np.bincount(path.depth_C, observed_C, len(path))
     return significant_C & (observed_T[path.depth_C] >= 2)
 

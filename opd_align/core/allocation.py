@@ -1,8 +1,8 @@
 """Allocation of targeted rollouts: which paths to analyze, which (node, token) to sample next, and when to stop.
 
 `paper` plans once: per path and exponential depth window, the tokens with the largest updates and the largest
-probability gaps, each brought up to a fixed number of visits. `adaptive` plans in rounds from the estimates: it
-samples where the outcome is uncertain and matters for the results. All teachers share one tree.
+probability gaps, each brought up to a fixed number of visits. `adaptive` visits each token once, then plans in rounds
+from the estimates: it samples where the outcome is uncertain and matters for the results. All teachers share one tree.
 
 This module only plans; `collect` samples.
 """
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from opd_align.core.estimate import common_prefix
 from opd_align.core.objectives import LOG_FLOOR, unified_update
@@ -122,17 +123,8 @@ def plan_adaptive(
     candidates: list[tuple[PathScores, Ints]] = []
     stds: list[Floats] = []
     effective: list[Floats] = []
-    for index, (scores, estimate) in enumerate(zip(paths, estimates, strict=True)):
-        depth_C = scores.depth_C
-        open_C = scores.above(budget.tau) & ~np.isin(scores.token_C, ends) & (estimate.effective_C < CERTAIN)
-        # The on-path child is valued through the exits below it, and so is a child that is on another scored path.
-        open_C &= ~scores.on_path_C
-        for other_index, other in enumerate(paths):
-            shared = common_prefix(scores, other)
-            if shared < len(other):
-                open_C &= (depth_C != shared) | (scores.token_C != other.completion_T[shared])
-            if other_index < index:
-                open_C &= depth_C > shared  # shared nodes are planned with the earlier path
+    opened = _open_children(paths, estimates, budget, ends)
+    for scores, estimate, open_C in zip(paths, estimates, opened, strict=True):
         std_C = _std_in_results(scores, estimate)
         spread_C = np.clip(estimate.q_C * (1 - estimate.q_C), 0.01, 0.25)
         effective_C = spread_C / np.maximum(estimate.own_var_C, 1e-9)
@@ -150,6 +142,41 @@ def plan_adaptive(
         for (scores, child), n_E in zip(candidates, n_by_path, strict=True)
         for i in np.flatnonzero(n_E)
     ]
+
+
+def plan_unvisited(
+    paths: Sequence[PathScores], estimates: Sequence[PathEstimate], budget: Budget, ends: Tokens, *, rollouts: int
+) -> list[Target]:
+    """One rollout through every token that has none, the student's most probable ones first.
+
+    `plan_adaptive` samples where estimates are uncertain. But a token without rollouts is valued like the path, and
+    where that nearly always succeeds or fails, such as shortly before its end, nothing seems uncertain.
+    """
+    found: list[tuple[float, int, int]] = []
+    for index, open_C in enumerate(_open_children(paths, estimates, budget, ends)):
+        child = np.flatnonzero(open_C & (estimates[index].visits_C == 0))
+        found += [(-float(paths[index].log_p_C[each]), index, int(each)) for each in child]
+    return [Target(_prefix(paths[index], child), 1) for _, index, child in sorted(found)[:rollouts]]
+
+
+def _open_children(
+    paths: Sequence[PathScores], estimates: Sequence[PathEstimate], budget: Budget, ends: Tokens
+) -> list[NDArray[np.bool_]]:
+    """The children of each path that rollouts can tell something about, each in one path only."""
+    opened = []
+    for index, (scores, estimate) in enumerate(zip(paths, estimates, strict=True)):
+        depth_C = scores.depth_C
+        open_C = scores.above(budget.tau) & ~np.isin(scores.token_C, ends) & (estimate.effective_C < CERTAIN)
+        # The on-path child is valued through the exits below it, and so is a child that is on another scored path.
+        open_C &= ~scores.on_path_C
+        for other_index, other in enumerate(paths):
+            shared = common_prefix(scores, other)
+            if shared < len(other):
+                open_C &= (depth_C != shared) | (scores.token_C != other.completion_T[shared])
+            if other_index < index:
+                open_C &= depth_C > shared  # shared nodes are planned with the earlier path
+        opened.append(open_C)
+    return opened
 
 
 def plan_on_path(paths: Sequence[PathScores], *, rollouts: int) -> list[Target]:

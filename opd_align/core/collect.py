@@ -13,7 +13,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from opd_align.core.allocation import Target, plan_adaptive, plan_on_path, plan_paper, representative_paths
+from opd_align.core.allocation import (
+    Target,
+    plan_adaptive,
+    plan_on_path,
+    plan_paper,
+    plan_unvisited,
+    representative_paths,
+)
 from opd_align.core.estimate import common_prefix, estimate
 from opd_align.core.reward_to_go import log_ratio, reward_to_go
 from opd_align.core.tree import GenerationTree
@@ -33,8 +40,10 @@ from opd_align.types import (
     Tokens,
 )
 
+UNVISITED_SHARE = 0.5
+"""Largest share of the adaptive rollouts for the first visit of tokens that have none."""
 ON_PATH_SHARE = 0.25
-"""Share of the adaptive rollouts that follow the path and leave it where the student would."""
+"""Share of the other adaptive rollouts that follow the path and leave it where the student would."""
 
 DONE = "done"
 """Phase of the last progress report of a question."""
@@ -308,6 +317,9 @@ class _Collector:
             self.targeted = yield from self.sample(plan, "enriching", planned)
             return
         limit = planned // 2 if self.budget.targeted is None else self.budget.targeted
+        estimates = estimate(self.tree, paths, ties=False)
+        first = plan_unvisited(paths, estimates, self.budget, self.ends, rollouts=int(UNVISITED_SHARE * limit))
+        self.targeted = yield from self.sample(first, "enriching", limit)
         for round_index in range(self.budget.rounds):
             # Rounded up, so that a remainder of one rollout still gets a round.
             rollouts = -(-(limit - self.targeted) // (self.budget.rounds - round_index))

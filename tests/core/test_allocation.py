@@ -13,13 +13,21 @@ from hypothesis import strategies as st
 
 from opd_align.backends.exact import ExactWorld
 from opd_align.core import allocation
-from opd_align.core.allocation import Target, depth_windows, plan_adaptive, plan_on_path, plan_paper
+from opd_align.core import collect as collect_module
+from opd_align.core.allocation import (
+    Target,
+    depth_windows,
+    plan_adaptive,
+    plan_on_path,
+    plan_paper,
+    plan_unvisited,
+)
 from opd_align.core.collect import collect
 from opd_align.core.estimate import estimate
 from opd_align.core.path_estimate import CERTAIN, PathEstimate, exact_estimate
 from opd_align.core.tree import GenerationTree
 from opd_align.settings import Budget, Settings
-from opd_align.types import OpdAlignError, PathScores, Question, Rollouts, TeacherScores
+from opd_align.types import OpdAlignError, PathScores, Question, Rollouts, SampleRequest, TeacherScores
 
 END = 0
 ENDS = np.array([END], np.uint32)
@@ -345,6 +353,61 @@ def test_water_fill_stops_at_the_minimum_standard_deviation(monkeypatch: pytest.
     assert n_E.tolist() == [0, 3990]  # 10 · ((0.2 / 0.01)² − 1)
 
 
+def unvisited(path: PathScores, *visited: tuple[int, int]) -> PathEstimate:
+    """An estimate with rollouts at the path's own tokens and at these (depth, token)."""
+    pairs = list(zip(path.depth_C.tolist(), path.token_C.tolist(), strict=True))
+    seen_C = np.array([pair in visited for pair in pairs]) | path.on_path_C
+    return replace(estimated(path, 0.01), visits_C=seen_C.astype(np.int64))
+
+
+def test_every_token_without_rollouts_is_visited_once_the_most_probable_first() -> None:
+    nodes = [{END: (0.1, 0.1), 1: (0.5, 0.5), 2: (0.25, 0.25), 3: (0.15, 0.15)}, {1: (0.8, 0.5), 2: (0.2, 0.5)}]
+    path = scored([1, 1], nodes)
+    targets = plan_unvisited([path], [unvisited(path)], Budget(), ENDS, rollouts=10)
+    assert [(tuple(target.prefix.tolist()), target.n) for target in targets] == [((2,), 1), ((1, 2), 1), ((3,), 1)]
+    targets = plan_unvisited([path], [unvisited(path, (1, 2))], Budget(), ENDS, rollouts=10)
+    assert set(planned(targets)) == {(2,), (3,)}
+    assert set(planned(plan_unvisited([path], [unvisited(path)], Budget(), ENDS, rollouts=2))) == {(2,), (1, 2)}
+    assert plan_unvisited([], [], Budget(), ENDS, rollouts=10) == []
+
+
+def test_tokens_of_shared_nodes_are_visited_once_and_those_below_tau_never() -> None:
+    root = {1: (0.5, 0.5), 2: (0.3, 0.3), 3: (0.19, 0.19), 4: (0.01, 0.01)}
+    paths = [scored(completion, [root] * 2) for completion in ([1, 1], [2, 1])]
+    for order in ([0, 1], [1, 0]):
+        chosen = [paths[i] for i in order]
+        targets = plan_unvisited(chosen, [unvisited(path) for path in chosen], Budget(), ENDS, rollouts=99)
+        assert set(planned(targets)) == {(3,), (1, 2), (1, 3), (2, 2), (2, 3)}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_with_enough_rollouts_every_token_above_tau_has_one(seed: int) -> None:
+    world = ExactWorld.random(seed, length=50)
+    budget = Budget(initial=40, targeted=2000)
+    evidence = collect(world, [world.style_teacher()], Question("q"), world, settings=Settings(budget=budget))
+    assert evidence.paths
+    for path, found in zip(evidence.paths, estimate(evidence.tree, evidence.paths), strict=True):
+        # At the length limit nothing is left to sample.
+        open_C = path.above(budget.tau) & (path.depth_C < world.limit - 1)
+        assert (found.visits_C[open_C] > 0).all()
+
+
+def test_first_visits_come_first_and_take_at_most_half_of_the_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[list[int]] = []
+    sample = ExactWorld.sample
+
+    def counted(self: ExactWorld, requests: Sequence[SampleRequest]) -> Rollouts:
+        calls.append([request.n for request in requests])
+        return sample(self, requests)
+
+    monkeypatch.setattr(ExactWorld, "sample", counted)
+    world = ExactWorld.random(3, length=200)
+    budget = Budget(initial=5, targeted=20, rounds=2)
+    evidence = collect(world, [world.style_teacher()], Question("q"), world, settings=Settings(budget=budget))
+    assert calls[:2] == [[5], [1] * 10]
+    assert evidence.targeted == 20 == sum(map(sum, calls[1:]))
+
+
 def test_on_path_launches_are_prefixes_of_the_path_and_use_all_rollouts() -> None:
     world = ExactWorld.random(3, length=60)
     teacher = world.tilted_teacher()
@@ -358,7 +421,8 @@ def test_on_path_launches_are_prefixes_of_the_path_and_use_all_rollouts() -> Non
     assert plan_on_path([], rollouts=10) == []
 
 
-def test_a_quarter_of_the_adaptive_rollouts_follows_the_path() -> None:
+def test_a_quarter_of_the_rollouts_after_first_visits_follows_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect_module, "UNVISITED_SHARE", 0.0)
     world = ExactWorld.random(3, length=60)
     budget = Budget(initial=40, targeted=200, allocation="adaptive", rounds=2)
     evidence = collect(world, [world.tilted_teacher()], Question("q"), world, settings=Settings(budget=budget))
