@@ -5,10 +5,11 @@
 
 Questions are exact worlds of several families (`_worlds.py`), analyzed with the budget of `opd-align analyze --quick`,
 or with the default one. The truth uses exact success probabilities of all tokens above τ at all nodes of the paths,
-whether the analysis has a row for them or not. Samples of 6 and of 40 questions are drawn from each family, without
-replacement; an interval covers if it contains the mean of the true values of all questions of the family. "Before" is
-the same interval without the correction for attenuation (`core.attenuation`), on the same rows. The family must be
-several times as large as a sample: with few worlds all samples are nearly the same.
+whether the analysis has a row for them or not. A node where nothing is at stake has an advantage of 0 and no alignment.
+Samples of 6 and of 40 questions are drawn from each family, without replacement; an interval covers if it contains the
+mean of the true values of all questions of the family. "Before" is the same interval without the correction for
+attenuation (`core.attenuation`), on the same rows. The family must be several times as large as a sample: with few
+worlds all samples are nearly the same.
 
 The cross-fitted oracle is measured on worlds in which tokens come in pairs that lead to the same state. The teacher
 raises one log-probability of a pair as much as it lowers the other, so its true signal is 0 at every node.
@@ -54,6 +55,9 @@ SIZES = (6, 40)
 NULL = "null"
 """The family in which the teacher's true signal is 0."""
 
+SMALLEST = 1e-12
+"""SR range of nodes where nothing is at stake, in the truth of the advantage: rows without a range do not count."""
+
 QUANTITIES = {
     "mean_cosine": attenuation.alignment_values,
     "weighted_cosine": attenuation.weighted_values,
@@ -96,6 +100,14 @@ def true_table(world: ExactWorld, evidence: Evidence) -> pa.Table:
         for index, (scores, correct) in enumerate(zip(evidence.paths, evidence.correct, strict=True))
     ]  # fmt: skip
     return node_table(paths, SETTINGS.objectives, replace(SETTINGS.rules, draws=1)).drop_columns(list(MOMENTS))
+
+
+def at_all_forks(truth: pa.Table) -> pa.Table:
+    """The same rows, but those count, too, where nothing is at stake: they have no alignment, but an advantage of 0."""
+    at = truth.column_names.index
+    alignment = pc.fill_null(pc.if_else(pc.is_finite(truth["alignment"]), truth["alignment"], 0.0), 0.0)
+    sr_range = pc.max_element_wise(truth["sr_range"], pa.scalar(SMALLEST))
+    return truth.set_column(at("alignment"), "alignment", alignment).set_column(at("sr_range"), "sr_range", sr_range)
 
 
 def null_world(seed: int, length: int) -> tuple[ExactWorld, list[ExactTeacher]]:
@@ -144,6 +156,11 @@ def coverage(
         )
         everything = sampled(exact, np.arange(len(pool)))
         truth = {one.quantity: one.mean for one in intervals(everything, teacher)}
+        truth |= {
+            one.quantity: one.mean
+            for one in intervals(at_all_forks(everything), teacher)
+            if "advantage" in one.quantity
+        }
         rng = np.random.default_rng(seed)
         for size in SIZES:
             found: dict[tuple[str, bool], list[Interval]] = {}

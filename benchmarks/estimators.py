@@ -318,12 +318,15 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, help="seed of the first world, for worlds that no other run has seen")
     parser.add_argument("--worlds", type=int, help="worlds per family")
+    parser.add_argument("--compared", type=int, help="worlds per family that are compared with the paper's plan")
     parser.add_argument("--nodes-only", action="store_true", help="leave out the figures of aggregates.py")
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
     worlds = args.worlds or (QUICK_WORLDS if args.quick else 24)
     # Comparing with the paper's plan takes four times as long as the default alone.
     compared = min(worlds, QUICK_COMPARED) if args.quick and not args.worlds else worlds
+    if args.compared is not None:
+        compared = min(worlds, args.compared)
     fractions = (0.35, 0.5) if args.quick else FRACTIONS
     first = (DEVELOPMENT_SEED if args.development else TEST_SEED) if args.seed is None else args.seed
     jobs: list[Job] = []

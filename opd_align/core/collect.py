@@ -317,17 +317,16 @@ class _Collector:
             self.targeted = yield from self.sample(plan, "enriching", planned)
             return
         limit = planned // 2 if self.budget.targeted is None else self.budget.targeted
-        estimates = estimate(self.tree, paths, ties=False)
-        first = plan_unvisited(paths, estimates, self.budget, self.ends, rollouts=int(UNVISITED_SHARE * limit))
-        self.targeted = yield from self.sample(first, "enriching", limit)
         for round_index in range(self.budget.rounds):
+            estimates, first = estimate(self.tree, paths, ties=False), []
+            if round_index == 0:
+                share = int(UNVISITED_SHARE * limit)
+                first = plan_unvisited(paths, estimates, self.budget, self.ends, rollouts=share)
             # Rounded up, so that a remainder of one rollout still gets a round.
-            rollouts = -(-(limit - self.targeted) // (self.budget.rounds - round_index))
+            rollouts = -(-(limit - self.targeted - len(first)) // (self.budget.rounds - round_index))
             on_path = plan_on_path(paths, rollouts=int(ON_PATH_SHARE * rollouts))
             rollouts -= sum(target.n for target in on_path)
-            targets = plan_adaptive(
-                paths, estimate(self.tree, paths, ties=False), self.budget, self.ends, rollouts=rollouts
-            )
+            targets = first + plan_adaptive(paths, estimates, self.budget, self.ends, rollouts=rollouts)
             if targets:
                 targets += on_path
             sampled = yield from self.sample(targets, "enriching", limit, self.targeted)

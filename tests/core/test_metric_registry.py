@@ -14,7 +14,7 @@ import pytest
 from scipy import stats
 from support.logged import logged_metrics
 
-from opd_align import Budget, DrGRPO, ExactFamily, ForwardKL, ReverseKL, Settings, analyze, metrics
+from opd_align import Budget, DrGRPO, ExactFamily, ForwardKL, ReverseKL, Rules, Settings, analyze, metrics
 from opd_align.core import metric_registry
 from opd_align.core.engine import Analysis
 from opd_align.core.metric_registry import (
@@ -195,8 +195,9 @@ def test_unknown_values_are_nan_in_the_log_and_null_in_the_summary(family: Exact
 
 def test_a_teacher_without_nodes_has_no_metrics(family: ExactFamily) -> None:
     teachers = [family.teacher("good", lambda world: world.tilted_teacher())]
-    budget = Budget(initial=1, targeted=0, allocation="adaptive")
-    none = analyze(family, teachers, family.questions[:1], family, settings=Settings(budget=budget))
+    # With this threshold each node has one token.
+    settings = Settings(budget=Budget(initial=1, targeted=0), rules=Rules(tau=0.99))
+    none = analyze(family, teachers, family.questions[:1], family, settings=settings)
     assert none.nodes.num_rows == 0
     for values in (logged_metrics(none), summary(none)):
         assert values["opd_align/student/nodes"] == 0

@@ -149,7 +149,10 @@ def test_the_curves_are_the_logged_numbers(made: Path) -> None:
     checked = 0
     for variant in current["variants"]:
         for stem, curve in variant["curves"].items():
-            assert curve == pytest.approx([row[f"opd_align/{variant['name']}/{stem}"] for row in logged], rel=1e-5)
+            expected = [row[f"opd_align/{variant['name']}/{stem}"] for row in logged]
+            assert [value is None for value in curve] == [value is None for value in expected]
+            known = [value for value in expected if value is not None]
+            assert [value for value in curve if value is not None] == pytest.approx(known, rel=1e-5)
             checked += 1
     assert checked > 2 * 45
     assert current["common"]["student/pass_rate"] == pytest.approx(
