@@ -17,7 +17,8 @@ UNKNOWN = "unknown"
 
 ESTIMATOR = (
     "Alignments, and what follows them (schedules by alignment, the weights of `mix`), are of the estimator of their "
-    "version, before the last change of its prior; so are the estimates of the oracle gates."
+    "version, before the last change of its prior and before `adaptive` sampled every token at least once; so are the "
+    "estimates of the oracle gates."
 )
 """True of the stored runs: remove it when they are trained again."""
 
