@@ -1,4 +1,4 @@
-"""Rollouts that became paths: which ones they are, and what is left to stand for them.
+"""Rollouts that became paths: which ones they are, what is left to stand for them, and halves of the rest.
 
 Paths are chosen for their outcome, so they are no samples of it, and the rollouts that are left have too little of it.
 Estimators need both facts. Works on counts and outcomes only; `allocation` chooses.
@@ -25,6 +25,14 @@ def chosen_rows(tree: GenerationTree, paths: Sequence[PathScores]) -> Ints:
         whole = lo + np.flatnonzero((tree.launch_R[lo:hi] == 0) & (tree.length_R[lo:hi] == len(scores)))
         rows.extend(whole[:1].tolist())
     return np.array(rows, np.int64)
+
+
+def halves_of(tree: GenerationTree, paths: Sequence[PathScores]) -> tuple[GenerationTree, GenerationTree]:
+    """Two disjoint halves of the rollouts, by key. Certain outcomes and the paths themselves are in both."""
+    odd_R = (tree.key_R & np.uint64(1)).astype(bool)
+    both_R = tree.launch_R == tree.length_R
+    both_R[chosen_rows(tree, paths)] = True
+    return tree.subset(odd_R | both_R), tree.subset(~odd_R | both_R)
 
 
 def natural_weights(tree: GenerationTree, paths: Sequence[PathScores], share: float = 1.0) -> Floats:

@@ -21,6 +21,7 @@ from opd_align.core.allocation import (
     plan_unvisited,
     representative_paths,
 )
+from opd_align.core.chosen_paths import halves_of
 from opd_align.core.estimate import common_prefix, estimate
 from opd_align.core.reward_to_go import log_ratio, reward_to_go
 from opd_align.core.tree import GenerationTree
@@ -318,10 +319,13 @@ class _Collector:
             return
         limit = planned // 2 if self.budget.targeted is None else self.budget.targeted
         for round_index in range(self.budget.rounds):
-            estimates, first = estimate(self.tree, paths, ties=False), []
+            # From one half of the rollouts, in turn. Planned from all, a token would be sampled again where both halves err
+            # in the same direction, and what is left of their errors has opposite signs: cross-fitting would be biased.
+            half = halves_of(self.tree, paths)[round_index % 2]
+            estimates, first = estimate(half, paths, share=0.5, ties=False), []
             if round_index == 0:
-                share = int(UNVISITED_SHARE * limit)
-                first = plan_unvisited(paths, estimates, self.budget, self.ends, rollouts=share)
+                share, whole = int(UNVISITED_SHARE * limit), estimate(self.tree, paths, ties=False)
+                first = plan_unvisited(paths, whole, self.budget, self.ends, rollouts=share)
             # Rounded up, so that a remainder of one rollout still gets a round.
             rollouts = -(-(limit - self.targeted - len(first)) // (self.budget.rounds - round_index))
             on_path = plan_on_path(paths, rollouts=int(ON_PATH_SHARE * rollouts))

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from opd_align.core.alignment import CHILDREN, EstimatedPath, child_table, node_table
-from opd_align.core.chosen_paths import chosen_rows
+from opd_align.core.chosen_paths import halves_of
 from opd_align.core.collect import DONE, Evidence, Progress, collect_group
 from opd_align.core.estimate import estimate
 from opd_align.core.path_estimate import PathEstimate
@@ -31,7 +31,6 @@ from opd_align.types import (
     Floats,
     Grader,
     OpdAlignError,
-    PathScores,
     Question,
     Student,
     Teacher,
@@ -371,7 +370,7 @@ def estimated_paths(evidence: Evidence, settings: Settings) -> list[EstimatedPat
     def estimated(tree: GenerationTree, *, shrink: bool = settings.shrink, share: float = 1.0) -> list[PathEstimate]:
         return estimate(tree, evidence.paths, method=settings.estimator, shrink=shrink, share=share)
 
-    trees = _halves(evidence.tree, evidence.paths)
+    trees = halves_of(evidence.tree, evidence.paths)
     halves = [estimated(half, share=0.5) for half in trees]
     unshrunk = [estimated(half, shrink=False, share=0.5) for half in trees]
     return [
@@ -389,11 +388,3 @@ def estimated_paths(evidence: Evidence, settings: Settings) -> list[EstimatedPat
         )
         for index, (scores, whole) in enumerate(zip(evidence.paths, estimated(evidence.tree), strict=True))
     ]
-
-
-def _halves(tree: GenerationTree, paths: Sequence[PathScores]) -> list[GenerationTree]:
-    """Two disjoint halves of the rollouts, by key. Certain outcomes and the paths themselves are in both."""
-    odd_R = (tree.key_R & np.uint64(1)).astype(bool)
-    both_R = tree.launch_R == tree.length_R
-    both_R[chosen_rows(tree, paths)] = True
-    return [tree.subset(half_R | both_R) for half_R in (odd_R, ~odd_R)]

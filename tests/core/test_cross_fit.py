@@ -11,9 +11,9 @@ import pytest
 from opd_align import metrics
 from opd_align.backends.exact import ExactWorld
 from opd_align.core.alignment import cosine
-from opd_align.core.chosen_paths import chosen_rows
+from opd_align.core.chosen_paths import chosen_rows, halves_of
 from opd_align.core.collect import Evidence, collect
-from opd_align.core.engine import _halves, align, estimated_paths
+from opd_align.core.engine import align, estimated_paths
 from opd_align.core.intervals import NORMAL
 from opd_align.core.objectives import unified_update
 from opd_align.core.oracle import SHARED_SD
@@ -68,7 +68,7 @@ def test_the_oracle_takes_its_values_from_the_other_half():
 
 def test_halves_share_only_the_chosen_paths_and_certain_ends():
     evidence = collected(8301)
-    tree, (a, b) = evidence.tree, _halves(evidence.tree, evidence.paths)
+    tree, (a, b) = evidence.tree, halves_of(evidence.tree, evidence.paths)
     shared = set(chosen_rows(tree, evidence.paths).tolist()) | set(
         np.flatnonzero(tree.launch_R == tree.length_R).tolist()
     )
