@@ -29,7 +29,7 @@ from opd_align.types import Floats, Ints, OpdAlignError, PathScores
 Bools = NDArray[np.bool_]
 
 _ROUNDS = 5
-_WIDENING = 1.2
+_WIDENING = 1.1
 """Calibrates the signs of differences between siblings, measured on worlds of three families: the prior is fitted, and
 its own error is in no variance. Intervals of a single `Q` do not need it."""
 _MOST_WORTH = 500.0

@@ -17,6 +17,7 @@ from opd_align.backends.exact import EOS, ExactTeacher, ExactWorld
 from opd_align.core import collect as collect_module
 from opd_align.core import engine
 from opd_align.core.allocation import plan_adaptive, representative_paths
+from opd_align.core.chosen_paths import halves_of
 from opd_align.core.collect import Progress, collect
 from opd_align.core.engine import Analysis, align, analyze
 from opd_align.core.estimate import estimate
@@ -514,7 +515,7 @@ def test_inconsistent_grades_do_not_stop_the_analysis(world, teachers) -> None:
 
 def test_halves_share_only_what_is_certain(world, teachers) -> None:
     evidence = collect(world, teachers, A, world, settings=Settings(budget=SMALL))
-    one, two = engine._halves(evidence.tree, evidence.paths)
+    one, two = halves_of(evidence.tree, evidence.paths)
     assert np.array_equal(np.union1d(one.key_R, two.key_R), np.sort(evidence.tree.key_R))
     both = np.isin(evidence.tree.key_R, np.intersect1d(one.key_R, two.key_R))
     completions = {scores.completion_T.tobytes() for scores in evidence.paths}
