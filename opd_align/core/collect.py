@@ -319,8 +319,8 @@ class _Collector:
             return
         limit = planned // 2 if self.budget.targeted is None else self.budget.targeted
         for round_index in range(self.budget.rounds):
-            # From one half of the rollouts, in turn. Planned from all, tokens are sampled again where both halves err in the
-            # same direction, and what is left of their errors has opposite signs: cross-fitting would be biased.
+            # From one half of the rollouts, in turn. Planned from all, tokens are sampled again where both halves err
+            # in the same direction, and what is left of their errors has opposite signs, which biases cross-fitting.
             half = halves_of(self.tree, paths)[round_index % 2]
             estimates, first = estimate(half, paths, share=0.5, ties=False), []
             if round_index == 0:
