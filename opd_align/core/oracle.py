@@ -32,9 +32,9 @@ ROUNDING = 1e-9
 SHARED_SD = 0.012
 """Standard deviation of the cross-fitted oracle's error that more questions do not reduce.
 
-Both halves contain the paths, which pulls their errors in the same direction, and `adaptive` samples again where both
-of them deviate, which pulls them apart. Where there is nothing to find, the oracle is −0.012 ± 0.005 with rollouts
-placed in rounds and +0.011 ± 0.003 with rollouts placed once (standard errors; 200 development worlds each).
+Both halves contain the paths, which were chosen for their outcome. Where there is nothing to find, the oracle is
+−0.003 ± 0.002 (standard error, 120 worlds); if rounds are planned from all rollouts, −0.017 ± 0.003, since `adaptive`
+then samples again where both halves deviate, which pulls them apart.
 """
 
 
