@@ -322,6 +322,8 @@ def main() -> None:
     parser.add_argument("--nodes-only", action="store_true", help="leave out the figures of aggregates.py")
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
+    if args.compared is not None and args.compared < 1:
+        parser.error("--compared must be at least 1")
     worlds = args.worlds or (QUICK_WORLDS if args.quick else 24)
     # Comparing with the paper's plan takes four times as long as the default alone.
     compared = min(worlds, QUICK_COMPARED) if args.quick and not args.worlds else worlds

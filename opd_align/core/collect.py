@@ -233,9 +233,8 @@ class _Collector:
         sampled = 0
         if not done:  # a later round continues the phase
             self.on_progress(Progress(self.question.id, phase, 0, planned))
-        # At the last token of a truncated path, nothing is left to sample.
-        truncated_R = self.tree.length_R[self.tree.finish_R == Finish.TRUNCATED]
-        targets = [target for target in targets if len(target.prefix) < truncated_R.min(initial=2**31)]
+        if (limit := self.length_limit) is not None:
+            targets = [target for target in targets if len(target.prefix) < limit]
         for batch in _batches(targets, self.settings.batch):
             if phase != "sampling" and self.deadline is not None and time.monotonic() > self.deadline:
                 self.timed_out = True
@@ -249,6 +248,12 @@ class _Collector:
             sampled += sum(target.n for target in batch)
             self.on_progress(Progress(self.question.id, phase, done + sampled, planned))
         return sampled
+
+    @property
+    def length_limit(self) -> int | None:
+        """Length of truncated completions, where nothing is left to sample; `None`: none was truncated."""
+        truncated_R = self.tree.length_R[self.tree.finish_R == Finish.TRUNCATED]
+        return int(truncated_R.min()) if len(truncated_R) else None
 
     def _graded(self, rollouts: Rollouts) -> Rollouts:
         outcome_R = self.grader.grade(self.question, rollouts)
@@ -325,12 +330,14 @@ class _Collector:
             estimates, first = estimate(half, paths, share=0.5, ties=False), []
             if round_index == 0:
                 share, whole = int(UNVISITED_SHARE * limit), estimate(self.tree, paths, ties=False)
-                first = plan_unvisited(paths, whole, self.budget, self.ends, rollouts=share)
+                first = plan_unvisited(paths, whole, self.budget, self.ends, rollouts=share, limit=self.length_limit)
             # Rounded up, so that a remainder of one rollout still gets a round.
             rollouts = -(-(limit - self.targeted - len(first)) // (self.budget.rounds - round_index))
             on_path = plan_on_path(paths, rollouts=int(ON_PATH_SHARE * rollouts))
             rollouts -= sum(target.n for target in on_path)
-            targets = first + plan_adaptive(paths, estimates, self.budget, self.ends, rollouts=rollouts)
+            targets = first + plan_adaptive(
+                paths, estimates, self.budget, self.ends, rollouts=rollouts, limit=self.length_limit
+            )
             if targets:
                 targets += on_path
             sampled = yield from self.sample(targets, "enriching", limit, self.targeted)

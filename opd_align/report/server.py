@@ -87,7 +87,7 @@ class DashboardState:
         if real_path(file) in own:
             raise OpdAlignError(f"cannot write to {str(file)!r}: it is a file of the training; choose another path")
         # Before reading: what arrives meanwhile is new, even if the page has it already.
-        self._written = self.version()
+        version = self.version()
         try:
             with self._mutex:
                 content = dashboard_html(self._read())
@@ -96,6 +96,7 @@ class DashboardState:
             raise OpdAlignError(
                 f"cannot write the dashboard to {str(file)!r}: {error.strerror}; choose another path with --out"
             ) from error
+        self._written = version
         return file
 
     @property
@@ -161,13 +162,16 @@ class DashboardServer:
 
     def follow(self, page: Path) -> None:
         """Rewrites the page whenever the training has new data, until interrupted."""
-        stop = threading.Event()
+        stop, said = threading.Event(), ""
         while not stop.wait(POLL_INTERVAL_S):
             if self._dashboard.has_news:
                 try:
                     self._dashboard.write(page)
+                    said = ""
                 except OpdAlignError as error:  # e.g. a full disk; the served page still works
-                    print(f"opd-align: {error}", file=sys.stderr)
+                    if str(error) != said:  # tried again until it works, and said once
+                        said = str(error)
+                        print(f"opd-align: {error}", file=sys.stderr)
 
 
 class _Http(ThreadingHTTPServer):

@@ -392,6 +392,18 @@ def test_with_enough_rollouts_every_token_above_tau_has_one(seed: int) -> None:
         assert (found.visits_C[open_C] > 0).all()
 
 
+@pytest.mark.parametrize("targeted", [8, 100])
+@pytest.mark.parametrize("seed", range(4))
+def test_truncation_costs_no_rollouts(seed: int, targeted: int) -> None:
+    """Tokens at the length limit cannot be sampled, so they are not planned."""
+    world = ExactWorld.random(seed, length=60)
+    short = ExactWorld(world.log_p_LSV[:30], world.next_LSV[:30], world.success_S, world.start)
+    budget = Budget(initial=20, targeted=targeted, rounds=3, correct_paths=0)
+    evidence = collect(short, [short.style_teacher()], Question("q"), short, settings=Settings(budget=budget))
+    assert any(path.completion_T[-1] not in short.end_tokens for path in evidence.paths)
+    assert evidence.targeted == targeted
+
+
 def test_first_visits_come_first_and_take_at_most_half_of_the_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[list[int]] = []
     sample = ExactWorld.sample
