@@ -42,6 +42,21 @@ class Target:
     n: int
 
 
+@dataclass(frozen=True)
+class Sampleable:
+    """Which tokens the rollouts of `adaptive` are forced through.
+
+    Args:
+        tau: Tokens need more than this probability, for the student or any teacher.
+        ends: Tokens that end a completion: nothing is left to sample.
+        limit: Length of truncated completions, where nothing is left to sample. `None`: none was truncated.
+    """
+
+    tau: float
+    ends: Tokens
+    limit: int | None = None
+
+
 def representative_paths(tree: GenerationTree, budget: Budget) -> list[tuple[Tokens, bool]]:
     """Natural rollouts to analyze as (completion, correct), correct ones first.
 
@@ -108,13 +123,7 @@ def plan_paper(tree: GenerationTree, paths: Sequence[PathScores], budget: Budget
 
 
 def plan_adaptive(
-    paths: Sequence[PathScores],
-    estimates: Sequence[PathEstimate],
-    budget: Budget,
-    ends: Tokens,
-    *,
-    rollouts: int,
-    limit: int | None = None,
+    paths: Sequence[PathScores], estimates: Sequence[PathEstimate], tokens: Sampleable, *, rollouts: int
 ) -> list[Target]:
     """One round: distributes `rollouts` to reduce the uncertainty that matters most for the results.
 
@@ -124,7 +133,7 @@ def plan_adaptive(
     candidates: list[tuple[PathScores, Ints]] = []
     stds: list[Floats] = []
     effective: list[Floats] = []
-    opened = _open_children(paths, estimates, budget, ends, limit)
+    opened = _open_children(paths, estimates, tokens)
     for scores, estimate, open_C in zip(paths, estimates, opened, strict=True):
         std_C = _std_in_results(scores, estimate)
         spread_C = np.clip(estimate.q_C * (1 - estimate.q_C), 0.01, 0.25)
@@ -146,13 +155,7 @@ def plan_adaptive(
 
 
 def plan_unvisited(
-    paths: Sequence[PathScores],
-    estimates: Sequence[PathEstimate],
-    budget: Budget,
-    ends: Tokens,
-    *,
-    rollouts: int,
-    limit: int | None = None,
+    paths: Sequence[PathScores], estimates: Sequence[PathEstimate], tokens: Sampleable, *, rollouts: int
 ) -> list[Target]:
     """One rollout through every token that has none, the student's most probable ones first.
 
@@ -160,27 +163,24 @@ def plan_unvisited(
     where that nearly always succeeds or fails, such as shortly before its end, nothing seems uncertain.
     """
     found: list[tuple[float, int, int]] = []
-    for index, open_C in enumerate(_open_children(paths, estimates, budget, ends, limit)):
+    for index, open_C in enumerate(_open_children(paths, estimates, tokens)):
         child = np.flatnonzero(open_C & (estimates[index].visits_C == 0))
         found += [(-float(paths[index].log_p_C[each]), index, int(each)) for each in child]
     return [Target(_prefix(paths[index], child), 1) for _, index, child in sorted(found)[:rollouts]]
 
 
 def _open_children(
-    paths: Sequence[PathScores], estimates: Sequence[PathEstimate], budget: Budget, ends: Tokens, limit: int | None
+    paths: Sequence[PathScores], estimates: Sequence[PathEstimate], tokens: Sampleable
 ) -> list[NDArray[np.bool_]]:
-    """The children of each path that rollouts can tell something about, each in one path only.
-
-    At the length limit nothing is left to sample.
-    """
+    """The children of each path that rollouts can tell something about, each in one path only."""
     opened = []
     for index, (scores, estimate) in enumerate(zip(paths, estimates, strict=True)):
         depth_C = scores.depth_C
-        open_C = scores.above(budget.tau) & ~np.isin(scores.token_C, ends) & (estimate.effective_C < CERTAIN)
+        open_C = scores.above(tokens.tau) & ~np.isin(scores.token_C, tokens.ends) & (estimate.effective_C < CERTAIN)
+        if tokens.limit is not None:
+            open_C &= depth_C < tokens.limit - 1
         # The on-path child is valued through the exits below it, and so is a child that is on another scored path.
         open_C &= ~scores.on_path_C
-        if limit is not None:
-            open_C &= depth_C < limit - 1
         for other_index, other in enumerate(paths):
             shared = common_prefix(scores, other)
             if shared < len(other):

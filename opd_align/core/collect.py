@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from opd_align.core.allocation import (
+    Sampleable,
     Target,
     plan_adaptive,
     plan_on_path,
@@ -327,17 +328,16 @@ class _Collector:
             # From one half of the rollouts, in turn. Planned from all, tokens are sampled again where both halves err
             # in the same direction, and what is left of their errors has opposite signs, which biases cross-fitting.
             half = halves_of(self.tree, paths)[round_index % 2]
+            tokens = Sampleable(self.budget.tau, self.ends, self.length_limit)
             estimates, first = estimate(half, paths, share=0.5, ties=False), []
             if round_index == 0:
                 share, whole = int(UNVISITED_SHARE * limit), estimate(self.tree, paths, ties=False)
-                first = plan_unvisited(paths, whole, self.budget, self.ends, rollouts=share, limit=self.length_limit)
+                first = plan_unvisited(paths, whole, tokens, rollouts=share)
             # Rounded up, so that a remainder of one rollout still gets a round.
             rollouts = -(-(limit - self.targeted - len(first)) // (self.budget.rounds - round_index))
             on_path = plan_on_path(paths, rollouts=int(ON_PATH_SHARE * rollouts))
             rollouts -= sum(target.n for target in on_path)
-            targets = first + plan_adaptive(
-                paths, estimates, self.budget, self.ends, rollouts=rollouts, limit=self.length_limit
-            )
+            targets = first + plan_adaptive(paths, estimates, tokens, rollouts=rollouts)
             if targets:
                 targets += on_path
             sampled = yield from self.sample(targets, "enriching", limit, self.targeted)

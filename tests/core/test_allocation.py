@@ -15,6 +15,7 @@ from opd_align.backends.exact import ExactWorld
 from opd_align.core import allocation
 from opd_align.core import collect as collect_module
 from opd_align.core.allocation import (
+    Sampleable,
     Target,
     depth_windows,
     plan_adaptive,
@@ -31,6 +32,7 @@ from opd_align.types import OpdAlignError, PathScores, Question, Rollouts, Sampl
 
 END = 0
 ENDS = np.array([END], np.uint32)
+TOKENS = Sampleable(0.02, ENDS)
 Kept = Mapping[int, tuple[float, float]]  # token -> probability of student and teacher
 
 
@@ -241,7 +243,7 @@ def estimated(path: PathScores, own_var: Sequence[float] | float, q: float = 0.5
 def test_an_adaptive_round_uses_all_its_rollouts(rollouts: int, seed: int) -> None:
     path = forks(20, seed=seed)
     own_var_C = np.random.default_rng(seed).uniform(1e-4, 0.05, len(path.token_C))
-    targets = plan_adaptive([path], [estimated(path, own_var_C)], Budget(), ENDS, rollouts=rollouts)
+    targets = plan_adaptive([path], [estimated(path, own_var_C)], TOKENS, rollouts=rollouts)
     assert sum(planned(targets).values()) == rollouts
     assert all(target.n > 0 for target in targets)
 
@@ -253,21 +255,21 @@ def test_on_path_end_and_certain_children_get_no_rollouts() -> None:
     effective_C = path_estimate.effective_C.copy()
     effective_C[path.token_C == 3] = CERTAIN
     path_estimate = replace(path_estimate, effective_C=effective_C)
-    found = planned(plan_adaptive([path], [path_estimate], Budget(), ENDS, rollouts=300))
+    found = planned(plan_adaptive([path], [path_estimate], TOKENS, rollouts=300))
     assert set(found) == {(2,), (1, 2), (1, 1, 2)}
 
 
 def test_no_targets_without_uncertainty_or_rollouts() -> None:
     path = forks(5)
-    assert plan_adaptive([path], [exact_estimate(path, np.full(15, 0.5))], Budget(), ENDS, rollouts=100) == []
-    assert plan_adaptive([path], [estimated(path, 0.0)], Budget(), ENDS, rollouts=100) == []
-    assert plan_adaptive([], [], Budget(), ENDS, rollouts=100) == []
-    assert plan_adaptive([path], [estimated(path, 0.01)], Budget(), ENDS, rollouts=0) == []
+    assert plan_adaptive([path], [exact_estimate(path, np.full(15, 0.5))], TOKENS, rollouts=100) == []
+    assert plan_adaptive([path], [estimated(path, 0.0)], TOKENS, rollouts=100) == []
+    assert plan_adaptive([], [], TOKENS, rollouts=100) == []
+    assert plan_adaptive([path], [estimated(path, 0.01)], TOKENS, rollouts=0) == []
 
 
 def test_tokens_below_tau_get_no_rollouts() -> None:
     path = scored([1], [{1: (0.9, 0.9), 2: (0.05, 0.001), 3: (0.001, 0.05), 4: (0.01, 0.01)}])
-    assert set(planned(plan_adaptive([path], [estimated(path, 0.01)], Budget(tau=0.02), ENDS, rollouts=50))) == {
+    assert set(planned(plan_adaptive([path], [estimated(path, 0.01)], TOKENS, rollouts=50))) == {
         (2,),
         (3,),
     }
@@ -275,7 +277,7 @@ def test_tokens_below_tau_get_no_rollouts() -> None:
 
 def test_uncertain_children_get_more_rollouts() -> None:
     path = scored([1], [{1: (0.4, 0.4), 2: (0.2, 0.2), 3: (0.2, 0.2), 4: (0.2, 0.2)}])
-    found = planned(plan_adaptive([path], [estimated(path, [0, 0.05, 0.005, 0.0001])], Budget(), ENDS, rollouts=100))
+    found = planned(plan_adaptive([path], [estimated(path, [0, 0.05, 0.005, 0.0001])], TOKENS, rollouts=100))
     assert found[2,] > found[3,] > found.get((4,), 0)
     assert (4,) not in found
     # The remaining variances are equal for all children that got rollouts.
@@ -287,7 +289,7 @@ def test_uncertain_children_get_more_rollouts() -> None:
 def test_children_below_many_nodes_get_more_rollouts() -> None:
     path = forks(30, tokens=2)
     path = replace(path, log_p_C=np.log(np.tile([0.9, 0.1], 30)))
-    found = planned(plan_adaptive([path], [estimated(path, 0.01)], Budget(), ENDS, rollouts=3000))
+    found = planned(plan_adaptive([path], [estimated(path, 0.01)], TOKENS, rollouts=3000))
     by_depth = [found[(1,) * depth + (2,)] for depth in range(30)]
     assert by_depth[0] < by_depth[1] < by_depth[29]
 
@@ -300,9 +302,7 @@ def test_shared_nodes_get_rollouts_once_and_scored_paths_get_none() -> None:
     # At the node where two paths separate, each sees the other as an exit with its own error.
     path_estimates = [replace(path_estimate, own_var_C=np.full(9, 0.01)) for path_estimate in path_estimates]
     for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
-        targets = plan_adaptive(
-            [paths[i] for i in order], [path_estimates[i] for i in order], Budget(), ENDS, rollouts=5000
-        )
+        targets = plan_adaptive([paths[i] for i in order], [path_estimates[i] for i in order], TOKENS, rollouts=5000)
         found = planned(targets)
         below = {(a, b, c) for a, b in ((1, 1), (1, 2), (3, 1)) for c in (2, 3)}
         assert set(found) == {(2,), (1, 3), (3, 2), (3, 3), *below}
@@ -334,7 +334,7 @@ def test_an_adaptive_plan_on_a_real_tree() -> None:
         world, [world.tilted_teacher()], Question("q"), world, settings=Settings(budget=Budget(initial=50, targeted=0))
     )
     estimates = estimate(evidence.tree, evidence.paths)
-    targets = plan_adaptive(evidence.paths, estimates, Budget(), ENDS, rollouts=777)
+    targets = plan_adaptive(evidence.paths, estimates, TOKENS, rollouts=777)
     found = planned(targets)
     assert sum(found.values()) == 777
     on_path = {tuple(p.completion_T[:depth].tolist()) for p in evidence.paths for depth in range(1, len(p) + 1)}
@@ -343,7 +343,7 @@ def test_an_adaptive_plan_on_a_real_tree() -> None:
     assert all(prefix[:-1] in on_path | {()} for prefix in found)
     assert all(END not in prefix for prefix in found)
     # Planning again from the same estimates gives the same plan.
-    assert planned(plan_adaptive(evidence.paths, estimates, Budget(), ENDS, rollouts=777)) == found
+    assert planned(plan_adaptive(evidence.paths, estimates, TOKENS, rollouts=777)) == found
 
 
 def test_water_fill_stops_at_the_minimum_standard_deviation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,12 +363,12 @@ def unvisited(path: PathScores, *visited: tuple[int, int]) -> PathEstimate:
 def test_every_token_without_rollouts_is_visited_once_the_most_probable_first() -> None:
     nodes = [{END: (0.1, 0.1), 1: (0.5, 0.5), 2: (0.25, 0.25), 3: (0.15, 0.15)}, {1: (0.8, 0.5), 2: (0.2, 0.5)}]
     path = scored([1, 1], nodes)
-    targets = plan_unvisited([path], [unvisited(path)], Budget(), ENDS, rollouts=10)
+    targets = plan_unvisited([path], [unvisited(path)], TOKENS, rollouts=10)
     assert [(tuple(target.prefix.tolist()), target.n) for target in targets] == [((2,), 1), ((1, 2), 1), ((3,), 1)]
-    targets = plan_unvisited([path], [unvisited(path, (1, 2))], Budget(), ENDS, rollouts=10)
+    targets = plan_unvisited([path], [unvisited(path, (1, 2))], TOKENS, rollouts=10)
     assert set(planned(targets)) == {(2,), (3,)}
-    assert set(planned(plan_unvisited([path], [unvisited(path)], Budget(), ENDS, rollouts=2))) == {(2,), (1, 2)}
-    assert plan_unvisited([], [], Budget(), ENDS, rollouts=10) == []
+    assert set(planned(plan_unvisited([path], [unvisited(path)], TOKENS, rollouts=2))) == {(2,), (1, 2)}
+    assert plan_unvisited([], [], TOKENS, rollouts=10) == []
 
 
 def test_tokens_of_shared_nodes_are_visited_once_and_those_below_tau_never() -> None:
@@ -376,7 +376,7 @@ def test_tokens_of_shared_nodes_are_visited_once_and_those_below_tau_never() -> 
     paths = [scored(completion, [root] * 2) for completion in ([1, 1], [2, 1])]
     for order in ([0, 1], [1, 0]):
         chosen = [paths[i] for i in order]
-        targets = plan_unvisited(chosen, [unvisited(path) for path in chosen], Budget(), ENDS, rollouts=99)
+        targets = plan_unvisited(chosen, [unvisited(path) for path in chosen], TOKENS, rollouts=99)
         assert set(planned(targets)) == {(3,), (1, 2), (1, 3), (2, 2), (2, 3)}
 
 

@@ -16,7 +16,7 @@ from opd_align import metrics
 from opd_align.backends.exact import EOS, ExactTeacher, ExactWorld
 from opd_align.core import collect as collect_module
 from opd_align.core import engine
-from opd_align.core.allocation import plan_adaptive, representative_paths
+from opd_align.core.allocation import Sampleable, plan_adaptive, representative_paths
 from opd_align.core.chosen_paths import halves_of
 from opd_align.core.collect import Progress, collect
 from opd_align.core.engine import Analysis, align, analyze
@@ -539,9 +539,9 @@ def test_thirty_thousand_tokens() -> None:
     assert evidence.targeted == 40
     assert rows.num_rows > 10
     # Thousands of exits with prefixes of thousands of tokens: a plan creates only the prefixes it needs.
-    estimates = estimate(evidence.tree, evidence.paths)
+    estimates, tokens = estimate(evidence.tree, evidence.paths), Sampleable(budget.tau, np.array([EOS], np.uint32))
     tracemalloc.start()
-    targets = plan_adaptive(evidence.paths, estimates, budget, np.array([EOS], np.uint32), rollouts=40)
+    targets = plan_adaptive(evidence.paths, estimates, tokens, rollouts=40)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert sum(target.n for target in targets) == 40
