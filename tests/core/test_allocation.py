@@ -23,6 +23,7 @@ from opd_align.core.allocation import (
     plan_paper,
     plan_unvisited,
 )
+from opd_align.core.chosen_paths import halves_of
 from opd_align.core.collect import collect
 from opd_align.core.estimate import estimate
 from opd_align.core.path_estimate import CERTAIN, PathEstimate, exact_estimate
@@ -420,6 +421,38 @@ def test_first_visits_come_first_and_take_at_most_half_of_the_rollouts(monkeypat
     assert calls[1][:10] == [1] * 10
     assert (sum(calls[1]), sum(calls[2])) == (15, 5)
     assert evidence.targeted == 20
+
+
+def test_rounds_are_planned_from_one_half_of_the_rollouts_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[tuple[int, Sequence[PathEstimate]]] = []
+
+    def recorded(paths: Any, estimates: Sequence[PathEstimate], tokens: Any, *, rollouts: int) -> list[Target]:
+        rounds.append((len(rounds), estimates))
+        return plan_adaptive(paths, estimates, tokens, rollouts=rollouts)
+
+    monkeypatch.setattr(collect_module, "plan_adaptive", recorded)
+    world = ExactWorld.random(3, length=60)
+    budget = Budget(initial=40, targeted=60, rounds=1)
+    evidence = collect(world, [world.style_teacher()], Question("q"), world, settings=Settings(budget=budget))
+    # Before the first round there are only the initial rollouts and certain ends.
+    tree = evidence.tree.subset((evidence.tree.launch_R == 0) | (evidence.tree.launch_R == evidence.tree.length_R))
+    ((_, planned_from),) = rounds
+    for index, half in enumerate(halves_of(tree, evidence.paths)):
+        expected = estimate(half, evidence.paths, share=0.5, ties=False)
+        same = [np.array_equal(a.q_C, b.q_C) for a, b in zip(planned_from, expected, strict=True)]
+        assert all(same) if index == 0 else not all(same)
+    monkeypatch.setattr(collect_module, "halves_of", lambda tree, paths: ("even round", "odd round"))
+    asked: list[Any] = []
+    whole = collect_module.estimate
+
+    def of_half(tree: Any, paths: Any, **options: Any) -> list[PathEstimate]:
+        asked.append(tree)
+        return whole(evidence.tree, evidence.paths, **options)
+
+    monkeypatch.setattr(collect_module, "estimate", of_half)
+    settings = Settings(budget=replace(budget, rounds=3))
+    collect(world, [world.style_teacher()], Question("q"), world, settings=settings)
+    assert [tree for tree in asked if isinstance(tree, str)] == ["even round", "odd round", "even round"]
 
 
 def test_on_path_launches_are_prefixes_of_the_path_and_use_all_rollouts() -> None:
